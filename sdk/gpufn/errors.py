@@ -1,0 +1,291 @@
+"""What can go wrong, as one tree with stable codes.
+
+    GpufnError                 code, message, retryable
+    ├─ RequestError            the caller can mend it
+    │  ├─ InvalidSpec          InvalidInput         InvalidBundle
+    │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound
+    │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
+    │  └─ Unauthorized         Forbidden
+    ├─ FunctionRaised          the user's code raised: type, message, traceback text
+    │  └─ ResultNotEncodable   it returned what cannot be sent
+    ├─ CapacityError           come back later; carries retry_after_s
+    │  └─ QueueFull            NoCapacity           ColdStartTooSlow
+    ├─ InvocationEnded         it did not finish
+    │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
+    ├─ FunctionStartFailed     its workers fail to start; the last error is the message
+    └─ PlatformError           ours to mend
+       └─ BusUnavailable       ArtifactUnavailable  WorkerLost  DeviceFailed  ProtocolMismatch  GatewayUnavailable
+
+A class never shares its name with a builtin. `code` is the wire name and never changes. HTTP statuses are not
+here: they live in `gpufn_gateway.problems`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error on the wire.
+
+    `error_type`, `error_bases` (the class and its bases, by name) and `traceback` describe the user's exception and
+    are set for `function_raised` only.
+    """
+
+    code: str
+    message: str
+    retryable: bool = False
+    retry_after_s: float | None = None
+    field: str | None = None
+    error_type: str | None = None
+    error_bases: tuple[str, ...] = ()
+    traceback: str | None = None
+
+
+class GpufnError(Exception):
+    """Something went wrong in gpufn."""
+
+    code: ClassVar[str] = "gpufn_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None) -> None:
+        self.message = message or (type(self).__doc__ or self.code).strip().splitlines()[0]
+        super().__init__(self.message)
+
+    def info(self) -> ErrorInfo:
+        """This error as it travels."""
+        return ErrorInfo(code=self.code, message=self.message, retryable=self.retryable)
+
+
+class RequestError(GpufnError):
+    """The request cannot be served as it is."""
+
+    code = "bad_request"
+
+
+class InvalidSpec(RequestError):
+    """The function's options are not valid."""
+
+    code = "invalid_spec"
+
+
+class InvalidInput(RequestError):
+    """The input does not fit the function's parameters."""
+
+    code = "invalid_input"
+
+    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(code=self.code, message=self.message, field=self.field)
+
+
+class InvalidBundle(RequestError):
+    """The bundle is not an archive that gpufn accepts."""
+
+    code = "invalid_bundle"
+
+
+class FunctionNotFound(RequestError):
+    """There is no function of this name."""
+
+    code = "function_not_found"
+
+
+class RevisionNotFound(RequestError):
+    """The function has no such revision."""
+
+    code = "revision_not_found"
+
+
+class InvocationNotFound(RequestError):
+    """There is no invocation with this id; it may have been removed after its retention."""
+
+    code = "invocation_not_found"
+
+
+class PayloadTooLarge(RequestError):
+    """The body is larger than this platform accepts."""
+
+    code = "payload_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body's content type is not one that the function accepts."""
+
+    code = "unsupported_media_type"
+
+
+class Conflict(RequestError):
+    """Somebody else changed this at the same time."""
+
+    code = "conflict"
+    retryable = True
+
+
+class Unauthorized(RequestError):
+    """A valid API key is needed: set GPUFN_API_KEY or send `Authorization: Bearer ...`."""
+
+    code = "unauthorized"
+
+
+class Forbidden(RequestError):
+    """The API key's scopes do not allow this."""
+
+    code = "forbidden"
+
+
+class FunctionRaised(GpufnError):
+    """The function raised an exception."""
+
+    code = "function_raised"
+
+    def __init__(self, message: str | None = None, *, error_type: str = "Exception", traceback: str = "") -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.traceback = traceback
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(
+            code=self.code, message=self.message, error_type=self.error_type, traceback=self.traceback or None
+        )
+
+
+class ResultNotEncodable(FunctionRaised):
+    """The function returned something that cannot be encoded for this caller."""
+
+    code = "result_not_encodable"
+
+
+class CapacityError(GpufnError):
+    """There is no room right now."""
+
+    code = "capacity"
+    retryable = True
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(code=self.code, message=self.message, retryable=True, retry_after_s=self.retry_after_s)
+
+
+class QueueFull(CapacityError):
+    """The function's queue is full."""
+
+    code = "queue_full"
+
+
+class NoCapacity(CapacityError):
+    """No device has room for another worker of this function."""
+
+    code = "no_capacity"
+
+
+class ColdStartTooSlow(CapacityError):
+    """No worker can be ready before the deadline."""
+
+    code = "cold_start_too_slow"
+
+
+class InvocationEnded(GpufnError):
+    """The invocation ended without a result."""
+
+    code = "invocation_ended"
+
+
+class InvocationTimedOut(InvocationEnded):
+    """The function did not finish within its timeout."""
+
+    code = "invocation_timed_out"
+
+
+class InvocationCancelled(InvocationEnded):
+    """The invocation was cancelled."""
+
+    code = "invocation_cancelled"
+
+
+class InvocationExpired(InvocationEnded):
+    """The deadline passed before a worker could take the invocation."""
+
+    code = "invocation_expired"
+    retryable = True
+
+
+class FunctionStartFailed(GpufnError):
+    """The function's workers fail to start."""
+
+    code = "function_start_failed"
+
+
+class PlatformError(GpufnError):
+    """The platform failed."""
+
+    code = "platform_error"
+    retryable = True
+
+
+class BusUnavailable(PlatformError):
+    """The message bus does not answer."""
+
+    code = "bus_unavailable"
+
+
+class ArtifactUnavailable(PlatformError):
+    """A bundle, model or engine could not be fetched whole."""
+
+    code = "artifact_unavailable"
+
+
+class WorkerLost(PlatformError):
+    """The worker died while it ran this invocation."""
+
+    code = "worker_lost"
+
+
+class DeviceFailed(PlatformError):
+    """The device failed."""
+
+    code = "device_failed"
+
+
+class ProtocolMismatch(PlatformError):
+    """Two processes of different gpufn releases met."""
+
+    code = "protocol_mismatch"
+    retryable = False
+
+
+class GatewayUnavailable(PlatformError):
+    """The gateway cannot be reached."""
+
+    code = "gateway_unavailable"
+
+
+def _tree(root: type[GpufnError]) -> dict[str, type[GpufnError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+BY_CODE: dict[str, type[GpufnError]] = _tree(GpufnError)
+
+
+def error_from(info: ErrorInfo) -> GpufnError:
+    """The exception that `info` describes; an unknown code becomes a plain `GpufnError` that keeps it."""
+    cls = BY_CODE.get(info.code, GpufnError)
+    fields: dict[str, Any] = {}
+    if issubclass(cls, FunctionRaised):
+        fields = {"error_type": info.error_type or "Exception", "traceback": info.traceback or ""}
+    elif issubclass(cls, CapacityError):
+        fields = {"retry_after_s": info.retry_after_s}
+    elif issubclass(cls, InvalidInput):
+        fields = {"field": info.field}
+    return cls(info.message, **fields)

@@ -1,0 +1,60 @@
+"""Where one machine's gpufn keeps its state: every path below GPUFN_HOME, in one place.
+
+nats/            the bus's data, configuration and credentials
+run/             what runs now: up.json (address, pids), worker folders with their sockets
+logs/            one log per process of the platform
+cache/bundles/   unpacked bundles, by digest, shared read-only with workers
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# A unix socket's path fits 107 bytes; a worker's folder and the socket's name take 40 of them.
+_LONGEST_RUN_PATH = 66
+
+
+@dataclass(frozen=True)
+class Home:
+    root: Path
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Home:
+        """GPUFN_HOME, else `~/.gpufn`."""
+        return cls(Path(environ.get("GPUFN_HOME") or Path.home() / ".gpufn").absolute())
+
+    @property
+    def nats(self) -> Path:
+        return self.root / "nats"
+
+    @property
+    def run(self) -> Path:
+        """Runtime files. Elsewhere when GPUFN_HOME is too deep for a unix socket's path."""
+        path = self.root / "run"
+        if len(os.fsencode(path)) <= _LONGEST_RUN_PATH:
+            return path
+        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
+        return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{os.getuid()}-{name}"
+
+    @property
+    def up_file(self) -> Path:
+        return self.root / "up.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def bundles(self) -> Path:
+        return self.root / "cache" / "bundles"
+
+    def worker(self, worker_id: str) -> Path:
+        return self.run / "w" / worker_id
+
+    def worker_socket(self, worker_id: str) -> Path:
+        return self.worker(worker_id) / "s"

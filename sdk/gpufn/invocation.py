@@ -1,0 +1,84 @@
+"""An Invocation's life: its states, how an Attempt ends, and what that end means for the Delivery.
+
+QUEUED → RUNNING → SUCCEEDED | FAILED | CANCELLED | TIMED_OUT
+RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from gpufn.errors import ErrorInfo
+from gpufn.spec import Retry
+
+
+class InvocationState(enum.StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    EXPIRED = "expired"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (InvocationState.QUEUED, InvocationState.RUNNING)
+
+
+class OutcomeKind(enum.StrEnum):
+    """How an Attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    RAISED = "raised"  # the user's code raised, or returned what cannot be encoded
+    REJECTED = "rejected"  # the input does not fit; the user's code was not reached
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # the deadline had passed before it started
+    LOST = "lost"  # the worker died
+    NOT_STARTED = "not_started"  # no worker of this function can start
+
+
+class Settlement(enum.StrEnum):
+    """What a Runner tells the bus about a Delivery. A retry is a new message, so that its attempt is counted."""
+
+    ACK = "ack"
+    RETRY = "retry"
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    kind: OutcomeKind
+    error: ErrorInfo | None = None
+
+
+_STATES: dict[OutcomeKind, InvocationState] = {
+    OutcomeKind.SUCCEEDED: InvocationState.SUCCEEDED,
+    OutcomeKind.RAISED: InvocationState.FAILED,
+    OutcomeKind.REJECTED: InvocationState.FAILED,
+    OutcomeKind.TIMED_OUT: InvocationState.TIMED_OUT,
+    OutcomeKind.CANCELLED: InvocationState.CANCELLED,
+    OutcomeKind.EXPIRED: InvocationState.EXPIRED,
+    OutcomeKind.LOST: InvocationState.FAILED,
+    OutcomeKind.NOT_STARTED: InvocationState.FAILED,
+}
+_WORTH_A_RETRY = frozenset({OutcomeKind.RAISED, OutcomeKind.TIMED_OUT, OutcomeKind.LOST})
+
+
+def state_after(kind: OutcomeKind) -> InvocationState:
+    return _STATES[kind]
+
+
+def settlement_for(outcome: Outcome, retries: Retry | None, attempt: int) -> Settlement:
+    """The one table from Outcome to Settlement.
+
+    `attempt` counts from 1; a policy of n retries allows attempts 1 to n + 1.
+    """
+    if outcome.kind not in _WORTH_A_RETRY or retries is None or attempt > retries.attempts:
+        return Settlement.ACK
+    if outcome.kind is OutcomeKind.RAISED and retries.on:
+        raised = outcome.error.error_bases if outcome.error else ()
+        if not set(raised) & set(retries.on):
+            return Settlement.ACK
+    return Settlement.RETRY

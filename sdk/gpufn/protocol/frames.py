@@ -1,0 +1,188 @@
+"""Frames between a Runner and one Worker, over the worker's unix socket.
+
+    8 bytes, big endian: length of the header, length of the body · header (msgpack) · body (user bytes)
+
+The runner treats what comes from a worker as hostile: lengths are bounded, unknown tags and attempts end the link.
+`attempt` is a number that the runner gives to each Run on a link; `call` one that the worker gives to each Call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gpufn.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
+from gpufn.invocation import OutcomeKind
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_BODY_BYTES = 256 << 20
+F = TypeVar("F")
+
+_LENGTHS = struct.Struct("!II")
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+# --- runner → worker -------------------------------------------------------------------------------------------------
+
+
+class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
+    """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit."""
+
+    attempt: int
+    invocation: str
+    method: str
+    content_type: str
+    accept: str
+    number: int = 1
+    stream: bool = False
+    credits: int = 0
+
+
+class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):
+    attempt: int
+
+
+class Credit(_Frame, tag=3, frozen=True, array_like=True, gc=False):
+    attempt: int
+    items: int
+
+
+class Drain(_Frame, tag=4, frozen=True, array_like=True, gc=False):
+    """Nothing more will come: run the exit hooks and end."""
+
+
+class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
+    """The end of a Call: the outcome of what the function asked the platform for."""
+
+    call: int
+    kind: OutcomeKind
+    error: ErrorInfo | None
+    content_type: str
+
+
+class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
+    """One item of a streaming Call."""
+
+    call: int
+    content_type: str
+
+
+# --- worker → runner -------------------------------------------------------------------------------------------------
+
+
+class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
+    protocol: int
+    worker: str
+
+
+class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
+    """Loaded and warm. `modules` are the third-party modules in memory, for the next standby."""
+
+    load_s: float
+    warm_s: float
+    modules: tuple[str, ...] = ()
+
+
+class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
+    phase: str
+    error: ErrorInfo
+
+
+class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
+    """The end of an Attempt; the slot is free when this is sent."""
+
+    attempt: int
+    kind: OutcomeKind
+    error: ErrorInfo | None
+    content_type: str
+    run_s: float
+
+
+class Item(_Frame, tag=14, frozen=True, array_like=True, gc=False):
+    """One item of a streaming Attempt; costs one credit."""
+
+    attempt: int
+    content_type: str
+
+
+class Log(_Frame, tag=15, frozen=True, array_like=True, gc=False):
+    """Text that the function printed or logged; attempt 0 is the worker itself. The body is UTF-8."""
+
+    attempt: int
+    stream: str
+
+
+class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
+    """The function asks the platform for something, in the words of its HTTP interface.
+
+    `verb` is ``call``, ``stream``, ``submit``, ``status``, ``result`` or ``cancel``; `target` a function for the first
+    three, an invocation id for the rest.
+    """
+
+    call: int
+    verb: str
+    target: str
+    method: str = ""
+    content_type: str = ""
+    accept: str = ""
+    timeout_s: float | None = None
+    parent: int = 0  # the attempt that asks
+
+
+class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
+    """The function does not want the rest of a Call (it left the loop over a stream, or gave up waiting)."""
+
+    call: int
+
+
+RunnerFrame = Run | Cancel | Credit | Drain | Answer | AnswerItem
+WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
+    header = _encode(frame)
+    if len(body) > MAX_BODY_BYTES:
+        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MAX_BODY_BYTES} that fit one frame")
+    return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
+
+
+class FrameReader(Generic[F]):
+    """Cuts a byte stream into frames. Feed it what arrives; it yields what is whole.
+
+    Raises ProtocolMismatch for what cannot be a frame: the link is then of no use.
+    """
+
+    def __init__(self, frame_type: Any) -> None:
+        self._decode: Callable[[bytes | memoryview], F] = msgspec.msgpack.Decoder(frame_type).decode
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[F, bytes]]:
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        try:
+            while len(buffer) - start >= _LENGTHS.size:
+                header_bytes, body_bytes = _LENGTHS.unpack_from(buffer, start)
+                if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+                    raise ProtocolMismatch(f"a frame claims {header_bytes} + {body_bytes} bytes")
+                body_at = start + _LENGTHS.size + header_bytes
+                end = body_at + body_bytes
+                if len(buffer) < end:
+                    break
+                try:
+                    frame = self._decode(bytes(buffer[start + _LENGTHS.size : body_at]))
+                except msgspec.DecodeError as error:
+                    raise ProtocolMismatch(f"a frame could not be read: {error}") from error
+                body = bytes(buffer[body_at:end])
+                start = end
+                yield frame, body
+        finally:
+            del buffer[:start]

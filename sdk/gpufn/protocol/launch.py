@@ -1,0 +1,53 @@
+"""What an Agent tells the worker process that it starts, and the standby template that it forks workers from.
+
+A cold worker is ``python -m gpufn_runtime.worker CONFIG``; a template is ``python -m gpufn_runtime.worker --template``
+with its modules as arguments and takes one JSON ForkRequest per line on standard input, answering one ForkReply per
+line on standard output.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn.spec import FunctionSpec
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Written by the agent to `config.json` in the worker's folder, before the process starts."""
+
+    worker: str
+    function: str
+    revision: int
+    spec: FunctionSpec
+    bundle_dir: str  # the unpacked bundle, read-only, shared between workers
+    socket: str  # the runner listens here
+    launched_at: float  # unix seconds
+    memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
+    cgroup_procs: tuple[str, ...] = ()  # files that the process writes its pid to before it loads anything
+
+
+class ForkRequest(msgspec.Struct, frozen=True):
+    config: str  # path of config.json
+    output: str  # path of the FIFO that becomes standard output and error
+    env: dict[str, str]
+
+
+class ForkReply(msgspec.Struct, frozen=True):
+    """`pid` of the new worker, which is no child of the template; or why there is none."""
+
+    pid: int = 0
+    error: str = ""
+
+
+class TemplateReady(msgspec.Struct, frozen=True):
+    """The template's first line: what it has in memory, or why it must not be forked from."""
+
+    modules: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    resident_bytes: int = 0
+    error: str = ""
+
+
+# The worker's exit codes that mean something to the agent.
+EXIT_START_FAILED = 3
+EXIT_LINK_LOST = 4

@@ -1,0 +1,268 @@
+"""Every message on the bus, one frozen struct each.
+
+Messages with user bytes (Invocation, the replies) are packed by `codec.pack`, header and body; the rest are plain
+msgpack (`encode`, and a decoder of their own here). Times that travel are unix seconds; durations are seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn.device import Device
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol.codec import Unpacker
+from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
+
+
+class _Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    pass
+
+
+# --- the data path ---------------------------------------------------------------------------------------------------
+
+
+class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
+    """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none."""
+
+    id: str
+    function: str
+    revision: int
+    method: str
+    content_type: str
+    accept: str
+    reply: str
+    submitted_at: float
+    deadline: float = 0.0
+    attempt: int = 1
+    stream: bool = False
+    not_before: float = 0.0  # a retry waits until then
+    parent: str = ""  # the invocation that made this one
+    trace: str = ""  # W3C traceparent
+
+
+class ResultReply(_Wire, tag=1, frozen=True, array_like=True, gc=False):
+    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start."""
+
+    invocation: str
+    kind: OutcomeKind
+    error: ErrorInfo | None
+    content_type: str
+    revision: int
+    attempt: int
+    queue_s: float
+    run_s: float
+    worker: str = ""
+    cold_start: ColdStart | None = None
+    items: int = 0  # how many ItemReplies came before
+
+
+class ItemReply(_Wire, tag=2, frozen=True, array_like=True, gc=False):
+    """Item `number` (from 0) of a stream. `credit_to` is where the reader asks for more (a StreamCredit)."""
+
+    invocation: str
+    number: int
+    content_type: str
+    credit_to: str
+
+
+class StreamCredit(_Wire, frozen=True, array_like=True, gc=False):
+    invocation: str
+    items: int
+
+
+Reply = ResultReply | ItemReply
+
+unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
+unpack_reply: Unpacker[Reply] = Unpacker(Reply)
+
+STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a submitted Invocation; packed with its result as body. The first end wins."""
+
+    id: str
+    function: str
+    revision: int
+    method: str = ""
+    state: InvocationState
+    submitted_at: float
+    queue_seq: int = 0  # place in ASYNC, while queued
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 1
+    error: ErrorInfo | None = None
+    content_type: str = ""
+    queue_s: float | None = None
+    run_s: float | None = None
+
+
+unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
+
+
+class Cancel(_Wire, frozen=True, array_like=True, gc=False):
+    """To all runners: end this invocation if it is yours."""
+
+    invocation: str
+
+
+class WhereIs(_Wire, frozen=True, array_like=True, gc=False):
+    """To all runners: who holds this invocation? Only that one answers."""
+
+    invocation: str
+
+
+class HeldBy(_Wire, frozen=True, array_like=True, gc=False):
+    invocation: str
+    worker: str
+    node: str
+    attempt: int
+    started_at: float
+
+
+# --- reports: broadcast each second and on change, kept in memory by who cares ----------------------------------------
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A Worker as its Runner sees it."""
+
+    worker: str
+    function: str
+    revision: int
+    state: WorkerState
+    slots: int
+    in_use: int = 0
+    poisoned: int = 0
+    idle_since: float | None = None  # None while a slot is in use or before READY
+    cold_start: ColdStart | None = None
+    modules: tuple[str, ...] = ()
+
+
+class RevisionTraffic(msgspec.Struct, frozen=True):
+    """Counters of a Revision on one Runner, since the runner started."""
+
+    function: str
+    revision: int
+    started: int = 0
+    ended: int = 0
+    failed: int = 0
+    run_seconds: float = 0.0
+
+
+class RunnerReport(msgspec.Struct, frozen=True):
+    node: str
+    runner: str
+    sent_at: float
+    workers: tuple[WorkerReport, ...] = ()
+    traffic: tuple[RevisionTraffic, ...] = ()
+
+
+class ProcessReport(msgspec.Struct, frozen=True):
+    """A Worker's process as its Agent sees it."""
+
+    worker: str
+    function: str
+    revision: int
+    pid: int
+    started_at: float
+    resident_bytes: int = 0
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    node: str
+    sent_at: float
+    devices: tuple[Device, ...]
+    processes: tuple[ProcessReport, ...] = ()
+    templates: tuple[str, ...] = ()  # the standbys' module sets, as "a,b,c"
+    hostname: str = ""
+    python: str = ""
+    platform: str = ""
+    runner_pid: int | None = None
+
+
+class WorkerEvent(msgspec.Struct, frozen=True):
+    """Something happened to a Worker; sent once. `started`, `ready`, `start_failed` or `exited`."""
+
+    kind: str
+    worker: str
+    function: str
+    revision: int
+    node: str
+    at: float
+    cold_start: ColdStart | None = None
+    failure: StartFailure | None = None
+    exit: Exit | None = None
+
+
+class WorkerCounts(msgspec.Struct, frozen=True):
+    ready: int = 0
+    starting: int = 0
+    draining: int = 0
+    parked: int = 0
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Why calls of a function wait: `no_capacity`, `starting`, `crash_looping`, `limit` or `paused`."""
+
+    reason: str
+    detail: str
+    eta_s: float | None = None
+
+
+class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the controller last knew and decided of a Function. `depth` None means unknown."""
+
+    function: str
+    serving: int
+    workers: WorkerCounts
+    queued: int | None = None
+    running: int | None = None
+    wanted: int = 0
+    reason: str = ""
+    terms: dict[str, float] = {}
+    waiting: Waiting | None = None
+    service_s: float | None = None  # what one call takes
+    cold_start_s: float | None = None
+    start_error: ErrorInfo | None = None  # set while the circuit is open
+
+
+class ControllerReport(msgspec.Struct, frozen=True):
+    controller: str
+    epoch: int
+    sent_at: float
+    functions: tuple[FunctionStatus, ...] = ()
+    partial: bool = False  # only the functions that changed
+
+
+class KillOrder(msgspec.Struct, frozen=True):
+    """From a Runner to its node's Agent: end this worker's process now."""
+
+    worker: str
+    reason: str
+
+
+class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Text of a worker. `stream` is ``stdout``, ``stderr``, ``log`` or ``platform``."""
+
+    at: float
+    function: str
+    revision: int
+    worker: str
+    stream: str
+    text: str
+    invocation: str = ""
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
+    ``deploy``, ``read`` or ``admin``."""
+
+    id: str
+    sha256: str
+    scopes: tuple[str, ...]
+    created_at: float
+    label: str = ""
+
+
+encode = msgspec.msgpack.Encoder().encode

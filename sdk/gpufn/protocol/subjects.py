@@ -1,0 +1,121 @@
+"""Every subject, stream, consumer and bucket name on the bus, built in one place.
+
+User text never gets into a subject: function names match `FUNCTION_NAME`, the rest are our own ids.
+"""
+
+from __future__ import annotations
+
+import re
+
+PREFIX = "gpufn.v1"
+FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+
+# Streams
+SYNC = "GPUFN_SYNC"  # work queue in memory: callers wait for these
+ASYNC = "GPUFN_ASYNC"  # work queue on disk: callers come back for these
+RESULTS = "GPUFN_RESULTS"  # one record per submitted invocation
+LOGS = "GPUFN_LOGS"
+
+SYNC_FILTER = f"{PREFIX}.inv.s.>"
+ASYNC_FILTER = f"{PREFIX}.inv.a.>"
+RESULTS_FILTER = f"{PREFIX}.res.>"
+LOGS_FILTER = f"{PREFIX}.log.>"
+
+# Key-value buckets and object stores
+FUNCTIONS = "gpufn_functions"  # <function> → Function
+REVISIONS = "gpufn_revisions"  # <function>.<revision> → Revision
+ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
+LEASES = "gpufn_leases"  # <name> → holder
+API_KEYS = "gpufn_keys"  # <key id> → ApiKey
+BUNDLES = "gpufn_bundles"
+
+# Broadcasts, core NATS
+NODE_REPORTS = f"{PREFIX}.hb.node.*"
+RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
+CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
+DOORBELLS = f"{PREFIX}.dmd.*"
+WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
+CANCELS = f"{PREFIX}.ctl.cancel"
+WHEREABOUTS = f"{PREFIX}.ctl.where"
+
+
+def is_function_name(name: str) -> bool:
+    return FUNCTION_NAME.fullmatch(name) is not None
+
+
+def sync_queue(function: str, revision: int) -> str:
+    return f"{PREFIX}.inv.s.{function}.{revision}"
+
+
+def async_queue(function: str, revision: int, priority: str = "normal") -> str:
+    return f"{PREFIX}.inv.a.{function}.{revision}.{priority}"
+
+
+def queue_owner(subject: str) -> tuple[str, int]:
+    """The function and revision that a `sync_queue` or `async_queue` subject belongs to."""
+    tokens = subject.split(".")
+    return tokens[4], int(tokens[5])
+
+
+def sync_consumer(function: str, revision: int) -> str:
+    return f"S-{function}-{revision}"
+
+
+def async_consumer(function: str, revision: int, priority: str = "normal") -> str:
+    return f"A-{function}-{revision}-{priority}"
+
+
+def result(function: str, invocation: str) -> str:
+    return f"{PREFIX}.res.{function}.{invocation}"
+
+
+def any_result(invocation: str) -> str:
+    """Matches the record of `invocation`, whichever function it belongs to."""
+    return f"{PREFIX}.res.*.{invocation}"
+
+
+def logs(function: str) -> str:
+    return f"{PREFIX}.log.{function}"
+
+
+def replies(caller: str) -> str:
+    """What one caller (a gateway or a runner) subscribes to, once, for the replies to all of its calls."""
+    return f"{PREFIX}.rep.*.{caller}.*"
+
+
+def reply(function: str, caller: str, token: str) -> str:
+    return f"{PREFIX}.rep.{function}.{caller}.{token}"
+
+
+def runner_inbox(runner: str) -> str:
+    """Where a runner takes credits for the streams that it feeds."""
+    return f"{PREFIX}.run.{runner}"
+
+
+def node_report(node: str) -> str:
+    return f"{PREFIX}.hb.node.{node}"
+
+
+def runner_report(node: str) -> str:
+    return f"{PREFIX}.hb.runner.{node}"
+
+
+def doorbell(function: str) -> str:
+    return f"{PREFIX}.dmd.{function}"
+
+
+def worker_event(function: str) -> str:
+    return f"{PREFIX}.evt.worker.{function}"
+
+
+def kill(node: str) -> str:
+    """Where an agent takes orders to end a worker at once."""
+    return f"{PREFIX}.ctl.kill.{node}"
+
+
+def revision_key(function: str, revision: int) -> str:
+    return f"{function}.{revision}"
+
+
+def assignment_key(node: str, worker: str) -> str:
+    return f"{node}.{worker}"

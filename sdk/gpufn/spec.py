@@ -1,0 +1,251 @@
+"""What the user asked for: FunctionSpec and its parts, frozen values that validate themselves.
+
+`FunctionSpec` is made by `@gpu_function` at deploy, travels as JSON, and is checked again by the gateway: construction
+runs the same checks everywhere. An option that no part of this release implements is refused here, never ignored.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gpufn.errors import InvalidSpec
+from gpufn.protocol import subjects
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
+_RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
+
+
+def parse_bytes(quantity: str | int) -> int:
+    """Bytes of `"2Gi"`, `"500M"` or a number."""
+    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
+        raise InvalidSpec(f"a memory size is a number of bytes or text such as '2Gi', not {quantity!r}")
+    if isinstance(quantity, int):
+        amount = quantity
+    else:
+        match = _QUANTITY.fullmatch(quantity.strip())
+        if match is None:
+            raise InvalidSpec(f"{quantity!r} is not a memory size; write for example '512Mi' or '2Gi'")
+        amount = int(float(match[1]) * _UNITS[match[2] or ""])
+    if amount <= 0:
+        raise InvalidSpec(f"a memory size is positive, not {quantity!r}")
+    return amount
+
+
+def function_name(name: str) -> str:
+    """The deployed spelling of a Python name: `f_x` is deployed as `f-x`, and both spellings reach it."""
+    return name.strip("_").replace("_", "-").lower()
+
+
+def _exception_name(kind: object) -> str:
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return kind.__qualname__
+    raise InvalidSpec(f"retries.on takes exception classes, not {kind!r}")
+
+
+def _number(option: str, value: float, low: float, high: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise InvalidSpec(f"{option} is a number from {low:g} to {high:g}, not {value!r}")
+    return value
+
+
+class CallKind(enum.StrEnum):
+    SYNC = "sync"
+    ASYNC = "async"
+    GENERATOR = "generator"
+    ASYNC_GENERATOR = "async_generator"
+
+    @property
+    def streams(self) -> bool:
+        return self in (CallKind.GENERATOR, CallKind.ASYNC_GENERATOR)
+
+
+class Packaging(enum.StrEnum):
+    SOURCE = "source"  # the bundle holds modules; `module` is imported and `qualname` looked up
+    PICKLE = "pickle"  # the bundle holds `function.pkl`, by value; unpickled in the worker only
+
+
+class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the function is inside its bundle."""
+
+    module: str
+    qualname: str
+    packaging: Packaging = Packaging.SOURCE
+
+
+class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One callable of the function. A plain function has one, named ``""``; a class one per ``@method``.
+
+    `parameters` is the JSON Schema (type object) of one call's keyword arguments, in the order of the signature, and
+    `returns` that of its result. `raw_parameter` takes a body that is neither JSON nor msgpack.
+    """
+
+    name: str = ""
+    kind: CallKind = CallKind.SYNC
+    parameters: dict[str, Any] = {}
+    returns: dict[str, Any] = {}
+    raw_parameter: str | None = None
+    doc: str = ""
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Gather calls into one: the function takes a list per parameter and returns a list as long.
+
+    A call that finds the worker idle runs at once. Calls that arrive while a batch runs gather, and run together when
+    it ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`.
+
+    >>> Batch(max_size=32, max_wait_ms=5)
+    Batch(max_size=32, max_wait_ms=5.0)
+    """
+
+    max_size: int
+    max_wait_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number("batch.max_size", self.max_size, 1, 4096)
+        _number("batch.max_wait_ms", self.max_wait_ms, 0, 60_000)
+        msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
+
+
+class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ...
+
+    `on` names the exceptions that are worth another attempt; empty means all of them. A worker that dies counts as a
+    failed attempt. Write the classes themselves: ``Retry(3, on=(IOError,))``.
+
+    >>> Retry(3, backoff=2.0, on=(IOError,)).on
+    ('OSError',)
+    """
+
+    attempts: int
+    delay_s: float = 1.0
+    backoff: float = 2.0
+    on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _number("retries.attempts", self.attempts, 0, 100)
+        _number("retries.delay_s", self.delay_s, 0, 3600)
+        _number("retries.backoff", self.backoff, 1, 100)
+        names = tuple(kind if isinstance(kind, str) else _exception_name(kind) for kind in self.on)
+        msgspec.structs.force_setattr(self, "on", names)
+
+    def delay_before(self, attempt: int) -> float:
+        """Seconds to wait before `attempt` (2 is the first retry)."""
+        return min(self.delay_s * self.backoff ** max(attempt - 2, 0), 3600.0)
+
+
+class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many workers, within what bounds. `target` is the share of a worker's slots to plan with."""
+
+    min_workers: int = 0
+    max_workers: int = 4
+    buffer_workers: int = 0
+    idle_timeout_s: float = 60.0
+    target: float = 0.7
+    scaledown_window_s: float = 30.0
+    target_delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _number("min_workers", self.min_workers, 0, 1000)
+        _number("max_workers", self.max_workers, 0, 1000)
+        _number("buffer_workers", self.buffer_workers, 0, 1000)
+        _number("idle_timeout", self.idle_timeout_s, 0, 7 * 86400)
+        _number("target", self.target, 0.05, 1.0)
+        _number("scaledown_window", self.scaledown_window_s, 0, 3600)
+        _number("target_delay", self.target_delay_s, 0.001, 3600)
+        if self.min_workers > self.max_workers:
+            raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
+
+
+class Share(enum.StrEnum):
+    EXCLUSIVE = "exclusive"
+    MPS = "mps"
+    TIME = "time"
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one worker takes of a node.
+
+    `gpu` lists acceptable device names in order of preference, empty for none. `cpu` is in cores and reserves a share
+    of time, not a core of one's own. `memory_bytes`, when given, is both reserved and enforced.
+    """
+
+    gpu: tuple[str, ...] = ()
+    share: Share = Share.EXCLUSIVE
+    cpu: float = 0.1
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _number("cpu", self.cpu, 0.01, 1024)
+        if self.memory_bytes is not None:
+            parse_bytes(self.memory_bytes)
+
+
+class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A function as deployed. Frozen: what is not here does not change how it runs."""
+
+    name: str
+    entry: EntryPoint
+    methods: tuple[MethodSpec, ...]
+    is_class: bool = False
+    resources: Resources = Resources()
+    scaling: ScalingPolicy = ScalingPolicy()
+    concurrency: int = 1
+    batch: Batch | None = None
+    timeout_s: float = 300.0
+    startup_timeout_s: float = 600.0
+    queue_timeout_s: float | None = None
+    retries: Retry | None = None
+    env: dict[str, str] = {}
+    python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
+    modules: tuple[str, ...] = ()  # third-party modules that its import pulled in: what a standby preloads
+
+    def __post_init__(self) -> None:
+        if not subjects.is_function_name(self.name):
+            raise InvalidSpec(
+                f"{self.name!r} is not a function name: use a to z, 0 to 9 and hyphens, at most 40 characters, "
+                "with a letter or digit at both ends"
+            )
+        if not self.methods:
+            raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
+        _number("concurrency", self.concurrency, 1, 1000)
+        _number("timeout", self.timeout_s, 0.001, 7 * 86400)
+        _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
+        if self.queue_timeout_s is not None:
+            _number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+        if self.batch is not None:
+            for method in self.methods:
+                if method.kind.streams:
+                    raise InvalidSpec(f"{self.name}: batch=... and a generator contradict each other")
+        for name in self.env:
+            if _ENV_NAME.fullmatch(name) is None:
+                raise InvalidSpec(f"{self.name}: {name!r} is not the name of an environment variable")
+            if name.startswith(_RESERVED_ENV):
+                raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be given in env")
+
+    @property
+    def slots(self) -> int:
+        """Deliveries one worker holds at a time: a batch gathers while another runs."""
+        return self.concurrency if self.batch is None else self.concurrency * self.batch.max_size * 2
+
+    def method(self, name: str) -> MethodSpec | None:
+        return next((method for method in self.methods if method.name == name), None)
+
+
+def spec_from_json(data: bytes | Mapping[str, Any]) -> FunctionSpec:
+    """A validated FunctionSpec; InvalidSpec says which field is wrong."""
+    try:
+        if isinstance(data, bytes):
+            return msgspec.json.decode(data, type=FunctionSpec)
+        return msgspec.convert(data, FunctionSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidSpec(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise InvalidSpec(f"the spec is not valid JSON: {error}") from error

@@ -1,0 +1,103 @@
+"""A Worker's states and the record that says it shall run.
+
+STARTING → READY → DRAINING → STOPPED;  READY ⇄ PARKED;  STARTING → STOPPED;  any live state → FAILED
+"""
+
+from __future__ import annotations
+
+import enum
+import signal as signals
+
+import msgspec
+
+from gpufn.device import DeviceShare
+from gpufn.errors import ErrorInfo
+
+
+class WorkerState(enum.StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    PARKED = "parked"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def live(self) -> bool:
+        return self not in (WorkerState.STOPPED, WorkerState.FAILED)
+
+
+_NEXT: dict[WorkerState, frozenset[WorkerState]] = {
+    WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.STOPPED, WorkerState.FAILED}),
+    WorkerState.READY: frozenset({WorkerState.PARKED, WorkerState.DRAINING, WorkerState.FAILED}),
+    WorkerState.PARKED: frozenset({WorkerState.READY, WorkerState.DRAINING, WorkerState.FAILED}),
+    WorkerState.DRAINING: frozenset({WorkerState.STOPPED, WorkerState.FAILED}),
+    WorkerState.STOPPED: frozenset(),
+    WorkerState.FAILED: frozenset(),
+}
+
+
+def can_become(old: WorkerState, new: WorkerState) -> bool:
+    return new in _NEXT[old]
+
+
+class Desired(enum.StrEnum):
+    RUN = "run"
+    DRAIN = "drain"  # take nothing new, finish what runs, stop
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's record that a Worker shall run on a Node: desired state, lease, epoch.
+
+    While it exists its share is leased; the agent deletes it after the worker's process is gone. `epoch` is the
+    controller's fencing token: agents refuse an older one.
+    """
+
+    worker: str
+    node: str
+    function: str
+    revision: int
+    share: DeviceShare
+    epoch: int
+    created_at: float  # unix seconds
+    desired: Desired = Desired.RUN
+    reason: str = ""
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """How a worker's process ended, as far as the agent could see."""
+
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    tail: str = ""  # the last lines that it wrote to its standard error
+
+    def describe(self) -> str:
+        """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
+        if self.out_of_memory:
+            return "was killed because it used more memory than allowed"
+        if self.signal is not None:
+            try:
+                return f"was killed by {signals.Signals(self.signal).name}"
+            except ValueError:
+                return f"was killed by signal {self.signal}"
+        return "ended" if self.code is None else f"exited with code {self.code}"
+
+
+class ColdStart(msgspec.Struct, frozen=True):
+    """Where the time went, in seconds: decide and place; launch the process; load the code; warm up."""
+
+    place_s: float = 0.0
+    launch_s: float = 0.0
+    load_s: float = 0.0
+    warm_s: float = 0.0
+    standby: bool = False
+
+    @property
+    def total_s(self) -> float:
+        return self.place_s + self.launch_s + self.load_s + self.warm_s
+
+
+class StartFailure(msgspec.Struct, frozen=True):
+    phase: str
+    error: ErrorInfo
