@@ -1,0 +1,326 @@
+"""Invocations that somebody waits for: publish one, await its reply. The gateway and the runner each own a Caller.
+
+1. `invoke` publishes to the function's sync queue. Both the stream's PubAck and the reply come to one subject, which
+   ends in the invocation's id; a PubAck is JSON and starts with a brace, which no reply can.
+2. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells where the message is stored.
+3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
+4. `tick` ends calls whose deadline has passed. After a reconnect it asks who still has the older ones: the sync
+   queue is in the server's memory and may be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from gpufn.bus import jetstream, streams
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.records import where
+from gpufn.clock import Clock
+from gpufn.errors import (
+    BusUnavailable,
+    GpufnError,
+    InvocationCancelled,
+    InvocationExpired,
+    PlatformError,
+    ProtocolMismatch,
+)
+from gpufn.ids import InvocationId, new_invocation_id
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import (
+    STREAM_WINDOW,
+    Cancel,
+    InvocationMessage,
+    ItemReply,
+    Reply,
+    ResultReply,
+    StreamCredit,
+    encode,
+    unpack_invocation,
+    unpack_reply,
+)
+from gpufn.revision import Revision
+
+log = logging.getLogger(__name__)
+
+# The runner ends a call at its deadline and says so; we wait this much longer for its word.
+_DEADLINE_GRACE_S = 1.0
+_LOST_AFTER_S = 2.0  # a runner reconnects within a second and knows what it runs
+_LOST_RETRY_S = 0.25
+_BRACE = ord("{")
+_DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
+
+
+class PendingCall:
+    """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes."""
+
+    __slots__ = ("_caller", "deadline", "function", "future", "id", "queue_seq", "revision", "since")
+
+    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
+        self._caller = caller
+        self.id = InvocationId(message.id)
+        self.function = message.function
+        self.revision = message.revision
+        self.deadline = message.deadline
+        self.since = message.submitted_at
+        self.queue_seq = 0
+        self.future = future
+
+    def cancel(self) -> None:
+        """Nobody waits any more: take it out of the queue, or have its runner end it."""
+        self._caller._abandon(self)
+        if not self.future.done():
+            self.future.set_exception(InvocationCancelled(f"invocation {self.id} was cancelled"))
+            self.future.exception()  # whoever cancelled does not come back for it
+
+    def take(self, reply: Reply, body: bytes) -> None:
+        if isinstance(reply, ItemReply):
+            self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
+        elif not self.future.done():
+            self.future.set_result((reply, body))
+            self._caller._forget(self.id)
+
+    def fail(self, error: GpufnError) -> None:
+        self._caller._forget(self.id)
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class PendingStream(PendingCall):
+    """An invocation whose items are read as they come. `future` resolves at its end, as for a call."""
+
+    __slots__ = ("_credit_to", "_items", "_taken")
+
+    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
+        super().__init__(caller, message, future)
+        self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
+        self._taken = 0
+        self._credit_to = ""
+
+    def take(self, reply: Reply, body: bytes) -> None:
+        if isinstance(reply, ResultReply):
+            expected = self._taken + self._items.qsize()
+            if reply.items != expected:
+                self.fail(PlatformError(f"stream {self.id} lost items: {expected} of {reply.items} arrived"))
+                return
+            super().take(reply, body)
+            self._items.put_nowait(None)
+            return
+        if reply.number != self._taken + self._items.qsize():
+            self.cancel()
+            self._items.put_nowait(None)
+            return
+        self._credit_to = reply.credit_to
+        self._items.put_nowait((reply, body))
+
+    def fail(self, error: GpufnError) -> None:
+        super().fail(error)
+        self._items.put_nowait(None)
+
+    async def items(self) -> AsyncIterator[tuple[ItemReply, bytes]]:
+        """Each item, in order, then the end; then `future` holds the ResultReply or the error.
+
+        Reading gives the generator credit for more; a reader that stops leaves it waiting.
+        """
+        while (item := await self._items.get()) is not None:
+            self._taken += 1
+            if self._taken % (STREAM_WINDOW // 2) == 0:
+                credit = StreamCredit(self.id, STREAM_WINDOW // 2)
+                self._caller._bus.publish(self._credit_to, encode(credit))
+            yield item
+
+
+class Caller:
+    """Publishes invocations and matches replies to them. `name` is unique among the bus's callers."""
+
+    def __init__(self, bus: Bus, *, name: str, clock: Clock) -> None:
+        self._bus = bus
+        self._name = name
+        self._clock = clock
+        self._pending: dict[str, PendingCall] = {}
+        self._abandoned: dict[str, float] = {}  # id → deadline, of calls given up before their PubAck came
+        self._loop = asyncio.get_running_loop()
+        self._rescue: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._bus.subscribe(subjects.replies(self._name), self._on_reply)
+        self._bus.on_reconnect(self._on_reconnect)
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def pending_of(self, function: str) -> int:
+        return sum(call.function == function for call in self._pending.values())
+
+    def invoke(
+        self,
+        revision: Revision,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        accept: str,
+        deadline: float,
+        parent: str = "",
+        trace: str = "",
+    ) -> PendingCall:
+        """Queue one invocation; `deadline` in unix seconds. Raises BusUnavailable at once."""
+        message = self._message(
+            revision,
+            method,
+            content_type,
+            accept=accept,
+            deadline=deadline,
+            parent=parent,
+            trace=trace,
+            stream=False,
+        )
+        return self._publish(PendingCall(self, message, self._loop.create_future()), message, body)
+
+    def open_stream(
+        self,
+        revision: Revision,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        accept: str,
+        deadline: float,
+        parent: str = "",
+        trace: str = "",
+    ) -> PendingStream:
+        message = self._message(
+            revision,
+            method,
+            content_type,
+            accept=accept,
+            deadline=deadline,
+            parent=parent,
+            trace=trace,
+            stream=True,
+        )
+        call = PendingStream(self, message, self._loop.create_future())
+        self._publish(call, message, body)
+        return call
+
+    def fail(self, function: str, revision: int | None, error: GpufnError) -> None:
+        """End every pending call of a function, or of one of its revisions."""
+        for call in list(self._pending.values()):
+            if call.function == function and revision in (None, call.revision):
+                self._abandon(call)
+                call.fail(error)
+
+    def tick(self, now: float) -> None:
+        """End the calls whose deadline is over. `now` in unix seconds; call it a few times a second."""
+        late = [call for call in self._pending.values() if now > call.deadline + _DEADLINE_GRACE_S]
+        if self._abandoned:
+            self._abandoned = {token: deadline for token, deadline in self._abandoned.items() if now < deadline}
+        for call in late:
+            self._abandon(call)
+            call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
+
+    # --- what the calls and the bus do to us --------------------------------------------------------------------------
+
+    def _message(
+        self,
+        revision: Revision,
+        method: str,
+        content_type: str,
+        *,
+        accept: str,
+        deadline: float,
+        parent: str,
+        trace: str,
+        stream: bool,
+    ) -> InvocationMessage:
+        invocation = new_invocation_id()
+        return InvocationMessage(
+            id=invocation,
+            function=revision.function,
+            revision=revision.number,
+            method=method,
+            content_type=content_type,
+            accept=accept,
+            reply=subjects.reply(revision.function, self._name, invocation),
+            submitted_at=self._clock.time(),
+            deadline=deadline,
+            stream=stream,
+            parent=parent,
+            trace=trace,
+        )
+
+    def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> PendingCall:
+        queue = subjects.sync_queue(message.function, message.revision)
+        self._bus.publish(queue, pack(message, body), reply=message.reply)
+        self._pending[call.id] = call
+        return call
+
+    def _forget(self, invocation: str) -> None:
+        self._pending.pop(invocation, None)
+
+    def _abandon(self, call: PendingCall) -> None:
+        """Take it out of the queue, at once or as soon as its PubAck tells where it is; or have its runner end it."""
+        self._forget(call.id)
+        with contextlib.suppress(BusUnavailable):
+            if call.queue_seq:
+                self._delete(call.queue_seq)
+            else:
+                self._abandoned[call.id] = call.deadline
+            self._bus.publish(subjects.CANCELS, encode(Cancel(call.id)))
+
+    def _delete(self, queue_seq: int) -> None:
+        self._bus.publish(_DELETE_SYNC, b'{"seq":%d,"no_erase":true}' % queue_seq)
+
+    def _on_reply(self, message: Message) -> None:
+        token = message.subject.rpartition(".")[2]
+        payload = message.payload
+        call = self._pending.get(token)
+        if call is None:  # it ended before: the first end wins
+            if self._abandoned.pop(token, None) is not None and payload and payload[0] == _BRACE:
+                with contextlib.suppress(GpufnError):
+                    self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
+            return
+        if payload and payload[0] != _BRACE:
+            try:
+                reply, body = unpack_reply(payload)
+            except ProtocolMismatch as error:
+                call.fail(error)
+                return
+            call.take(reply, body)
+            return
+        try:
+            if not payload:
+                raise BusUnavailable("the message bus has no queue for this call right now")
+            call.queue_seq = jetstream.read_pub_ack(payload, call.function).seq
+        except GpufnError as error:
+            call.fail(error)
+
+    def _on_reconnect(self) -> None:
+        if self._pending and (self._rescue is None or self._rescue.done()):
+            older = list(self._pending.values())
+            self._rescue = self._loop.create_task(self._fail_lost(older), name="calls after a reconnect")
+
+    async def _fail_lost(self, calls: list[PendingCall]) -> None:
+        """End the calls that neither a queue nor a runner has any more."""
+        for call in calls:
+            try:
+                while call.id in self._pending and not await self._is_known(call):
+                    if self._clock.time() - call.since > _LOST_AFTER_S:
+                        call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
+                        break
+                    await asyncio.sleep(_LOST_RETRY_S)
+            except GpufnError as error:
+                log.warning("could not look for calls after a reconnect: %s", error)
+                return  # the next reconnect, or the deadline, comes back to them
+
+    async def _is_known(self, call: PendingCall) -> bool:
+        queue = subjects.sync_queue(call.function, call.revision)
+        if call.queue_seq:
+            stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
+            if stored is not None and unpack_invocation(stored.payload)[0].id == call.id:
+                return True
+        return await where(self._bus, call.id) is not None

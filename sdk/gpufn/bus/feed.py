@@ -1,0 +1,244 @@
+"""Reading a stream in order, without taking anything out of it: the part that logs and key-value watches share.
+
+A Feed is one short-lived consumer on the server and is never mended: a gap, a refusal, silence or a reconnect end it
+with `on_lost(why)`, once, and its owner opens another where it left off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from gpufn.bus import jetstream
+from gpufn.bus.connection import Bus, Message, Subscription
+from gpufn.bus.wire import ack_tokens
+from gpufn.errors import BusUnavailable, PlatformError
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 512  # messages asked for ahead of what the reader has taken
+_EXPIRES_S = 30
+_HEARTBEAT_S = 5
+_NANO = 1_000_000_000
+_REOPEN_S = 0.05
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    payload: bytes
+    headers: dict[str, str]
+    time: float  # seconds since the epoch, by the server's clock
+
+
+class Feed:
+    def __init__(
+        self, bus: Bus, stream: str, on_message: Callable[[StoredMessage, int], None], on_lost: Callable[[str], None]
+    ) -> None:
+        self.pending = 0
+        self._bus = bus
+        self._stream = stream
+        self._name = f"feed-{secrets.token_hex(8)}"
+        self._on_message = on_message
+        self._on_lost: Callable[[str], None] | None = on_lost
+        self._asked = 0
+        self._untaken = 0
+        self._consumer_seq = 0
+        self._heard = True
+        self._inbox = bus.new_inbox()
+        self._subscription: Subscription | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._forget_reconnects: Callable[[], None] | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        bus: Bus,
+        stream: str,
+        filter_subject: str,
+        on_message: Callable[[StoredMessage, int], None],
+        on_lost: Callable[[str], None],
+        *,
+        since_seq: int | None = None,
+    ) -> Feed:
+        """From `since_seq` on, or else the newest message of each subject first and then what is new.
+
+        `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
+        `pending`: how many are known to follow; on the Feed itself: how many there were when it was opened.
+        """
+        feed = cls(bus, stream, on_message, on_lost)
+        config: dict[str, Any] = {
+            "name": feed._name,
+            "filter_subject": filter_subject,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": 30 * _NANO,
+        }
+        if since_seq is None:
+            config["deliver_policy"] = "last_per_subject"
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, since_seq)}
+        info = await bus.js(
+            f"CONSUMER.CREATE.{stream}.{feed._name}.{filter_subject}",
+            {"stream_name": stream, "config": config, "action": "create"},
+        )
+        feed.pending = int(info["num_pending"])
+        feed._subscription = bus.subscribe(feed._inbox, feed._on_delivery)
+        feed._forget_reconnects = bus.on_reconnect(lambda: feed._lost("reconnected"))
+        feed._ask()
+        feed._watch()
+        return feed
+
+    def take(self) -> None:
+        """The reader has dealt with one more message."""
+        self._untaken -= 1
+        if self._asked + self._untaken <= _WINDOW // 2:
+            self._ask()
+
+    def close(self) -> None:
+        self._on_lost = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._forget_reconnects is not None:
+            self._forget_reconnects()
+        if self._subscription is not None:
+            self._subscription.unsubscribe()
+            self._subscription = None
+            # Not awaited: if this gets lost, the server removes the consumer after its inactive_threshold.
+            with contextlib.suppress(BusUnavailable):
+                self._bus.publish(f"{jetstream.API}CONSUMER.DELETE.{self._stream}.{self._name}", b"")
+
+    def _ask(self) -> None:
+        batch = _WINDOW - self._asked - self._untaken
+        body = {"batch": batch, "expires": _EXPIRES_S * _NANO, "idle_heartbeat": _HEARTBEAT_S * _NANO}
+        try:
+            self._bus.publish(
+                f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
+                msgspec.json.encode(body),
+                reply=self._inbox,
+            )
+        except BusUnavailable as error:
+            self._lost(error.message)
+        else:
+            self._asked += batch
+
+    def _watch(self) -> None:
+        if not self._heard and self._asked:
+            self._lost("no heartbeat")
+            return
+        self._heard = False
+        self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._watch)
+
+    def _on_delivery(self, message: Message) -> None:
+        self._heard = True
+        if message.status == 408:
+            self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
+            self._ask()
+        elif message.status not in (0, 100):
+            self._lost(f"{message.status} {message.description}")
+        elif not message.status:
+            _, seq, consumer_seq, time, pending = ack_tokens(message.reply)
+            self._consumer_seq += 1
+            if consumer_seq != self._consumer_seq:
+                self._lost(f"a gap before {seq}")
+                return
+            self._asked -= 1
+            self._untaken += 1
+            self._on_message(StoredMessage(message.subject, seq, message.payload, message.headers or {}, time), pending)
+
+    def _lost(self, why: str) -> None:
+        on_lost = self._on_lost
+        self.close()
+        if on_lost is not None:
+            on_lost(why)
+
+
+async def reopen_pause() -> None:
+    """Before a lost Feed is opened again: with jitter, for a restart ends all of them at once."""
+    await asyncio.sleep(random.uniform(0, 2 * _REOPEN_S))  # noqa: S311
+
+
+async def collect(bus: Bus, stream: str, filter_subject: str, *, since_seq: int | None = None) -> list[StoredMessage]:
+    """What a Feed would deliver now. Raises BusUnavailable when it breaks off."""
+    found: list[StoredMessage] = []
+    done = asyncio.get_running_loop().create_future()
+
+    def on_message(message: StoredMessage, pending: int) -> None:
+        found.append(message)
+        feed.take()
+        if not pending and not done.done():
+            done.set_result(None)
+
+    def on_lost(why: str) -> None:
+        if not done.done():
+            done.set_exception(BusUnavailable(f"Reading {stream} broke off: {why}."))
+
+    feed = await Feed.open(bus, stream, filter_subject, on_message, on_lost, since_seq=since_seq)
+    try:
+        if feed.pending:
+            await done
+    finally:
+        feed.close()
+    return found
+
+
+class Follower:
+    """A Feed for a reader that awaits: holds back the server while the reader is slow, opens a new Feed when needed."""
+
+    def __init__(self, bus: Bus, stream: str, filter_subject: str, since_seq: int) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._filter = filter_subject
+        self._next_seq = since_seq
+        self._ready: deque[StoredMessage] = deque()
+        self._wake = asyncio.Event()
+        self._feed: Feed | None = None
+
+    async def next(self) -> StoredMessage:
+        while not self._ready:
+            if self._feed is None:
+                await self._open()
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+        message = self._ready.popleft()
+        if self._feed is not None:
+            self._feed.take()
+        return message
+
+    async def _open(self) -> None:
+        try:
+            self._feed = await Feed.open(
+                self._bus, self._stream, self._filter, self._on_message, self._on_lost, since_seq=self._next_seq
+            )
+        except PlatformError as error:
+            log.info("cannot follow %s: %s", self._filter, error)
+            await reopen_pause()
+
+    def _on_message(self, message: StoredMessage, pending: int) -> None:
+        self._next_seq = message.seq + 1
+        self._ready.append(message)
+        self._wake.set()
+
+    def _on_lost(self, why: str) -> None:
+        self._feed = None
+        self._wake.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._feed is not None:
+            self._feed.close()

@@ -1,0 +1,220 @@
+"""Records with compare-and-set, and watches. Other NATS clients see ordinary key-value buckets.
+
+A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key; a record's revision is its sequence in
+that stream, so it grows over the whole bucket. Every read is answered by the stream's leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import feed, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import Feed, StoredMessage
+from gpufn.errors import Conflict, PlatformError
+
+log = logging.getLogger(__name__)
+
+_KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
+_DELETE = {"KV-Operation": "DEL"}
+_NANO = 1_000_000_000
+
+
+class Entry(msgspec.Struct, frozen=True):
+    key: str
+    value: bytes
+    revision: int
+
+
+class KeyValue:
+    def __init__(self, bus: Bus, bucket: str, config: dict[str, Any]) -> None:
+        self.bus = bus
+        self.bucket = bucket
+        self.stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+        self._config = config
+
+    @classmethod
+    async def open(
+        cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
+    ) -> KeyValue:
+        """The bucket, created if it is absent. `ttl_s`: records vanish after so long, and watches are not told."""
+        ttl = int((ttl_s or 0) * _NANO)
+        window = 120 * _NANO
+        kv = cls(
+            bus,
+            bucket,
+            {
+                "subjects": [f"$KV.{bucket}.>"],
+                "storage": "memory" if memory else "file",
+                "max_msgs_per_subject": history,
+                "max_age": ttl,
+                "duplicate_window": min(ttl, window) if ttl else window,
+                "discard": "new",
+                "deny_delete": True,
+                "allow_rollup_hdrs": True,
+                "allow_direct": True,
+                "allow_msg_ttl": True,
+            },
+        )
+        await kv.ensure()
+        return kv
+
+    async def ensure(self) -> None:
+        """Create the bucket if the server does not have it; one in memory goes with its server."""
+        await streams.ensure_stream(self.bus, self.stream, self._config)
+
+    def subject(self, key: str) -> str:
+        if not _KEY.fullmatch(key) or key.endswith(".") or ".." in key:
+            raise ValueError(f"not a key: {key!r}")
+        return self._prefix + key
+
+    async def get(self, key: str) -> Entry | None:
+        return self._entry(await streams.last_message(self.bus, self.stream, self.subject(key)))
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Returns the new revision."""
+        return (await self.bus.publish_stored(self.subject(key), value)).seq
+
+    async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
+        """Raises Conflict if the key is there. One that was deleted can be created again."""
+        try:
+            return await self.update(key, value, 0, ttl_s=ttl_s, timeout_s=timeout_s)
+        except Conflict:
+            last = await streams.last_message(self.bus, self.stream, self.subject(key))
+            if last is not None and self._entry(last) is not None:
+                raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.") from None
+        # A marker of a deletion, or it has just expired.
+        return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
+
+    async def update(
+        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None, timeout_s: float = 5.0
+    ) -> int:
+        """Raises Conflict unless the key is at `revision` now."""
+        stored = await self.bus.publish_stored(
+            self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s
+        )
+        return stored.seq
+
+    async def delete(self, key: str, revision: int | None = None) -> None:
+        """With `revision`: raises Conflict unless the key is at it now."""
+        await self.bus.publish_stored(self.subject(key), b"", expected_last=revision, headers=_DELETE)
+
+    async def entries(self, prefix: str = "") -> list[Entry]:
+        """Every present record whose key starts with `prefix`, oldest change first."""
+        found = await feed.collect(self.bus, self.stream, self._filter(prefix))
+        entries = [self._entry(message) for message in found]
+        return [entry for entry in entries if entry is not None and entry.key.startswith(prefix)]
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        return [entry.key for entry in await self.entries(prefix)]
+
+    async def watch(self, on_change: Callable[[str, Entry | None], None], *, prefix: str = "") -> Watch:
+        """Call `on_change(key, entry)` for every record there is, then, after this returns, for each change.
+
+        None means deleted. After a reconnect everything is told again, and the deletion of what has vanished.
+        """
+        watch = Watch(self, prefix, on_change)
+        await watch._start()
+        return watch
+
+    def _filter(self, prefix: str) -> str:
+        whole_tokens, dot, _ = prefix.rpartition(".")
+        return f"{self._prefix}{whole_tokens}{dot}>"
+
+    def _entry(self, message: StoredMessage | None) -> Entry | None:
+        """None for the marker that a deletion or an expiry leaves."""
+        if message is None or "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers:
+            return None
+        return Entry(message.subject.removeprefix(self._prefix), message.payload, message.seq)
+
+
+class Watch:
+    """Made by `KeyValue.watch`. Each round opens a Feed: the snapshot, then the changes, until the Feed is lost."""
+
+    def __init__(self, kv: KeyValue, prefix: str, on_change: Callable[[str, Entry | None], None]) -> None:
+        self._kv = kv
+        self._prefix = prefix
+        self._on_change = on_change
+        self._known: set[str] = set()
+        self._fresh: set[str] | None = None  # the keys of a snapshot that is not complete yet
+        self._feed: Feed | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._complete = asyncio.Event()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._feed is not None:
+            self._feed.close()
+
+    async def _start(self) -> None:
+        await self._open()
+        self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
+        try:
+            await self._complete.wait()
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+
+    async def _run(self) -> None:
+        while True:
+            await self._lost.wait()
+            await feed.reopen_pause()
+            with contextlib.suppress(PlatformError):
+                await self._kv.ensure()
+                await self._open()
+
+    async def _open(self) -> None:
+        self._lost.clear()
+        self._fresh = set()
+        try:
+            self._feed = await Feed.open(
+                self._kv.bus, self._kv.stream, self._kv._filter(self._prefix), self._on_message, self._on_lost
+            )
+        except BaseException:
+            self._lost.set()
+            raise
+        if not self._feed.pending:
+            self._snapshot_done()
+
+    def _on_lost(self, why: str) -> None:
+        log.info("the watch of %s is opened again: %s", self._kv.bucket, why)
+        self._lost.set()
+
+    def _on_message(self, message: StoredMessage, pending: int) -> None:
+        assert self._feed is not None
+        self._feed.take()
+        key = message.subject.removeprefix(self._kv._prefix)
+        if key.startswith(self._prefix):
+            entry = self._kv._entry(message)
+            if self._fresh is not None and entry is not None:
+                self._fresh.add(key)
+            if entry is not None or key in self._known:
+                self._tell(key, entry)
+        if not pending and self._fresh is not None:
+            self._snapshot_done()
+
+    def _snapshot_done(self) -> None:
+        fresh, self._fresh = self._fresh or set(), None
+        for key in self._known - fresh:
+            self._tell(key, None)
+        self._complete.set()
+
+    def _tell(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._known.discard(key)
+        else:
+            self._known.add(key)
+        try:
+            self._on_change(key, entry)
+        except Exception:
+            log.exception("a watcher of %s failed on %s", self._kv.bucket, key)

@@ -1,0 +1,199 @@
+"""Submitted Invocations: the queue on disk, and the record of each one's end.
+
+submit   the invocation is stored in ASYNC under its id (a repeat is the same message), then its CallRecord is created
+end      the record is replaced by compare-and-set, only while it has not ended: the first end wins
+wait     subscribes to the record's subject, then reads it, so that no end is missed
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus, Message, NoResponders
+from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, InvocationNotFound
+from gpufn.invocation import InvocationState, OutcomeKind, state_after
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import (
+    CallRecord,
+    Cancel,
+    HeldBy,
+    InvocationMessage,
+    WhereIs,
+    encode,
+    unpack_invocation,
+    unpack_record,
+)
+from gpufn.revision import Revision
+
+# A runner that has it answers within a millisecond; the others say nothing.
+_WHERE_TIMEOUT_S = 0.1
+
+_held_by = msgspec.msgpack.Decoder(HeldBy)
+
+
+async def submit(
+    bus: Bus,
+    revision: Revision,
+    method: str,
+    content_type: str,
+    body: bytes,
+    *,
+    invocation: str,
+    accept: str,
+    deadline: float,
+    now: float,
+    parent: str = "",
+    trace: str = "",
+) -> CallRecord:
+    """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds.
+
+    An id that is known already is the same invocation: its record is returned and nothing is queued.
+    Raises QueueFull, BusUnavailable.
+    """
+    subject = subjects.result(revision.function, invocation)
+    if (known := await _read(bus, subject)) is not None:
+        return known[0]
+    message = InvocationMessage(
+        id=invocation,
+        function=revision.function,
+        revision=revision.number,
+        method=method,
+        content_type=content_type,
+        accept=accept,
+        reply="",
+        submitted_at=now,
+        deadline=deadline,
+        parent=parent,
+        trace=trace,
+    )
+    queue = subjects.async_queue(revision.function, revision.number)
+    stored = await bus.publish_stored(queue, pack(message, body), msg_id=invocation)
+    record = CallRecord(
+        id=invocation,
+        function=revision.function,
+        revision=revision.number,
+        method=method,
+        state=InvocationState.QUEUED,
+        submitted_at=now,
+        queue_seq=stored.seq,
+    )
+    bus.publish(subjects.doorbell(revision.function), b"")
+    try:
+        await bus.publish_stored(subject, pack(record), expected_last=0)
+    except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
+        known = await _read(bus, subject)
+        return known[0] if known is not None else record
+    return record
+
+
+async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
+    """The record of a submitted invocation and, once it succeeded, its result."""
+    return await _read(bus, subjects.any_result(invocation))
+
+
+async def end(bus: Bus, record: CallRecord, body: bytes = b"") -> bool:
+    """Store how an invocation ended. False when it had ended already: then nothing is changed."""
+    subject = subjects.result(record.function, record.id)
+    while True:
+        last = await streams.last_message(bus, subjects.RESULTS, subject)
+        if last is not None:
+            known, _ = unpack_record(last.payload)
+            if known.state.ended:
+                return False
+            record = msgspec.structs.replace(record, submitted_at=known.submitted_at, queue_seq=known.queue_seq)
+        try:
+            await bus.publish_stored(subject, pack(record, body), expected_last=last.seq if last else 0)
+        except Conflict:
+            continue
+        return True
+
+
+async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
+    """The record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
+    changed: asyncio.Event = asyncio.Event()
+
+    def on_change(_: Message) -> None:
+        changed.set()
+
+    subscription = bus.subscribe(subjects.any_result(invocation), on_change)
+    try:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    changed.clear()
+                    found = await read(bus, invocation)
+                    if found is None or found[0].state.ended:
+                        break
+                    await changed.wait()
+        except TimeoutError:
+            found = await read(bus, invocation)
+    finally:
+        subscription.unsubscribe()
+    if found is None:
+        raise InvocationNotFound(f"there is no invocation {invocation}")
+    return found
+
+
+async def recent(bus: Bus, function: str, limit: int) -> list[CallRecord]:
+    """The last submitted invocations of a function, newest first."""
+    messages = await streams.history(bus, subjects.RESULTS, subjects.result(function, "*"), last=limit)
+    records = [unpack_record(message.payload)[0] for message in messages]
+    return sorted(records, key=lambda record: record.submitted_at, reverse=True)
+
+
+async def where(bus: Bus, invocation: str) -> HeldBy | None:
+    """Which worker runs an invocation right now; None when no runner has it."""
+    try:
+        answer = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=_WHERE_TIMEOUT_S)
+    except NoResponders:
+        return None
+    except BusUnavailable:
+        if not bus.connected:
+            raise
+        return None
+    return _held_by.decode(answer.payload)
+
+
+async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
+    """End a submitted invocation as cancelled. False when it had ended already."""
+    cancelled = msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now)
+    if not await end(bus, cancelled):
+        return False
+    await streams.delete_message(bus, subjects.ASYNC, record.queue_seq)
+    bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
+    return True
+
+
+async def end_queued(
+    bus: Bus, function: str, revision: int, *, kind: OutcomeKind, error: ErrorInfo | None, now: float
+) -> int:
+    """End every submitted invocation that is still queued for a revision; returns how many."""
+    queue = subjects.async_queue(function, revision, "*")
+    ended = 0
+    seq = 1
+    while (message := await streams.next_message(bus, subjects.ASYNC, queue, seq)) is not None:
+        invocation, _ = unpack_invocation(message.payload)
+        record = CallRecord(
+            id=invocation.id,
+            function=function,
+            revision=revision,
+            method=invocation.method,
+            state=state_after(kind),
+            submitted_at=invocation.submitted_at,
+            ended_at=now,
+            attempt=invocation.attempt,
+            error=error,
+        )
+        ended += await end(bus, record)
+        await streams.delete_message(bus, subjects.ASYNC, message.seq)
+        seq = message.seq + 1
+    return ended
+
+
+async def _read(bus: Bus, subject: str) -> tuple[CallRecord, bytes] | None:
+    message = await streams.last_message(bus, subjects.RESULTS, subject)
+    return None if message is None else unpack_record(message.payload)

@@ -1,0 +1,49 @@
+"""Who may do what on the bus. One user per role; each role hears only its own inboxes.
+
+Permissions here are a second line: workers, which run code that is not ours, have no connection at all.
+`gateway` and `admin` may publish anything. `agent` and `runner` live on nodes, so they may neither write what the
+controller decides nor read API keys nor destroy what is stored.
+"""
+
+from __future__ import annotations
+
+import json
+
+from gpufn.protocol import subjects
+
+ROLES = ("admin", "gateway", "agent", "runner", "builder")
+
+_KEYS = f"KV_{subjects.API_KEYS}"
+_DECIDED = (subjects.FUNCTIONS, subjects.REVISIONS, subjects.ASSIGNMENTS, subjects.LEASES, subjects.API_KEYS)
+# Every direct way to read a stream's messages, for the stream that holds the API keys.
+_READ_KEYS = [
+    f"$JS.API.STREAM.MSG.GET.{_KEYS}",
+    f"$JS.API.STREAM.UPDATE.{_KEYS}",
+    f"$JS.API.DIRECT.GET.{_KEYS}",
+    f"$JS.API.DIRECT.GET.{_KEYS}.>",
+    f"$JS.API.CONSUMER.CREATE.{_KEYS}",
+    f"$JS.API.CONSUMER.CREATE.{_KEYS}.>",
+    f"$JS.API.CONSUMER.DURABLE.CREATE.{_KEYS}.>",
+    f"$JS.API.CONSUMER.MSG.NEXT.{_KEYS}.>",
+]
+_DESTROY = [f"$JS.API.STREAM.{verb}.>" for verb in ("DELETE", "PURGE", "RESTORE", "SNAPSHOT")]
+_DECIDE = [*(f"$KV.{bucket}.>" for bucket in _DECIDED), f"$O.{subjects.BUNDLES}.>"]
+_DENIED = {
+    "agent": _DECIDE + _DESTROY + _READ_KEYS,
+    "runner": _DECIDE + _DESTROY + _READ_KEYS,
+    "builder": _READ_KEYS,
+}
+
+
+def users_config(passwords: dict[str, str]) -> str:
+    """The `users` of a nats-server configuration."""
+    lines = []
+    for role in ROLES:
+        user: dict[str, object] = {"user": role, "password": passwords[role]}
+        if role != "admin":
+            user["permissions"] = {
+                "publish": {"deny": denied} if (denied := _DENIED.get(role)) else {"allow": [">"]},
+                "subscribe": {"allow": [f"_INBOX.{role}.>", f"{subjects.PREFIX}.>"]},
+            }
+        lines.append(f"    {json.dumps(user)}")
+    return ",\n".join(lines)

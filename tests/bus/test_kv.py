@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.errors import Conflict
+
+
+async def test_records_are_put_read_and_deleted(connect: Any, nats: Any) -> None:
+    kv = await KeyValue.open(await connect(nats), "records")
+    assert await kv.get("a") is None
+    revision = await kv.put("a", b"1")
+    assert await kv.get("a") == Entry("a", b"1", revision)
+    await kv.delete("a")
+    assert await kv.get("a") is None
+    await kv.put("n1.w1", b"x")
+    await kv.put("n1.w2", b"y")
+    await kv.put("n10.w1", b"z")
+    assert await kv.keys("n1.") == ["n1.w1", "n1.w2"]
+    assert await kv.keys("n1") == ["n1.w1", "n1.w2", "n10.w1"]
+    assert [entry.value for entry in await kv.entries()] == [b"x", b"y", b"z"]
+
+
+async def test_compare_and_set_lets_one_writer_win(connect: Any, nats: Any) -> None:
+    kv = await KeyValue.open(await connect(nats), "cas")
+    outcomes = await asyncio.gather(*(kv.create("a", b"%d" % n) for n in range(8)), return_exceptions=True)
+    won = [outcome for outcome in outcomes if isinstance(outcome, int)]
+    assert (len(won), {type(outcome) for outcome in outcomes}) == (1, {int, Conflict})
+    second = await kv.update("a", b"2", won[0])
+    for stale in (won[0], 0):
+        with pytest.raises(Conflict):
+            await kv.update("a", b"3", stale)
+    with pytest.raises(Conflict):
+        await kv.delete("a", won[0])
+    await kv.delete("a", second)
+    assert await kv.create("a", b"4") > second
+
+
+@pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "a.>", "ä"])
+async def test_what_is_not_a_key_is_refused(connect: Any, nats: Any, key: str) -> None:
+    kv = await KeyValue.open(await connect(nats), "records")
+    with pytest.raises(ValueError, match="not a key"):
+        await kv.put(key, b"")
+
+
+async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats: Any, until: Any) -> None:
+    bus = await connect(nats)
+    kv = await KeyValue.open(bus, "watched")
+    for key in ("n.a", "n.b", "m.c"):
+        await kv.put(key, b"1")
+    await kv.delete("n.b")
+    told: list[tuple[str, bytes | None]] = []
+
+    def on_change(key: str, entry: Entry | None) -> None:
+        told.append((key, entry.value if entry else None))
+        raise RuntimeError("a watcher's own trouble")
+
+    watch = await kv.watch(on_change, prefix="n.")
+    assert told == [("n.a", b"1")]
+    await kv.put("n.a", b"2")
+    await kv.put("m.c", b"2")
+    await kv.delete("n.a")
+    await until(lambda: len(told) == 3)
+    assert told[1:] == [("n.a", b"2"), ("n.a", None)]
+    watch.stop()
+    await kv.put("n.a", b"3")
+    await bus.flush()
+    assert len(told) == 3
+
+
+async def test_a_watch_of_an_empty_bucket_starts(connect: Any, nats: Any, until: Any) -> None:
+    kv = await KeyValue.open(await connect(nats), "empty")
+    told: list[str] = []
+    watch = await kv.watch(lambda key, entry: told.append(key))
+    await kv.put("a", b"")
+    await until(lambda: told)
+    watch.stop()
+
+
+async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanished(
+    connect: Any, crash: Any, until: Any
+) -> None:
+    bus = await connect(crash.server)
+    kv = await KeyValue.open(bus, "memory", memory=True)
+    await kv.put("a", b"1")
+    state: dict[str, bytes] = {}
+
+    def on_change(key: str, entry: Entry | None) -> None:
+        if entry is None:
+            del state[key]
+        else:
+            state[key] = entry.value
+
+    watch = await kv.watch(on_change)
+    assert state == {"a": b"1"}
+    await crash.restart(bus)
+    await until(lambda: not state)
+    await kv.put("b", b"2")
+    await until(lambda: state == {"b": b"2"})
+    watch.stop()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpufn.bus import streams
+from gpufn.bus.connection import JetStreamError
+from gpufn.bus.streams import Depth
+from gpufn.errors import QueueFull
+from gpufn.protocol import subjects
+
+
+async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buses = [await connect(nats, role) for role in ("gateway", "runner", "agent")]
+    await asyncio.gather(*(streams.ensure_streams(bus) for bus in buses))
+    changed = {**streams.STREAMS[subjects.SYNC], "max_msgs_per_subject": 3}
+    monkeypatch.setattr(streams, "STREAMS", {**streams.STREAMS, subjects.SYNC: changed})
+    await streams.ensure_streams(buses[0])
+    queue = subjects.sync_queue("full", 1)
+    for _ in range(3):
+        await buses[0].publish_stored(queue, b"")
+    with pytest.raises(QueueFull):
+        await buses[0].publish_stored(queue, b"")
+    await buses[0].publish_stored(subjects.sync_queue("other", 1), b"")
+
+
+async def test_depths_count_each_revision_over_both_queues_and_classes(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    for subject in (
+        subjects.sync_queue("d", 1),
+        subjects.sync_queue("d", 2),
+        subjects.async_queue("d", 2, "hi"),
+        subjects.async_queue("d", 2, "low"),
+        subjects.async_queue("e", 1),
+    ):
+        await bus.publish_stored(subject, b"")
+    found = await streams.depths(bus)
+    assert {owner: found.get(owner) for owner in [("d", 1), ("d", 2), ("e", 1), ("e", 2)]} == {
+        ("d", 1): Depth(sync=1),
+        ("d", 2): Depth(sync=1, asynchronous=2),
+        ("e", 1): Depth(asynchronous=1),
+        ("e", 2): None,
+    }
+    await bus.js(f"STREAM.DELETE.{subjects.ASYNC}")
+    with pytest.raises(JetStreamError, match="stream not found"):
+        await streams.depths(bus)
+
+
+async def test_stored_messages_can_be_read_removed_and_purged(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.result("f", "i1")
+    stored = await bus.publish_stored(subject, b"1", headers={"A": "b"})
+    last = await streams.last_message(bus, subjects.RESULTS, subjects.any_result("i1"))
+    assert last is not None
+    assert (last.subject, last.seq, last.payload, last.headers) == (subject, stored.seq, b"1", {"A": "b"})
+    following = await streams.next_message(bus, subjects.RESULTS, subjects.any_result("*"), stored.seq)
+    assert following == last
+    assert await streams.next_message(bus, subjects.RESULTS, subjects.any_result("*"), stored.seq + 1) is None
+    assert await streams.delete_message(bus, subjects.RESULTS, stored.seq)
+    assert not await streams.delete_message(bus, subjects.RESULTS, stored.seq)
+    assert await streams.last_message(bus, subjects.RESULTS, subject) is None
+    await bus.publish_stored(subject, b"2")
+    assert await streams.purge(bus, subjects.RESULTS, subject) == 1
+
+
+async def test_history_gives_the_newest_messages_in_order(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    for number in range(60):
+        await bus.publish_stored(subjects.logs("rare" if number % 20 == 0 else "chatty"), b"%d" % number)
+    rare = await streams.history(bus, subjects.LOGS, subjects.logs("rare"), last=2)
+    assert [message.payload for message in rare] == [b"20", b"40"]
+    assert len(await streams.history(bus, subjects.LOGS, subjects.logs("rare"), last=100)) == 3
+    assert await streams.history(bus, subjects.LOGS, subjects.logs("none"), last=2) == []
+
+
+async def test_following_misses_and_repeats_nothing_across_a_crash(connect: Any, crash: Any) -> None:
+    bus = await connect(crash.server)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("f")
+    for number in range(700):  # more than a window
+        bus.publish(subject, b"%d" % number)
+    await bus.flush()
+    follower = streams.follow(bus, subjects.LOGS, subject, since_seq=1)
+    seen = [(await anext(follower)).payload for _ in range(700)]
+    await crash.restart(bus)
+    await bus.publish_stored(subject, b"700", msg_id="a")
+    seen.append((await anext(follower)).payload)
+    assert seen == [b"%d" % number for number in range(701)]
+    await follower.aclose()
+
+
+async def test_a_consumer_can_be_made_and_deleted_again_and_again(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    for ack_wait_s in (15, 15, 20):
+        await streams.ensure_consumer(
+            bus, subjects.SYNC, "S-c-1", subjects.sync_queue("c", 1), ack_wait_s=ack_wait_s, max_ack_pending=4
+        )
+    info = await bus.js(f"CONSUMER.INFO.{subjects.SYNC}.S-c-1")
+    assert (info["config"]["ack_wait"], info["config"]["max_deliver"]) == (20_000_000_000, -1)
+    await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
+    await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
