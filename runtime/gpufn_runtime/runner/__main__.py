@@ -1,0 +1,60 @@
+"""The runner's process: settings → bus → Runner, until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+import uvloop
+
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.errors import GpufnError
+from gpufn.ids import new_ulid
+from gpufn.protocol import subjects
+from gpufn_runtime.runner.loop import Runner
+from gpufn_runtime.runner.settings import RunnerSettings
+
+log = logging.getLogger("gpufn.runner")
+
+
+async def serve(settings: RunnerSettings) -> None:
+    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}")
+    try:
+        runner = Runner(
+            bus,
+            assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
+            functions=await KeyValue.open(bus, subjects.FUNCTIONS),
+            revisions=await KeyValue.open(bus, subjects.REVISIONS),
+            name=new_ulid()[-16:],
+            node=settings.node,
+            home=settings.home,
+            clock=SystemClock(),
+        )
+        task = asyncio.create_task(runner.run(), name="runner")
+        for name in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+        log.info("runs node %s", settings.node)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    finally:
+        await bus.close()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s runner %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        uvloop.run(serve(RunnerSettings.from_env(os.environ)))
+    except (GpufnError, ValueError) as error:
+        print(f"gpufn runner: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

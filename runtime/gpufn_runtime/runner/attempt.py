@@ -1,0 +1,59 @@
+"""One Attempt on its way through a worker, and when it has to end."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gpufn.bus.consumer import Delivery
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.spec import MethodSpec
+
+if TYPE_CHECKING:
+    from gpufn_runtime.runner.worker_link import WorkerLink
+
+
+class Attempt:
+    """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
+
+    __slots__ = (
+        "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
+        "number", "outcome_sent", "started_at", "touched_at", "while_ending_until",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, delivery: Delivery, message: InvocationMessage, method: MethodSpec, link: WorkerLink
+    ) -> None:
+        self.number = number  # on its link
+        self.delivery = delivery
+        self.message = message
+        self.method = method
+        self.link = link
+        self.started_at = 0.0  # unix seconds
+        self.touched_at = 0.0
+        self.must_end_at = math.inf
+        self.items = 0  # sent to the reader of its stream
+        self.granted = 0  # items that it may have sent by now
+        self.cold = False  # it waited for its worker to start
+        self.ending: OutcomeKind | None = None
+        self.while_ending_until = math.inf
+        self.outcome_sent = False
+
+    @property
+    def is_submitted(self) -> bool:
+        """Nobody waits for a reply: the outcome goes into a record."""
+        return not self.message.reply
+
+
+def must_end_at(message: InvocationMessage, timeout_s: float, now: float) -> float:
+    """The earlier of the function's timeout and the caller's deadline, in unix seconds."""
+    end = now + timeout_s
+    return min(end, message.deadline) if message.deadline else end
+
+
+def has_expired(message: InvocationMessage, queue_timeout_s: float | None, now: float) -> bool:
+    """Whether nobody wants it any more, before it has started."""
+    if message.deadline and now >= message.deadline:
+        return True
+    return queue_timeout_s is not None and message.attempt == 1 and now - message.submitted_at > queue_timeout_s

@@ -1,0 +1,51 @@
+"""Which revision serves a function: for calls that functions make of each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn.bus.kv import Entry, KeyValue, Watch
+from gpufn.errors import FunctionNotFound
+from gpufn.protocol import subjects
+from gpufn.revision import Function, Revision
+from gpufn.spec import function_name
+
+_function = msgspec.json.Decoder(Function)
+_revision = msgspec.json.Decoder(Revision)
+
+
+class Directory:
+    """Functions are watched; revisions never change, so each is read once."""
+
+    def __init__(self, functions: KeyValue, revisions: KeyValue) -> None:
+        self._functions = functions
+        self._revisions = revisions
+        self._serving: dict[str, int] = {}
+        self._known: dict[tuple[str, int], Revision] = {}
+        self._watch: Watch | None = None
+
+    async def open(self) -> None:
+        self._watch = await self._functions.watch(self._on_change)
+
+    async def serving(self, name: str) -> Revision:
+        """Raises FunctionNotFound."""
+        name = function_name(name)
+        number = self._serving.get(name)
+        if number is None:
+            raise FunctionNotFound(f"there is no function {name!r}")
+        return await self.revision(name, number)
+
+    async def revision(self, function: str, number: int) -> Revision:
+        known = self._known.get((function, number))
+        if known is None:
+            entry = await self._revisions.get(subjects.revision_key(function, number))
+            if entry is None:
+                raise FunctionNotFound(f"there is no revision {function}@{number}")
+            known = self._known[function, number] = _revision.decode(entry.value)
+        return known
+
+    def _on_change(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._serving.pop(key, None)
+        else:
+            self._serving[key] = _function.decode(entry.value).serving

@@ -1,0 +1,156 @@
+"""What one Revision takes from the bus on this node: a standing pull of the sync queue, polls of the async queue.
+
+A free slot is worth one credit, and the credit is with one queue at a time (order.py says which). One exception: a
+doorbell polls the async queue though the sync queue holds the credit of the free slot. When both deliver at once, the
+owner hands one back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery, Pull
+from gpufn.errors import GpufnError
+from gpufn.protocol import subjects
+from gpufn.revision import Revision
+from gpufn_runtime.runner.order import QueueOrder
+
+log = logging.getLogger(__name__)
+
+ACK_WAIT_S = 8.0
+
+
+class Intake:
+    """`free()` is how many slots could take a delivery now; `take(delivery)` takes one, or hands it back."""
+
+    def __init__(
+        self, bus: Bus, revision: Revision, *, free: Callable[[], int], take: Callable[[Delivery], None]
+    ) -> None:
+        self._bus = bus
+        self._revision = revision
+        self._free = free
+        self._take = take
+        self._order = QueueOrder()
+        self._polling = 0
+        self._sync: Pull | None = None
+        self._async: Pull | None = None
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Start to pull, once the queues' consumers exist; until then nothing is taken."""
+        self._spawn(self._open())
+
+    async def _open(self) -> None:
+        try:
+            await self._ensure_consumers()
+        except GpufnError as error:
+            log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
+            return  # `tick` comes back here
+        if self._sync is not None or self._is_closed:
+            return
+        name, number = self._revision.function, self._revision.number
+        self._sync = Pull(
+            self._bus, subjects.SYNC, subjects.sync_consumer(name, number), self._on_sync,
+            on_missing=self._on_missing,
+        )  # fmt: skip
+        self._async = Pull(
+            self._bus, subjects.ASYNC, subjects.async_consumer(name, number), self._on_async,
+            on_empty=self._on_async_empty, on_missing=self._on_missing,
+        )  # fmt: skip
+        self.offer()
+        self.on_doorbell()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for pull in (self._sync, self._async):
+            if pull is not None:
+                pull.withdraw()
+        self._sync = self._async = None
+
+    def offer(self) -> None:
+        """Turn the free slots that no queue knows of into credits."""
+        if self._sync is None:
+            return
+        free = self._free() - self._sync.credits - self._polling
+        while free > 0 and self._order.offers_async_first():
+            self._poll_async()
+            free -= 1
+        if free > 0:
+            self._sync.grant(free)
+
+    def on_doorbell(self) -> None:
+        """Async calls may wait."""
+        self._order.async_waits = True
+        if not self._polling and self._free() > 0:
+            self._poll_async()
+
+    def tick(self, now: float) -> None:
+        """Each second: the pulls' watchdogs, and a look at the async queue in case a doorbell was missed."""
+        if self._sync is None:
+            self.open()
+        for pull in (self._sync, self._async):
+            if pull is not None:
+                pull.tick(now)
+        self.on_doorbell()
+
+    # --- from the pulls -----------------------------------------------------------------------------------------------
+
+    def _poll_async(self) -> None:
+        if self._async is not None:
+            self._polling += 1
+            self._async.poll(1)
+
+    def _on_async_empty(self, unused: int) -> None:
+        self._polling -= unused
+        self._order.async_waits = False
+        self.offer()
+
+    def _on_async(self, delivery: Delivery) -> None:
+        self._polling -= 1
+        self._order.async_waits = delivery.pending > 0
+        self._take(delivery)
+
+    def _on_sync(self, delivery: Delivery) -> None:
+        self._order.sync_pending = delivery.pending
+        self._take(delivery)
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    def _on_missing(self) -> None:
+        self._spawn(self._recreate())
+
+    async def _recreate(self) -> None:
+        """SYNC lives in the server's memory: after its restart the stream and our consumer are made again."""
+        try:
+            await streams.ensure_streams(self._bus)
+            await self._ensure_consumers()
+        except GpufnError as error:
+            log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
+            return  # each tick of the Pull comes back here
+        for pull in (self._sync, self._async):
+            if pull is not None:
+                pull.retry()
+
+    async def _ensure_consumers(self) -> None:
+        name, number = self._revision.function, self._revision.number
+        most = 2 * max(self._revision.spec.scaling.max_workers, 1) * self._revision.spec.slots
+        pending = max(64, most)
+        await streams.ensure_consumer(
+            self._bus, subjects.SYNC, subjects.sync_consumer(name, number), subjects.sync_queue(name, number),
+            ack_wait_s=ACK_WAIT_S, max_ack_pending=pending,
+        )  # fmt: skip
+        await streams.ensure_consumer(
+            self._bus, subjects.ASYNC, subjects.async_consumer(name, number), subjects.async_queue(name, number),
+            ack_wait_s=ACK_WAIT_S, max_ack_pending=pending,
+        )  # fmt: skip
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"queues of {self._revision}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,242 @@
+"""The runner: assignments of this node in, workers fed, reports out.
+
+1. an Assignment appears: the link listens on the worker's socket (the agent launches the process meanwhile)
+2. `desired` becomes drain: the link takes nothing new and lets its worker go when it is empty
+3. the Assignment is deleted: the link is closed
+4. each second: watchdogs and a report; a report at once when a worker changes its state
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.home import Home
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.messages import (
+    Cancel,
+    HeldBy,
+    RunnerReport,
+    StreamCredit,
+    WhereIs,
+    WorkerReport,
+    encode,
+)
+from gpufn.revision import Revision
+from gpufn.workers import Assignment, Desired
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.nested import NestedCalls
+from gpufn_runtime.runner.output import Output
+from gpufn_runtime.runner.revision_queue import RevisionQueue
+from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.supervision import Supervision
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+
+_assignment = msgspec.json.Decoder(Assignment)
+_cancel = msgspec.msgpack.Decoder(Cancel)
+_credit = msgspec.msgpack.Decoder(StreamCredit)
+_where = msgspec.msgpack.Decoder(WhereIs)
+
+
+class Runner:
+    """`name` is unique among all runners that ever ran."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        assignments: KeyValue,
+        functions: KeyValue,
+        revisions: KeyValue,
+        name: str,
+        node: str,
+        home: Home,
+        clock: Clock,
+    ) -> None:
+        self._bus = bus
+        self._assignments = assignments
+        self._name = name
+        self._node = node
+        self._home = home
+        self._clock = clock
+        self._directory = Directory(functions, revisions)
+        self._caller = Caller(bus, name=name, clock=clock)
+        self._supervision = Supervision(bus, node, clock)
+        self._settler = Settler(bus, clock)
+        self._nested = NestedCalls(bus, self._caller, self._directory, clock)
+        self._output = Output(bus, clock)
+        self._running: dict[str, Attempt] = {}
+        self._queues: dict[tuple[str, int], RevisionQueue] = {}
+        self._desired: dict[str, Assignment] = {}
+        self._attaching: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled; then let what ended be kept."""
+        await streams.ensure_streams(self._bus)
+        self._caller.start()
+        self._supervision.start()
+        self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
+        self._bus.subscribe(subjects.CANCELS, self._on_cancel)
+        self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+        self._bus.subscribe(subjects.DOORBELLS, self._on_doorbell)
+        await self._directory.open()
+        watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
+        try:
+            while True:
+                self.step(self._clock.time())
+                await asyncio.sleep(_TICK_S)
+        finally:
+            watch.stop()
+            for queue in self._queues.values():
+                queue.close()
+            await self._settler.finish()
+
+    def step(self, now: float) -> None:
+        self._caller.tick(now)
+        for queue in self._queues.values():
+            queue.tick(now)
+        self.report()
+
+    def report(self) -> None:
+        workers = tuple(
+            WorkerReport(
+                worker=link.worker,
+                function=link.revision.function,
+                revision=link.revision.number,
+                state=link.state,
+                slots=link.slots.total,
+                in_use=link.slots.in_use,
+                poisoned=link.slots.poisoned,
+                idle_since=link.idle_since,
+                cold_start=link.cold_start,
+                modules=link.modules,
+            )
+            for queue in self._queues.values()
+            for link in queue.links.values()
+        )
+        traffic = tuple(queue.traffic() for queue in self._queues.values())
+        report = RunnerReport(self._node, self._name, self._clock.time(), workers, traffic)
+        try:
+            self._bus.publish(subjects.runner_report(self._node), encode(report))
+        except BusUnavailable as error:
+            log.debug("no report: %s", error)
+
+    # --- assignments --------------------------------------------------------------------------------------------------
+
+    def _on_assignment(self, key: str, entry: Entry | None) -> None:
+        worker = key.partition(".")[2]
+        if entry is None:
+            self._desired.pop(worker, None)
+            self._detach(worker)
+            return
+        assignment = _assignment.decode(entry.value)
+        known = self._desired.get(worker)
+        if known is not None and assignment.epoch < known.epoch:
+            log.warning("refused an assignment of worker %s: epoch %d is old", worker, assignment.epoch)
+            return
+        self._desired[worker] = assignment
+        if known is None:
+            task = asyncio.get_running_loop().create_task(self._attach(assignment), name=f"attach {worker}")
+            self._attaching[worker] = task
+            task.add_done_callback(lambda _: self._attaching.pop(worker, None))
+        elif assignment.desired is Desired.DRAIN:
+            self._queue_of(assignment, lambda queue: queue.drain(worker))
+
+    def _queue_of(self, assignment: Assignment, do: Callable[[RevisionQueue], None]) -> None:
+        queue = self._queues.get((assignment.function, assignment.revision))
+        if queue is not None:
+            do(queue)
+            self.report()
+
+    async def _attach(self, assignment: Assignment) -> None:
+        try:
+            revision = await self._directory.revision(assignment.function, assignment.revision)
+            queue = self._queues.get((revision.function, revision.number))
+            if queue is None:
+                queue = self._open_queue(revision)
+            link = WorkerLink(
+                assignment.worker,
+                revision,
+                self._home.worker_socket(assignment.worker),
+                queue,
+                assignment.created_at,
+            )
+            queue.links[assignment.worker] = link
+            await link.listen()
+        except (GpufnError, OSError) as error:
+            log.error("worker %s cannot be served: %s", assignment.worker, error)
+            return
+        desired = self._desired.get(assignment.worker)
+        if desired is None:
+            self._detach(assignment.worker)
+        elif desired.desired is Desired.DRAIN:
+            link.drain()
+
+    def _open_queue(self, revision: Revision) -> RevisionQueue:
+        queue = RevisionQueue(
+            self._bus,
+            revision,
+            clock=self._clock,
+            settler=self._settler,
+            supervision=self._supervision,
+            nested=self._nested,
+            output=self._output,
+            running=self._running,
+            inbox=subjects.runner_inbox(self._name),
+            on_change=self.report,
+        )
+        self._queues[revision.function, revision.number] = queue
+        queue.open()
+        return queue
+
+    def _detach(self, worker: str) -> None:
+        for key, queue in list(self._queues.items()):
+            if worker in queue.links:
+                queue.remove(worker)
+                self._output.forget(worker)
+                if not queue.links:
+                    queue.close()
+                    del self._queues[key]
+        self.report()
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _on_credit(self, message: Message) -> None:
+        credit = _credit.decode(message.payload)
+        attempt = self._running.get(credit.invocation)
+        if attempt is not None and attempt.granted:
+            attempt.granted += credit.items
+            attempt.link.send(frames.Credit(attempt.number, credit.items))
+
+    def _on_cancel(self, message: Message) -> None:
+        attempt = self._running.get(_cancel.decode(message.payload).invocation)
+        if attempt is not None:
+            self._queues[attempt.message.function, attempt.message.revision].cancel(attempt)
+
+    def _on_where(self, message: Message) -> None:
+        attempt = self._running.get(_where.decode(message.payload).invocation)
+        if attempt is not None and message.reply:
+            held = HeldBy(
+                attempt.message.id, attempt.link.worker, self._node, attempt.message.attempt, attempt.started_at
+            )
+            self._bus.publish(message.reply, encode(held))
+
+    def _on_doorbell(self, message: Message) -> None:
+        function = message.subject.rpartition(".")[2]
+        for (name, _), queue in self._queues.items():
+            if name == function:
+                queue.on_doorbell()

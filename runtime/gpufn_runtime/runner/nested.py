@@ -1,0 +1,162 @@
+"""What functions ask of the platform from inside their workers: calls of other functions, and what became of them.
+
+A worker has no other way out: each Call frame becomes an invocation (or a look at one) on the worker's behalf, and
+its answer goes back over the same socket. A worker that dies takes its open calls with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gpufn.bus import records
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus
+from gpufn.clock import Clock
+from gpufn.errors import ErrorInfo, GpufnError, InvalidInput, InvocationNotFound, PlatformError
+from gpufn.ids import new_invocation_id
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.messages import CallRecord, ResultReply
+from gpufn.revision import Revision
+from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 3600.0
+_KIND_OF_STATE = {
+    InvocationState.SUCCEEDED: OutcomeKind.SUCCEEDED,
+    InvocationState.FAILED: OutcomeKind.RAISED,
+    InvocationState.CANCELLED: OutcomeKind.CANCELLED,
+    InvocationState.TIMED_OUT: OutcomeKind.TIMED_OUT,
+    InvocationState.EXPIRED: OutcomeKind.EXPIRED,
+}
+
+
+class NestedCalls:
+    def __init__(self, bus: Bus, caller: Caller, directory: Directory, clock: Clock) -> None:
+        self._bus = bus
+        self._caller = caller
+        self._directory = directory
+        self._clock = clock
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
+        self._tasks[link.worker, call.call] = task
+
+    def close(self, link: WorkerLink, call: int) -> None:
+        """The function does not want the rest."""
+        if (task := self._tasks.get((link.worker, call))) is not None:
+            task.cancel()
+
+    def close_all(self, link: WorkerLink) -> None:
+        for call in link.open_calls:
+            self.close(link, call)
+
+    async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: str) -> None:
+        kind, error, content_type, answer = OutcomeKind.SUCCEEDED, None, "", b""
+        try:
+            kind, error, content_type, answer = await self._do(link, call, body, parent)
+        except GpufnError as failure:
+            kind, error = OutcomeKind.REJECTED, failure.info()
+        except TimeoutError:
+            kind, error = OutcomeKind.EXPIRED, None
+        except asyncio.CancelledError:
+            kind, error = OutcomeKind.CANCELLED, None
+        except Exception:
+            log.exception("a call from worker %s failed", link.worker)
+            kind, error = OutcomeKind.REJECTED, PlatformError().info()
+        finally:
+            self._tasks.pop((link.worker, call.call), None)
+            link.open_calls.discard(call.call)
+        link.send(frames.Answer(call.call, kind, error, content_type), answer)
+
+    async def _do(
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: str
+    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        match call.verb:
+            case "call":
+                return await self._call(call, body, parent)
+            case "stream":
+                return await self._stream(link, call, body, parent)
+            case "submit":
+                return await self._submit(call, body, parent)
+            case "status" | "result" | "cancel":
+                return await self._look(call)
+        raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
+
+    async def _call(
+        self, call: frames.Call, body: bytes, parent: str
+    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        revision = await self._directory.serving(call.target)
+        self._ring(revision)
+        pending = self._caller.invoke(
+            revision, call.method, call.content_type, body,
+            accept=call.accept, deadline=self._deadline(revision, call), parent=parent,
+        )  # fmt: skip
+        try:
+            reply, result = await pending.future
+        except asyncio.CancelledError:
+            pending.cancel()
+            raise
+        return reply.kind, reply.error, reply.content_type, result
+
+    async def _stream(
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: str
+    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        revision = await self._directory.serving(call.target)
+        self._ring(revision)
+        pending = self._caller.open_stream(
+            revision, call.method, call.content_type, body,
+            accept=call.accept, deadline=self._deadline(revision, call), parent=parent,
+        )  # fmt: skip
+        try:
+            async for item, data in pending.items():
+                link.send(frames.AnswerItem(call.call, item.content_type), data)
+            end: ResultReply = (await pending.future)[0]
+        except asyncio.CancelledError:
+            pending.cancel()
+            raise
+        return end.kind, end.error, end.content_type, b""
+
+    async def _submit(
+        self, call: frames.Call, body: bytes, parent: str
+    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        revision = await self._directory.serving(call.target)
+        record = await records.submit(
+            self._bus, revision, call.method, call.content_type, body,
+            invocation=new_invocation_id(), accept=call.accept, deadline=0.0, now=self._clock.time(), parent=parent,
+        )  # fmt: skip
+        return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
+
+    async def _look(self, call: frames.Call) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        if call.verb == "result":
+            timeout_s = min(call.timeout_s if call.timeout_s is not None else _LONGEST_WAIT_S, _LONGEST_WAIT_S)
+            record, body = await records.wait(self._bus, call.target, timeout_s)
+            if not record.state.ended:
+                raise TimeoutError
+            return _KIND_OF_STATE[record.state], record.error, record.content_type, body
+        found = await records.read(self._bus, call.target)
+        if found is None:
+            raise InvocationNotFound(f"there is no invocation {call.target}")
+        record = found[0]
+        if call.verb == "cancel":
+            was_running = await records.cancel(self._bus, record, self._clock.time())
+            return OutcomeKind.SUCCEEDED, None, "application/json", b"true" if was_running else b"false"
+        return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
+
+    async def _state(self, record: CallRecord) -> str:
+        if record.state.ended or await records.where(self._bus, record.id) is None:
+            return record.state.value
+        return InvocationState.RUNNING.value
+
+    def _deadline(self, revision: Revision, call: frames.Call) -> float:
+        spec = revision.spec
+        wait_s = call.timeout_s or (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
+        return self._clock.time() + wait_s
+
+    def _ring(self, revision: Revision) -> None:
+        """A runner does not know how many workers there are elsewhere; one more doorbell costs little."""
+        self._bus.publish(subjects.doorbell(revision.function), b"")

@@ -1,0 +1,53 @@
+"""What workers print, on its way to the log stream; bounded, because a worker may print without end."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from gpufn.bus.connection import Bus
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import LogLine, encode
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+# A worker limits itself to less; this bound is for one that does not.
+_BYTES_PER_S = 4 << 20
+_LONGEST_TEXT = 64 << 10
+
+
+class _Allowance(msgspec.Struct):
+    bytes_left: float
+    at: float
+
+
+class Output:
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._allowances: dict[str, _Allowance] = {}
+
+    def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
+        now = self._clock.time()
+        allowance = self._allowances.setdefault(link.worker, _Allowance(_BYTES_PER_S, now))
+        left = min(_BYTES_PER_S, allowance.bytes_left + (now - allowance.at) * _BYTES_PER_S)
+        allowance.bytes_left, allowance.at = left - len(text), now
+        if left < len(text):
+            allowance.bytes_left = left
+            return
+        line = LogLine(
+            at=now,
+            function=link.revision.function,
+            revision=link.revision.number,
+            worker=link.worker,
+            stream=stream[:16],
+            text=text[:_LONGEST_TEXT].decode(errors="replace"),
+            invocation=invocation,
+        )
+        with contextlib.suppress(BusUnavailable):
+            self._bus.publish(subjects.logs(line.function), encode(line))
+
+    def forget(self, worker: str) -> None:
+        self._allowances.pop(worker, None)

@@ -1,0 +1,396 @@
+"""The heart of the data path: one Revision's deliveries on this node, and the workers that take them.
+
+    1. free slots become credits (intake.py)
+    2. a delivery gets the free slot of the least busy worker, and a Run goes out
+    3. Result: the slot is free again, the outcome is settled, the credit is offered anew
+    4. every tenth of a second while something runs: touch, and end what is over time
+
+A delivery that finds no free slot (a worker died, or started to drain, under a standing credit) is handed back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gpufn.bus import records
+from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery
+from gpufn.clock import Clock
+from gpufn.errors import (
+    ErrorInfo,
+    GpufnError,
+    InvalidInput,
+    InvocationCancelled,
+    InvocationExpired,
+    InvocationTimedOut,
+    ProtocolMismatch,
+    WorkerLost,
+)
+from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.protocol import frames
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import (
+    STREAM_WINDOW,
+    ItemReply,
+    RevisionTraffic,
+    unpack_invocation,
+)
+from gpufn.revision import Revision
+from gpufn.spec import CallKind
+from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
+from gpufn_runtime.runner.attempt import Attempt, has_expired, must_end_at
+from gpufn_runtime.runner.intake import Intake
+from gpufn_runtime.runner.nested import NestedCalls
+from gpufn_runtime.runner.output import Output
+from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.supervision import Supervision
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+_TOUCH_EVERY_S = 2.0
+_TICK_S = 0.1
+# How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
+# is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
+_GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
+_TOO_MANY_DELIVERIES = 30  # each a runner that died with it, or a hand-back
+
+
+class RevisionQueue:
+    def __init__(
+        self,
+        bus: Bus,
+        revision: Revision,
+        *,
+        clock: Clock,
+        settler: Settler,
+        supervision: Supervision,
+        nested: NestedCalls,
+        output: Output,
+        running: dict[str, Attempt],
+        inbox: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self.revision = revision
+        self._clock = clock
+        self._settler = settler
+        self._supervision = supervision
+        self._nested = nested
+        self._output = output
+        self._running = running  # by invocation id, over all revisions of this runner
+        self._inbox = inbox
+        self._on_change = on_change  # a worker's state changed
+        self.links: dict[str, WorkerLink] = {}
+        self._intake = Intake(bus, revision, free=self._count_free, take=self._take)
+        self._ticking: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = self._ended = self._failed = 0
+        self._run_seconds = 0.0
+
+    # --- workers come and go ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start to pull."""
+        self._intake.open()
+
+    def close(self) -> None:
+        """Pull nothing more, and let the workers go on without us: they come back to our successor."""
+        for link in self.links.values():
+            link.close()
+        self._intake.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def drain(self, worker: str) -> None:
+        if (link := self.links.get(worker)) is not None:
+            link.drain()
+
+    def remove(self, worker: str) -> None:
+        """The worker's assignment is gone; so is the worker, or it will be in a moment."""
+        link = self.links.pop(worker, None)
+        if link is not None:
+            attempts = self._take_all(link)
+            link.close()
+            self._end_lost(link, attempts, self._supervision.exit_of(worker))
+
+    def traffic(self) -> RevisionTraffic:
+        return RevisionTraffic(
+            self.revision.function, self.revision.number, self._started, self._ended, self._failed, self._run_seconds
+        )
+
+    def on_doorbell(self) -> None:
+        """Async calls may wait."""
+        self._intake.on_doorbell()
+
+    def tick(self, now: float) -> None:
+        """Each second: watchdogs, workers that do not get ready, and a look at the async queue."""
+        self._intake.tick(now)
+        for link in list(self.links.values()):
+            if link.state is WorkerState.STARTING and now - link.created_at > self.revision.spec.startup_timeout_s:
+                error = WorkerLost(f"it was not ready after {self.revision.spec.startup_timeout_s:g} s").info()
+                self.on_start_failed(link, "load", error)
+                self._supervision.kill(link, "not ready in time")
+
+    # --- deliveries ---------------------------------------------------------------------------------------------------
+
+    def _count_free(self) -> int:
+        return sum(link.free for link in self.links.values())
+
+    def _take(self, delivery: Delivery) -> None:
+        try:
+            message, body = unpack_invocation(delivery.payload)
+        except ProtocolMismatch as error:
+            log.error("%r cannot be read and is removed: %s", delivery, error)
+            delivery.term("unreadable")
+            self._intake.offer()
+            return
+        now = self._clock.time()
+        if message.not_before > now:
+            delivery.nak(message.not_before - now)
+            self._intake.offer()
+        elif has_expired(message, self.revision.spec.queue_timeout_s, now):
+            expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
+            self._settler.refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
+            self._intake.offer()
+        elif delivery.delivered > _TOO_MANY_DELIVERIES:
+            lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
+            self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
+            self._intake.offer()
+        elif (link := self._least_busy()) is None:
+            delivery.nak()
+            self._intake.offer()
+        elif (method := self.revision.spec.method(message.method)) is None:
+            unknown = InvalidInput(f"{self.revision} has no method {message.method!r}").info()
+            self._settler.refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
+            self._intake.offer()
+        else:
+            attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
+            attempt.touched_at = now
+            link.slots.take()
+            link.idle_since = None
+            if attempt.is_submitted and delivery.delivered > 1:
+                self._spawn(self._run_unless_ended(attempt, body))
+            else:
+                self._run(attempt, body)
+
+    def _least_busy(self) -> WorkerLink | None:
+        best = None
+        for link in self.links.values():
+            if link.can_run and not link.slots.poisoned and (best is None or link.slots.free > best.slots.free):
+                best = link
+        return best
+
+    async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
+        """A delivery that came before may have ended the invocation without being acked."""
+        try:
+            known = await records.read(self._bus, attempt.message.id)
+        except GpufnError as error:
+            log.warning("could not read the record of %s: %s", attempt.message.id, error)
+            known = None
+        if known is not None and known[0].state.ended:
+            self._free(attempt)
+            attempt.delivery.ack()
+            self._intake.offer()
+        elif attempt.link.state is WorkerState.READY or attempt.link.state is WorkerState.DRAINING:
+            self._run(attempt, body)
+        else:
+            self._free(attempt)
+            attempt.delivery.nak()
+
+    def _run(self, attempt: Attempt, body: bytes) -> None:
+        message, link = attempt.message, attempt.link
+        now = self._clock.time()
+        attempt.started_at = now
+        attempt.must_end_at = must_end_at(message, self.revision.spec.timeout_s, now)
+        attempt.cold = link.ready_at is not None and message.submitted_at < link.ready_at
+        link.attempts[attempt.number] = attempt
+        self._running[message.id] = attempt
+        self._started += 1
+        if message.stream and attempt.method.kind.streams:
+            attempt.granted = STREAM_WINDOW
+        link.send(
+            frames.Run(
+                attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
+                attempt.granted > 0, attempt.granted,
+            ),
+            body,
+        )  # fmt: skip
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
+        self._free(attempt)
+        now = self._clock.time()
+        self._ended += 1
+        self._run_seconds += result.run_s
+        outcome = _as_decided(attempt, Outcome(result.kind, result.error))
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            self._failed += 1
+            body = b""
+        self._settler.settle(attempt, outcome, result.content_type, body, run_s=result.run_s, now=now)
+        if attempt.link.state is WorkerState.DRAINING:
+            attempt.link.drain()
+        self._intake.offer()
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Whoever wanted it is gone."""
+        self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.time())
+
+    def _begin_end(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None:
+        if attempt.ending is None:
+            attempt.ending = kind
+            cannot_stop = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
+            attempt.while_ending_until = now if cannot_stop else now + _GRACE_S[kind]
+            attempt.link.send(frames.Cancel(attempt.number))
+
+    def _tick_attempts(self) -> None:
+        self._ticking = None
+        now = self._clock.time()
+        busy = False
+        for link in list(self.links.values()):
+            for attempt in list(link.attempts.values()):
+                busy = True
+                if now >= attempt.must_end_at:
+                    self._begin_end(attempt, OutcomeKind.TIMED_OUT, now)
+                if now >= attempt.while_ending_until:
+                    self._give_up(attempt, now)
+                elif now - attempt.touched_at >= _TOUCH_EVERY_S:
+                    attempt.touched_at = now
+                    self._touch(attempt)
+        if busy:
+            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
+
+    def _touch(self, attempt: Attempt) -> None:
+        try:
+            attempt.delivery.touch()
+        except GpufnError as error:
+            log.debug("%r could not be touched: %s", attempt.delivery, error)
+
+    def _give_up(self, attempt: Attempt, now: float) -> None:
+        """It did not end in time: its slot is poisoned, and its worker goes when nothing else runs there."""
+        link = attempt.link
+        del link.attempts[attempt.number]
+        self._running.pop(attempt.message.id, None)
+        link.slots.poison()
+        self._ended += 1
+        self._failed += 1
+        run_s = now - attempt.started_at
+        self._settler.settle(attempt, _as_decided(attempt, Outcome(OutcomeKind.LOST)), run_s=run_s, now=now)
+        if not link.attempts:
+            self._supervision.kill(link, "a call did not end in time")
+
+    def _free(self, attempt: Attempt) -> None:
+        link = attempt.link
+        self._running.pop(attempt.message.id, None)
+        link.slots.release()
+        if not link.slots.in_use:
+            link.idle_since = self._clock.time()
+            if link.slots.poisoned:
+                self._supervision.kill(link, "a call did not end in time")
+
+    # --- what else a link tells ---------------------------------------------------------------------------------------
+
+    def on_ready(self, link: WorkerLink) -> None:
+        now = self._clock.time()
+        if link.ready_at is None:
+            link.ready_at = link.idle_since = now
+            link.cold_start = self._cold_start(link, now)
+            self._supervision.event(link, "ready")
+        self._on_change()
+        self._intake.offer()
+        self.on_doorbell()
+
+    def _cold_start(self, link: WorkerLink, now: float) -> ColdStart:
+        """What the agent told of the launch, and what the worker told of itself."""
+        inside = link.cold_start or ColdStart()
+        started = self._supervision.launch_of(link.worker)
+        place_s = started.place_s if started is not None else 0.0
+        launch_s = max(0.0, now - link.created_at - place_s - inside.load_s - inside.warm_s)
+        return ColdStart(
+            place_s=place_s,
+            launch_s=launch_s,
+            load_s=inside.load_s,
+            warm_s=inside.warm_s,
+            standby=started is not None and started.standby,
+        )
+
+    def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
+        if link.state is WorkerState.STARTING:
+            link.close(WorkerState.FAILED)
+            self._supervision.event(link, "start_failed", failure=StartFailure(phase, error))
+            self._on_change()
+
+    def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None:
+        reply = ItemReply(attempt.message.id, attempt.items, item.content_type, self._inbox)
+        attempt.items += 1
+        try:
+            self._bus.publish(attempt.message.reply, pack(reply, body))
+        except GpufnError as error:
+            log.info("the stream %s breaks off: %s", attempt.message.id, error)
+            self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.time())
+
+    def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
+        self._output.publish(link, attempt.message.id if attempt else "", stream, text)
+
+    def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
+        parent = link.attempts.get(call.parent)
+        self._nested.open(link, call, body, parent.message.id if parent else "")
+
+    def on_close_call(self, link: WorkerLink, call: int) -> None:
+        self._nested.close(link, call)
+
+    def on_lost(self, link: WorkerLink, why: str) -> None:
+        """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
+        self._nested.close_all(link)
+        attempts = self._take_all(link)
+        link.close()
+        self._supervision.kill(link, why)
+        self._on_change()
+        if attempts:
+            self._spawn(self._explain_and_end(link, attempts))
+
+    def _take_all(self, link: WorkerLink) -> list[Attempt]:
+        attempts = list(link.attempts.values())
+        link.attempts.clear()
+        for attempt in attempts:
+            link.slots.poison()
+            self._running.pop(attempt.message.id, None)
+        return attempts
+
+    async def _explain_and_end(self, link: WorkerLink, attempts: list[Attempt]) -> None:
+        self._end_lost(link, attempts, await self._supervision.wait_for_exit(link.worker))
+
+    def _end_lost(self, link: WorkerLink, attempts: list[Attempt], exit_: Exit | None) -> None:
+        why = exit_.describe() if exit_ is not None else "closed its connection"
+        tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
+        now = self._clock.time()
+        for attempt in attempts:
+            self._ended += 1
+            self._failed += 1
+            error = WorkerLost(f"worker {link.worker} {why} while it ran this call{tail}").info()
+            outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
+            self._settler.settle(attempt, outcome, run_s=now - attempt.started_at, now=now)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name=f"queue of {self.revision}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
+    """What the runner decided (a timeout, a cancel) holds, whatever the worker said afterwards."""
+    match attempt.ending:
+        case OutcomeKind.TIMED_OUT:
+            limit = attempt.must_end_at - attempt.started_at
+            return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(f"it ran for longer than {limit:g} s").info())
+        case OutcomeKind.CANCELLED:
+            return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
+        case _:
+            return outcome

@@ -1,0 +1,196 @@
+"""The end of an Attempt: tell who waits, keep what is asked for later, settle the Delivery. In that order.
+
+    somebody waits     ResultReply to its reply subject, ack
+    submitted          the CallRecord by compare-and-set (the first end wins), ack
+    worth a retry      a new message with the next attempt's number, ack
+
+While the bus is away, replies are kept (bounded) and records are tried again: the delivery comes back after ack_wait
+otherwise, and the first end still wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import records
+from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable, GpufnError, PayloadTooLarge, ResultNotEncodable
+from gpufn.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
+from gpufn.spec import FunctionSpec
+from gpufn_runtime.runner.attempt import Attempt
+
+log = logging.getLogger(__name__)
+
+_RETRY_BUS_S = 0.2
+_KEPT_REPLIES = 1000
+
+
+class Settler:
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dropped_outcomes = 0  # ends that came second
+        bus.on_reconnect(self._send_kept)
+
+    def settle(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        content_type: str = "",
+        body: bytes = b"",
+        *,
+        run_s: float = 0.0,
+        now: float,
+    ) -> None:
+        """Once per attempt, after its slot is free or poisoned."""
+        message = attempt.message
+        spec = attempt.link.revision.spec
+        if not attempt.items and settlement_for(outcome, spec.retries, message.attempt) is Settlement.RETRY:
+            self._retry(attempt.delivery, message, spec, now)
+        elif attempt.is_submitted:
+            record = _record(
+                message, outcome, content_type=content_type, started_at=attempt.started_at, run_s=run_s, now=now
+            )
+            self._spawn(self._end(attempt.delivery, record, body))
+        else:
+            reply = ResultReply(
+                invocation=message.id,
+                kind=outcome.kind,
+                error=outcome.error,
+                content_type=content_type,
+                revision=message.revision,
+                attempt=message.attempt,
+                queue_s=max(0.0, attempt.started_at - message.submitted_at),
+                run_s=run_s,
+                worker=attempt.link.worker,
+                cold_start=attempt.link.cold_start if attempt.cold else None,
+                items=attempt.items,
+            )
+            self._reply(message, reply, body)
+            self._ack(attempt.delivery)
+
+    def refuse(self, delivery: Delivery, message: InvocationMessage, outcome: Outcome, now: float) -> None:
+        """End an invocation that never got to a worker."""
+        if message.reply:
+            reply = ResultReply(
+                message.id, outcome.kind, outcome.error, "", message.revision, message.attempt,
+                max(0.0, now - message.submitted_at), 0.0,
+            )  # fmt: skip
+            self._reply(message, reply, b"")
+            self._ack(delivery)
+        else:
+            self._spawn(
+                self._end(
+                    delivery, _record(message, outcome, content_type="", started_at=None, run_s=0.0, now=now), b""
+                )
+            )
+
+    def _reply(self, message: InvocationMessage, reply: ResultReply, body: bytes) -> None:
+        try:
+            self._bus.publish(message.reply, pack(reply, body))
+        except PayloadTooLarge as error:
+            info = ResultNotEncodable(f"the result is too large to send: {error.message}").info()
+            failed = msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")
+            self._bus.publish(message.reply, pack(failed))
+        except BusUnavailable:
+            self._kept.append((message.reply, pack(reply, body)))
+
+    def _send_kept(self) -> None:
+        while self._kept:
+            subject, payload = self._kept.popleft()
+            try:
+                self._bus.publish(subject, payload)
+            except PayloadTooLarge:
+                log.warning("dropped a reply of %d bytes that the bus does not take", len(payload))
+            except BusUnavailable:
+                self._kept.appendleft((subject, payload))
+                return
+
+    def _ack(self, delivery: Delivery) -> None:
+        try:
+            delivery.ack()
+        except BusUnavailable:
+            log.info("%r could not be settled: the bus is away", delivery)
+
+    def _retry(self, delivery: Delivery, message: InvocationMessage, spec: FunctionSpec, now: float) -> None:
+        assert spec.retries is not None
+        number = message.attempt + 1
+        again = msgspec.structs.replace(message, attempt=number, not_before=now + spec.retries.delay_before(number))
+        _, body = unpack_invocation(delivery.payload)
+        self._spawn(self._requeue(delivery, again, body))
+
+    async def _requeue(self, delivery: Delivery, message: InvocationMessage, body: bytes) -> None:
+        """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
+        payload = pack(message, body)
+        msg_id = f"{message.id}.{message.attempt}"
+        while True:
+            try:
+                await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
+                break
+            except GpufnError as error:
+                log.warning("the retry of %s waits: %s", message.id, error)
+                await asyncio.sleep(_RETRY_BUS_S)
+        self._ack(delivery)
+
+    async def _end(self, delivery: Delivery, record: CallRecord, body: bytes) -> None:
+        while True:
+            try:
+                if not await records.end(self._bus, record, body):
+                    self.dropped_outcomes += 1
+                break
+            except PayloadTooLarge as error:
+                info = ResultNotEncodable(f"the result is too large to keep: {error.message}").info()
+                state = state_after(OutcomeKind.RAISED)
+                record, body = msgspec.structs.replace(record, state=state, error=info, content_type=""), b""
+            except GpufnError as error:
+                log.warning("the end of %s waits: %s", record.id, error)
+                await asyncio.sleep(_RETRY_BUS_S)
+        self._ack(delivery)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="settle")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait until everything that ended is kept."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+def _record(
+    message: InvocationMessage,
+    outcome: Outcome,
+    *,
+    content_type: str,
+    started_at: float | None,
+    run_s: float,
+    now: float,
+) -> CallRecord:
+    return CallRecord(
+        id=message.id,
+        function=message.function,
+        revision=message.revision,
+        method=message.method,
+        state=state_after(outcome.kind),
+        submitted_at=message.submitted_at,
+        started_at=started_at,
+        ended_at=now,
+        attempt=message.attempt,
+        error=outcome.error,
+        content_type=content_type,
+        queue_s=(started_at or now) - message.submitted_at,
+        run_s=run_s,
+    )

@@ -1,0 +1,43 @@
+"""The places in a Worker where an Attempt can run: FREE ⇄ IN_USE → POISONED.
+
+A slot whose attempt cannot be shown to have ended is poisoned and never comes back.
+"""
+
+from __future__ import annotations
+
+
+class SlotPool:
+    """Counts, since a runner need not tell one slot from another.
+
+    >>> pool = SlotPool(2)
+    >>> pool.take(); pool.poison(); pool
+    <SlotPool [0 in use, 1 free, 1 poisoned]>
+    """
+
+    __slots__ = ("in_use", "poisoned", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.in_use = 0
+        self.poisoned = 0
+
+    @property
+    def free(self) -> int:
+        return self.total - self.in_use - self.poisoned
+
+    def take(self) -> None:
+        if self.free <= 0:
+            raise AssertionError(f"no slot is free: {self!r}")
+        self.in_use += 1
+
+    def release(self) -> None:
+        if self.in_use <= 0:
+            raise AssertionError(f"no slot is in use: {self!r}")
+        self.in_use -= 1
+
+    def poison(self) -> None:
+        self.release()
+        self.poisoned += 1
+
+    def __repr__(self) -> str:
+        return f"<SlotPool [{self.in_use} in use, {self.free} free, {self.poisoned} poisoned]>"

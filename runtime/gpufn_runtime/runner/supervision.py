@@ -1,0 +1,99 @@
+"""What the runner and the agent tell each other about workers, over the bus.
+
+The runner sees a socket close at once but not why; the agent sees the exit status. Events carry both ways; a kill is
+an order to the agent, since only the agent touches processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TypeVar
+
+import msgspec
+
+from gpufn.bus.connection import Bus, Message
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import KillOrder, WorkerEvent, encode
+from gpufn.workers import ColdStart, Exit, StartFailure
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+_EXIT_WAIT_S = 1.0
+_REMEMBERED = 1000
+
+_event = msgspec.msgpack.Decoder(WorkerEvent)
+
+
+class Supervision:
+    def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
+        self._bus = bus
+        self._node = node
+        self._clock = clock
+        self._launches: dict[str, ColdStart] = {}
+        self._exits: dict[str, Exit] = {}
+        self._waiting: dict[str, list[asyncio.Future[Exit]]] = {}
+
+    def start(self) -> None:
+        self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
+
+    def kill(self, link: WorkerLink, why: str) -> None:
+        """Have the agent end this worker's process, if there still is one."""
+        link.close()
+        self._publish(subjects.kill(self._node), encode(KillOrder(link.worker, why)))
+
+    def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None) -> None:
+        event = WorkerEvent(
+            kind, link.worker, link.revision.function, link.revision.number, self._node, self._clock.time(),
+            cold_start=link.cold_start, failure=failure,
+        )  # fmt: skip
+        self._publish(subjects.worker_event(link.revision.function), encode(event))
+
+    def launch_of(self, worker: str) -> ColdStart | None:
+        return self._launches.get(worker)
+
+    def exit_of(self, worker: str) -> Exit | None:
+        return self._exits.get(worker)
+
+    async def wait_for_exit(self, worker: str) -> Exit | None:
+        """How the worker's process ended; None when the agent has not said within a second."""
+        if (known := self._exits.get(worker)) is not None:
+            return known
+        future: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(worker, []).append(future)
+        try:
+            async with asyncio.timeout(_EXIT_WAIT_S):
+                return await future
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting.pop(worker, None)
+
+    def _on_event(self, message: Message) -> None:
+        event = _event.decode(message.payload)
+        if event.node != self._node:
+            return
+        if event.kind == "started" and event.cold_start is not None:
+            _remember(self._launches, event.worker, event.cold_start)
+        elif event.kind == "exited" and event.exit is not None:
+            _remember(self._exits, event.worker, event.exit)
+            for future in self._waiting.pop(event.worker, []):
+                if not future.done():
+                    future.set_result(event.exit)
+
+    def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            self._bus.publish(subject, payload)
+        except BusUnavailable as error:
+            log.warning("%s was not told: %s", subject, error)
+
+
+def _remember(known: dict[str, V], worker: str, value: V) -> None:
+    known[worker] = value
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]

@@ -1,0 +1,196 @@
+"""One worker as its runner sees it: the socket, the state, the slots, the attempts under way.
+
+    1. the runner listens on the worker's socket; the first process of our own user that connects is the worker
+    2. Hello, then Ready (or StartFailed): STARTING → READY
+    3. Run out, Result and Items in; Log and Call at any time
+    4. `drain`: nothing new; when no slot is in use, Drain goes out and the worker ends
+    5. a frame that makes no sense, or a closed socket, ends the link: the owner settles what was running
+
+Everything that arrives is treated as hostile: it is bounded, checked against what was sent, and never decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Protocol, cast
+
+from gpufn.errors import ErrorInfo, ProtocolMismatch
+from gpufn.protocol import frames
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.revision import Revision
+from gpufn.workers import ColdStart, WorkerState, can_become
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.slots import SlotPool
+
+log = logging.getLogger(__name__)
+
+_PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
+_MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
+
+
+class LinkOwner(Protocol):
+    """What a link tells: to the queue of its revision."""
+
+    def on_ready(self, link: WorkerLink) -> None: ...
+    def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None: ...
+    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
+    def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None: ...
+    def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None: ...
+    def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
+    def on_close_call(self, link: WorkerLink, call: int) -> None: ...
+    def on_lost(self, link: WorkerLink, why: str) -> None: ...
+
+
+class WorkerLink:
+    def __init__(self, worker: str, revision: Revision, path: Path, owner: LinkOwner, created_at: float) -> None:
+        self.worker = worker
+        self.revision = revision
+        self.path = path
+        self.state = WorkerState.STARTING
+        self.slots = SlotPool(revision.spec.slots)
+        self.attempts: dict[int, Attempt] = {}
+        self.open_calls: set[int] = set()
+        self.created_at = created_at
+        self.ready_at: float | None = None
+        self.idle_since: float | None = None
+        self.cold_start: ColdStart | None = None
+        self.modules: tuple[str, ...] = ()
+        self._owner = owner
+        self._server: asyncio.Server | None = None
+        self._peer: _Peer | None = None
+        self._last_attempt = 0
+
+    async def listen(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path.unlink(missing_ok=True)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
+
+    @property
+    def can_run(self) -> bool:
+        """Ready for another attempt. A worker with a poisoned slot gets none: it is on its way out."""
+        return self.state is WorkerState.READY and self._peer is not None and self.slots.free > 0
+
+    @property
+    def free(self) -> int:
+        return self.slots.free if self.state is WorkerState.READY and not self.slots.poisoned else 0
+
+    def next_attempt_number(self) -> int:
+        self._last_attempt += 1
+        return self._last_attempt
+
+    def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
+        if self._peer is not None:
+            self._peer.transport.write(frames.encode(frame, body))
+
+    def drain(self) -> None:
+        """Take nothing new; when nothing runs, tell the worker to end."""
+        if self.state is WorkerState.READY:
+            self.state = WorkerState.DRAINING
+        if self.state is WorkerState.DRAINING and not self.slots.in_use:
+            self.send(frames.Drain())
+
+    def close(self, state: WorkerState = WorkerState.STOPPED) -> None:
+        """Hear nothing more of this worker."""
+        if can_become(self.state, state):
+            self.state = state
+        elif self.state.live:
+            self.state = WorkerState.FAILED
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.transport.abort()
+
+    # --- from the socket ----------------------------------------------------------------------------------------------
+
+    def _accept(self, peer: _Peer) -> bool:
+        if self._peer is not None or not self.state.live:
+            return False
+        self._peer = peer
+        return True
+
+    def _take(self, frame: frames.WorkerFrame, body: bytes) -> None:
+        if type(frame) is frames.Result:
+            attempt = self.attempts.pop(frame.attempt, None)
+            if attempt is None:
+                raise ProtocolMismatch("a result of an attempt that does not run here")
+            self._owner.on_result(attempt, frame, body)
+        elif type(frame) is frames.Item:
+            self._owner.on_item(self._attempt(frame.attempt), frame, body)
+        elif type(frame) is frames.Log:
+            self._owner.on_log(self, self.attempts.get(frame.attempt), frame.stream, body)
+        elif type(frame) is frames.Call:
+            if frame.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
+                raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
+            self.open_calls.add(frame.call)
+            self._owner.on_call(self, frame, body)
+        elif type(frame) is frames.CloseCall:
+            self._owner.on_close_call(self, frame.call)
+        elif type(frame) is frames.Hello:
+            if frame.protocol != PROTOCOL or frame.worker != self.worker:
+                raise ProtocolMismatch(f"hello from {frame.worker} with protocol {frame.protocol}, ours is {PROTOCOL}")
+        elif type(frame) is frames.Ready:
+            self.modules = frame.modules[:256]
+            if self.state is WorkerState.STARTING:
+                self.state = WorkerState.READY
+                self.cold_start = ColdStart(load_s=frame.load_s, warm_s=frame.warm_s)
+            self._owner.on_ready(self)
+        elif type(frame) is frames.StartFailed:
+            self._owner.on_start_failed(self, frame.phase, frame.error)
+
+    def _attempt(self, number: int) -> Attempt:
+        attempt = self.attempts.get(number)
+        if attempt is None:
+            raise ProtocolMismatch("an item of an attempt that does not run here")
+        if attempt.items >= attempt.granted:
+            raise ProtocolMismatch("an item without credit")
+        return attempt
+
+    def _lost(self, peer: _Peer, why: str) -> None:
+        if self._peer is peer:
+            self._peer = None
+            self._owner.on_lost(self, why)
+
+    def __repr__(self) -> str:
+        return f"<WorkerLink {self.worker} {self.revision} {self.state} {self.slots!r}>"
+
+
+class _Peer(asyncio.Protocol):
+    """One connection to a worker's socket."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, link: WorkerLink) -> None:
+        self._link = link
+        self._reader: frames.FrameReader[frames.WorkerFrame] = frames.FrameReader(frames.WorkerFrame)
+        self._why = "it closed its socket"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
+        _, uid, _ = _PEER.unpack(
+            transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        )
+        if uid != os.getuid() or not self._link._accept(self):
+            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        if link._peer is not self:
+            return
+        try:
+            for frame, body in self._reader.feed(data):
+                link._take(frame, body)
+        except ProtocolMismatch as error:
+            self._why = f"it broke the protocol: {error}"
+            log.warning("worker %s: %s", link.worker, self._why)
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link._lost(self, self._why)

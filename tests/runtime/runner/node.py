@@ -1,0 +1,206 @@
+"""A node for the runner's tests: a real bus, a Runner in this loop, and workers that the test plays itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.device import DeviceShare
+from gpufn.home import Home
+from gpufn.ids import digest_of
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.messages import KillOrder, RunnerReport
+from gpufn.revision import Function, Revision
+from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
+from gpufn.workers import Assignment, Desired
+from gpufn_runtime.runner.loop import Runner
+
+T = TypeVar("T")
+NODE = "n1"
+SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
+
+
+class FakeWorker:
+    """The worker's end of the socket, played by the test."""
+
+    def __init__(self, worker: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.worker = worker
+        self._reader = reader
+        self._writer = writer
+        self._frames: frames.FrameReader[frames.RunnerFrame] = frames.FrameReader(frames.RunnerFrame)
+        self._seen: list[tuple[frames.RunnerFrame, bytes]] = []
+
+    @classmethod
+    async def connect(cls, worker: str, path: Path) -> FakeWorker:
+        while True:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                break
+            await asyncio.sleep(0.001)
+        self = cls(worker, reader, writer)
+        self.send(frames.Hello(PROTOCOL, worker))
+        return self
+
+    def send(self, frame: frames.WorkerFrame, body: bytes = b"") -> None:
+        self._writer.write(frames.encode(frame, body))
+
+    def send_raw(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def ready(self) -> None:
+        self.send(frames.Ready(0.01, 0.0))
+
+    async def next(self) -> tuple[frames.RunnerFrame, bytes]:
+        while not self._seen:
+            data = await self._reader.read(1 << 16)
+            if not data:
+                raise EOFError
+            self._seen.extend(self._frames.feed(data))
+        return self._seen.pop(0)
+
+    async def run(self) -> tuple[frames.Run, bytes]:
+        frame, body = await self.next()
+        assert isinstance(frame, frames.Run), frame
+        return frame, body
+
+    def answer(self, run: frames.Run, body: bytes = b"null") -> None:
+        self.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/json", 0.001), body)
+
+    async def echo(self, calls: int) -> None:
+        for _ in range(calls):
+            run, body = await self.run()
+            self.answer(run, body)
+
+    def die(self) -> None:
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+
+class Node:
+    def __init__(self, bus: Bus, home: Home) -> None:
+        self.bus = bus
+        self.home = home
+        self.clock = SystemClock()
+        self.kills: asyncio.Queue[KillOrder] = asyncio.Queue()
+        self.reports: asyncio.Queue[RunnerReport] = asyncio.Queue()
+        self.workers: list[FakeWorker] = []
+
+    async def open(self) -> None:
+        self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
+        self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
+        self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
+        self.bus.subscribe(subjects.kill(NODE), self._on_kill)
+        self.bus.subscribe(subjects.runner_report(NODE), self._on_report)
+        self.caller = Caller(self.bus, name="gateway", clock=self.clock)
+        self.caller.start()
+
+    def _on_kill(self, message: Message) -> None:
+        self.kills.put_nowait(msgspec.msgpack.decode(message.payload, type=KillOrder))
+
+    def _on_report(self, message: Message) -> None:
+        self.reports.put_nowait(msgspec.msgpack.decode(message.payload, type=RunnerReport))
+
+    def runner(self, name: str = "r1") -> Runner:
+        return Runner(
+            self.bus,
+            assignments=self.assignments,
+            functions=self.functions,
+            revisions=self.revisions,
+            name=name,
+            node=NODE,
+            home=self.home,
+            clock=self.clock,
+        )
+
+    async def deploy(self, name: str = "f", *, kind: CallKind = CallKind.SYNC, **options: Any) -> Revision:
+        spec = FunctionSpec(
+            name=name, entry=EntryPoint(module="m", qualname="f"), methods=(MethodSpec(kind=kind),), **options
+        )
+        revision = Revision(function=name, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+        function = Function(name=name, active=1, serving=1, latest=1, updated_at=0.0)
+        await self.revisions.put(subjects.revision_key(name, 1), msgspec.json.encode(revision))
+        await self.functions.put(name, msgspec.json.encode(function))
+        return revision
+
+    async def assign(self, revision: Revision, worker: str, desired: Desired = Desired.RUN) -> None:
+        assignment = Assignment(
+            worker=worker,
+            node=NODE,
+            function=revision.function,
+            revision=revision.number,
+            share=SHARE,
+            epoch=1,
+            created_at=self.clock.time(),
+            desired=desired,
+        )
+        await self.assignments.put(subjects.assignment_key(NODE, worker), msgspec.json.encode(assignment))
+
+    async def unassign(self, worker: str) -> None:
+        await self.assignments.delete(subjects.assignment_key(NODE, worker))
+
+    async def worker(self, revision: Revision, worker: str = "w-1") -> FakeWorker:
+        """Assigned, connected and READY."""
+        await self.assign(revision, worker)
+        fake = await self.connect(worker)
+        fake.ready()
+        return fake
+
+    async def connect(self, worker: str) -> FakeWorker:
+        fake = await FakeWorker.connect(worker, self.home.worker_socket(worker))
+        self.workers.append(fake)
+        return fake
+
+    def invoke(self, revision: Revision, body: bytes = b"{}", timeout_s: float = 30.0) -> Any:
+        return self.caller.invoke(
+            revision, "", "application/json", body, accept="application/json",
+            deadline=self.clock.time() + timeout_s,
+        )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
+    bus = await Bus.connect(url, name="test")
+    try:
+        node = Node(bus, Home(directory))
+        await node.open()
+        task = asyncio.create_task(node.runner().run())
+        await node.reports.get()
+        try:
+            yield node
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            for worker in node.workers:
+                await worker.close()
+    finally:
+        await bus.close()
+
+
+def on_node(url: str, directory: Path, test: Callable[[Node], Awaitable[T]]) -> T:
+    """Run `test` on a node of its own; a hang is a failure."""
+
+    async def main() -> T:
+        async with asyncio.timeout(30):
+            async with running_node(url, directory) as node:
+                return await test(node)
+
+    return asyncio.run(main())
+
+
+RETRY_AT_ONCE = Retry(1, delay_s=0.0)
