@@ -6,7 +6,7 @@ with `install`; everywhere else the HTTP client is made on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from gpufn.invocation import InvocationState
@@ -43,25 +43,22 @@ class Transport(Protocol):
 
 
 _installed: Transport | None = None
-_default: Callable[[], Transport] | None = None
 
 
-def install(transport: Transport) -> None:
-    """Use `transport` for every call of this process (in a worker)."""
-    global _installed
+def install(transport: Transport | None) -> None:
+    """Use `transport` for every call of this process (in a worker); None: make the HTTP client when it is needed."""
+    global _installed  # noqa: PLW0603  one per process, by contract
     _installed = transport
 
 
-def set_default(make: Callable[[], Transport]) -> None:
-    """Where a transport comes from when none is installed (`gpufn._client` registers itself)."""
-    global _default
-    _default = make
+def installed() -> Transport | None:
+    return _installed
 
 
 def current() -> Transport:
-    global _installed
     if _installed is None:
-        if _default is None:
-            raise RuntimeError("no transport is installed")
-        _installed = _default()
+        from gpufn._client import HttpTransport  # noqa: PLC0415  heavy, and no worker needs it
+
+        install(HttpTransport())
+    assert _installed is not None
     return _installed

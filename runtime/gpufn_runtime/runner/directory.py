@@ -10,8 +10,8 @@ from gpufn.protocol import subjects
 from gpufn.revision import Function, Revision
 from gpufn.spec import function_name
 
-_function = msgspec.json.Decoder(Function)
-_revision = msgspec.json.Decoder(Revision)
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
 
 
 class Directory:

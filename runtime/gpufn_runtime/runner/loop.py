@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 
-_assignment = msgspec.json.Decoder(Assignment)
+_assignment = msgspec.msgpack.Decoder(Assignment)
 _cancel = msgspec.msgpack.Decoder(Cancel)
 _credit = msgspec.msgpack.Decoder(StreamCredit)
 _where = msgspec.msgpack.Decoder(WhereIs)

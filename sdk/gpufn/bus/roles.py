@@ -2,7 +2,8 @@
 
 Permissions here are a second line: workers, which run code that is not ours, have no connection at all.
 `gateway` and `admin` may publish anything. `agent` and `runner` live on nodes, so they may neither write what the
-controller decides nor read API keys nor destroy what is stored.
+controller decides nor read API keys nor destroy what is stored; only the agent may end an assignment, when its worker's
+process is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _READ_KEYS = [
 _DESTROY = [f"$JS.API.STREAM.{verb}.>" for verb in ("DELETE", "PURGE", "RESTORE", "SNAPSHOT")]
 _DECIDE = [*(f"$KV.{bucket}.>" for bucket in _DECIDED), f"$O.{subjects.BUNDLES}.>"]
 _DENIED = {
-    "agent": _DECIDE + _DESTROY + _READ_KEYS,
+    "agent": [subject for subject in _DECIDE if subjects.ASSIGNMENTS not in subject] + _DESTROY + _READ_KEYS,
     "runner": _DECIDE + _DESTROY + _READ_KEYS,
     "builder": _READ_KEYS,
 }

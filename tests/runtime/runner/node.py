@@ -20,7 +20,7 @@ from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import KillOrder, RunnerReport
+from gpufn.protocol.messages import KillOrder, RunnerReport, encode
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
 from gpufn.workers import Assignment, Desired
@@ -133,8 +133,8 @@ class Node:
         )
         revision = Revision(function=name, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
         function = Function(name=name, active=1, serving=1, latest=1, updated_at=0.0)
-        await self.revisions.put(subjects.revision_key(name, 1), msgspec.json.encode(revision))
-        await self.functions.put(name, msgspec.json.encode(function))
+        await self.revisions.put(subjects.revision_key(name, 1), encode(revision))
+        await self.functions.put(name, encode(function))
         return revision
 
     async def assign(self, revision: Revision, worker: str, desired: Desired = Desired.RUN) -> None:
@@ -148,7 +148,7 @@ class Node:
             created_at=self.clock.time(),
             desired=desired,
         )
-        await self.assignments.put(subjects.assignment_key(NODE, worker), msgspec.json.encode(assignment))
+        await self.assignments.put(subjects.assignment_key(NODE, worker), encode(assignment))
 
     async def unassign(self, worker: str) -> None:
         await self.assignments.delete(subjects.assignment_key(NODE, worker))

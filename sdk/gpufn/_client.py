@@ -1,0 +1,512 @@
+"""The gateway's HTTP interface (docs/http.md) from Python.
+
+    Client         one method per endpoint; what it raises is from `gpufn.errors`
+    HttpTransport  the Transport of every process that is not a worker: `.remote` and its siblings go through it
+
+A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
+when a gateway that answered before refuses, which is what a restart looks like. A submitted call gets its id here,
+so submitting is safe to repeat, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+
+from gpufn import values
+from gpufn._views import (
+    Answer,
+    Calls,
+    Cancellation,
+    Functions,
+    FunctionView,
+    InvocationView,
+    Keys,
+    KeyView,
+    Nodes,
+    Problem,
+    Revisions,
+    RevisionView,
+    WhyView,
+)
+from gpufn.errors import (
+    ErrorInfo,
+    GatewayUnavailable,
+    GpufnError,
+    ProtocolMismatch,
+    error_from,
+)
+from gpufn.home import Home
+from gpufn.ids import Digest, new_invocation_id
+from gpufn.invocation import InvocationState
+from gpufn.protocol.messages import LogLine
+from gpufn.spec import FunctionSpec
+
+if TYPE_CHECKING:
+    import httpx
+
+    from gpufn._bundle import AnyFunction
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8090"
+ITEMS = "application/vnd.gpufn.items"
+EVENTS = "text/event-stream"
+
+_CONNECT_TIMEOUT_S = 5.0
+_MANAGE_TIMEOUT_S = 60.0
+_LONGEST_WAIT_S = 30.0  # of one request for a result
+_KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
+_PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
+_ITEM, _END, _ERROR = 0, 1, 2
+
+
+def find_url(environ: Mapping[str, str] = os.environ) -> str:
+    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default."""
+    if url := environ.get("GPUFN_URL"):
+        return url
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
+    return DEFAULT_URL
+
+
+class _Up(msgspec.Struct):
+    url: str
+
+
+class Client:
+    """One gateway. Without arguments: GPUFN_URL and GPUFN_API_KEY, else the platform on this machine.
+
+    >>> with Client("http://127.0.0.1:1") as client:
+    ...     client.functions()
+    Traceback (most recent call last):
+        ...
+    gpufn.errors.GatewayUnavailable: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
+        import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
+
+        self.url = (url or find_url()).rstrip("/")
+        key = api_key or os.environ.get("GPUFN_API_KEY")
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx.Timeout(_MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
+                follow_redirects=False,
+                trust_env=False,
+                verify=self.url.startswith("https:"),  # the certificates take 70 ms to read, and http has no use for them
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from error
+        self._endless = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        self._failures = httpx.TransportError
+        self._answered = False
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # Invoke
+
+    def invoke(self, function: str, /, **arguments: Any) -> Any:
+        """Call a deployed function (`name`, or `name.method`) and wait for its result."""
+        answer = self.invoke_raw(function, values.encode_call((), arguments), values.NATIVE, accept=values.NATIVE)
+        return values.decode_value(answer.content_type, answer.body, allow_pickle=True)
+
+    def invoke_raw(
+        self,
+        function: str,
+        body: bytes,
+        content_type: str = values.JSON,
+        *,
+        accept: str = values.JSON,
+        timeout_s: float | None = None,
+    ) -> Answer:
+        """As `invoke`, with bytes in and out."""
+        headers = _call_headers(content_type, accept, timeout_s)
+        path = f"/v1/functions/{function}/invoke"
+        response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
+        return _answer(response)
+
+    def stream_raw(
+        self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
+        headers = _call_headers(content_type, ITEMS, timeout_s)
+        path = f"/v1/functions/{function}/invoke"
+        with self._stream("POST", path, content=body, headers=headers) as response:
+            yield from _items(self._chunks(response))
+
+    def stream_json(
+        self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
+    ) -> Iterator[Any]:
+        """The items of a generator as JSON values, by server-sent events."""
+        headers = _call_headers(content_type, EVENTS, timeout_s)
+        path = f"/v1/functions/{function}/invoke"
+        with self._stream("POST", path, content=body, headers=headers) as response:
+            yield from _events(_lines(self._chunks(response)))
+
+    def submit(
+        self, function: str, body: bytes, content_type: str = values.JSON, *, invocation: str | None = None
+    ) -> InvocationView:
+        """Queue a call and return. The same `invocation` id twice is one call."""
+        path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
+        headers = _call_headers(content_type, values.NATIVE, None)
+        return self._json(InvocationView, "PUT", path, content=body, headers=headers)
+
+    def invocation(self, id: str) -> InvocationView:  # noqa: A002
+        return self._json(InvocationView, "GET", f"/v1/invocations/{id}")
+
+    def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = values.NATIVE) -> Answer:  # noqa: A002
+        """Wait for the end of a submitted call. Raises its error, or TimeoutError while it still runs."""
+        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            wait = _LONGEST_WAIT_S if give_up is None else max(min(give_up - time.monotonic(), _LONGEST_WAIT_S), 0.0)
+            response = self._request(
+                "GET", f"/v1/invocations/{id}/result", params={"wait": f"{wait:.3f}"}, headers={"accept": accept}
+            )
+            if response.status_code != 202:
+                return _answer(response)
+            if give_up is not None and time.monotonic() >= give_up:
+                raise TimeoutError(f"invocation {id} has not ended after {timeout_s:g} s")
+
+    def cancel(self, id: str) -> bool:  # noqa: A002
+        """False when it had ended already."""
+        return self._json(Cancellation, "DELETE", f"/v1/invocations/{id}").cancelled
+
+    # Functions
+
+    def functions(self) -> list[FunctionView]:
+        return self._json(Functions, "GET", "/v1/functions").functions
+
+    def function(self, name: str) -> FunctionView:
+        return self._json(FunctionView, "GET", f"/v1/functions/{name}")
+
+    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView:
+        body = msgspec.json.encode({"spec": spec, "bundle": bundle})
+        return self._json(FunctionView, "POST", "/v1/functions", content=body, headers=_JSON)
+
+    def deploy(self, *functions: AnyFunction, include: Sequence[str] = ()) -> list[FunctionView]:
+        """Deploy functions of this process: by source when they are in a module's file, else by value."""
+        from gpufn._bundle import bundles_of  # noqa: PLC0415
+
+        deployed = []
+        for function, packaging, bundle in bundles_of(functions, include):
+            spec = function.spec(packaging, bundle.modules)
+            self.put_bundle(bundle.digest, bundle.data)
+            deployed.append(self.create_revision(spec, bundle.digest))
+        return deployed
+
+    def delete(self, name: str) -> None:
+        self._request("DELETE", f"/v1/functions/{name}")
+
+    def revisions(self, name: str) -> list[RevisionView]:
+        return self._json(Revisions, "GET", f"/v1/functions/{name}/revisions").revisions
+
+    def rollback(self, name: str, revision: int | None = None) -> FunctionView:
+        body = msgspec.json.encode({} if revision is None else {"revision": revision})
+        return self._json(FunctionView, "POST", f"/v1/functions/{name}/rollback", content=body, headers=_JSON)
+
+    def scale(self, name: str, min_workers: int | None, max_workers: int | None) -> FunctionView:
+        """Take the place of the spec's bounds; None: back to the spec's."""
+        body = msgspec.json.encode({"min_workers": min_workers, "max_workers": max_workers})
+        return self._json(FunctionView, "POST", f"/v1/functions/{name}/scale", content=body, headers=_JSON)
+
+    def why(self, name: str) -> WhyView:
+        return self._json(WhyView, "GET", f"/v1/functions/{name}/why")
+
+    def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
+        params = {"tail": str(tail), "follow": "true" if follow else "false"}
+        with self._stream("GET", f"/v1/functions/{name}/logs", params=params) as response:
+            for line in _lines(self._chunks(response)):
+                if line.strip():
+                    yield _decoded(LogLine, line)
+
+    def calls(self, name: str, *, limit: int = 20) -> list[InvocationView]:
+        """Submitted calls, the newest first."""
+        return self._json(Calls, "GET", f"/v1/functions/{name}/calls", params={"limit": str(limit)}).calls
+
+    def has_bundle(self, digest: Digest) -> bool:
+        try:
+            self._request("HEAD", f"/v1/bundles/{digest}")
+        except GpufnError as error:
+            if getattr(error, "status", None) == 404:
+                return False
+            raise
+        return True
+
+    def put_bundle(self, digest: Digest, data: bytes) -> bool:
+        """Upload unless it is there; False when it was."""
+        if self.has_bundle(digest):
+            return False
+        self._request("PUT", f"/v1/bundles/{digest}", content=data, headers={"content-type": "application/zip"})
+        return True
+
+    # The platform
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._json(Nodes, "GET", "/v1/nodes").nodes
+
+    def keys(self) -> list[KeyView]:
+        return self._json(Keys, "GET", "/v1/keys").keys
+
+    def create_key(self, label: str, scopes: Sequence[str]) -> KeyView:
+        body = msgspec.json.encode({"label": label, "scopes": list(scopes)})
+        return self._json(KeyView, "POST", "/v1/keys", content=body, headers=_JSON)
+
+    def delete_key(self, id: str) -> None:  # noqa: A002
+        self._request("DELETE", f"/v1/keys/{id}")
+
+    def is_alive(self) -> bool:
+        return self._status("/healthz") == 200
+
+    def is_ready(self) -> bool:
+        return self._status("/readyz") == 200
+
+    def metrics(self) -> str:
+        return self._request("GET", "/metrics").text
+
+    def openapi(self) -> dict[str, Any]:
+        return self._json(dict[str, Any], "GET", "/openapi.json")
+
+    # Requests
+
+    def _status(self, path: str) -> int:
+        try:
+            return self._request("GET", path, check=False).status_code
+        except GatewayUnavailable:
+            return 0
+
+    def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        return _decoded(kind, self._request(method, path, **options).content)
+
+    def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
+        for pause in (*_PAUSES_S, None):
+            try:
+                response = self._http.request(method, path, **options)
+            except self._failures as error:
+                if pause is None or not self._may_repeat(method, error):
+                    raise self._unavailable(error) from error
+                time.sleep(pause)
+            else:
+                self._answered = True
+                if check and response.status_code >= 300:
+                    raise _error_of(response.status_code, response.headers, response.content)
+                return response
+        raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
+        request = self._http.build_request(method, path, timeout=self._endless, **options)
+        try:
+            response = self._http.send(request, stream=True)
+        except self._failures as error:
+            raise self._unavailable(error) from error
+        self._answered = True
+        with contextlib.closing(response):
+            if response.status_code >= 300:
+                raise _error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
+            yield response
+
+    def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
+        try:
+            yield from response.iter_raw()
+        except self._failures as error:
+            raise self._unavailable(error) from error
+
+    def _may_repeat(self, method: str, error: Exception) -> bool:
+        import httpx  # noqa: PLC0415
+
+        if method == "POST" or isinstance(error, httpx.TimeoutException):
+            return False
+        return self._answered or not isinstance(error, httpx.ConnectError)
+
+    def _unavailable(self, error: Exception) -> GatewayUnavailable:
+        import httpx  # noqa: PLC0415
+
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
+        if isinstance(error, httpx.UnsupportedProtocol):
+            return GatewayUnavailable(f"{self.url!r} is not an address: write for example {DEFAULT_URL}")
+        if isinstance(error, httpx.TimeoutException):
+            return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
+        return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
+
+
+class HttpTransport:
+    """`gpufn._transport.Transport` over HTTP. The Client is made by the first call."""
+
+    def __init__(self, make_client: Callable[[], Client] = Client) -> None:
+        self._make = make_client
+        self._client: Client | None = None
+        self._pid = 0
+
+    @property
+    def client(self) -> Client:
+        if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
+            self._client, self._pid = self._make(), os.getpid()
+        return self._client
+
+    def call(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> tuple[str, bytes]:
+        answer = self.client.invoke_raw(
+            _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
+        )
+        return answer.content_type, answer.body
+
+    def stream(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        return self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
+
+    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+        return self.client.submit(_path(function, method), body, content_type).id
+
+    def status(self, invocation: str) -> InvocationState:
+        return self.client.invocation(invocation).state
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        answer = self.client.result_raw(invocation, timeout_s=timeout_s)
+        return answer.content_type, answer.body
+
+    def cancel(self, invocation: str) -> bool:
+        return self.client.cancel(invocation)
+
+
+_JSON = {"content-type": values.JSON}
+
+
+def _path(function: str, method: str) -> str:
+    return f"{function}.{method}" if method else function
+
+
+def _call_headers(content_type: str, accept: str, timeout_s: float | None) -> dict[str, str]:
+    headers = {"content-type": content_type, "accept": accept}
+    if timeout_s is not None:
+        headers["x-gpufn-timeout"] = f"{timeout_s:g}"
+    return headers
+
+
+def _answer(response: httpx.Response) -> Answer:
+    headers = response.headers
+    return Answer(
+        content_type=headers.get("content-type", ""),
+        body=response.content,
+        invocation=headers.get("x-gpufn-invocation", ""),
+        revision=headers.get("x-gpufn-revision", ""),
+        timings=dict(_timings(headers.get("server-timing", ""))),
+    )
+
+
+def _timings(header: str) -> Iterator[tuple[str, float]]:
+    for part in header.split(","):
+        phase, _, duration = part.strip().partition(";dur=")
+        with contextlib.suppress(ValueError):
+            yield phase, float(duration)
+
+
+def _decoded(kind: type[T], data: bytes) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolMismatch(f"the gateway's answer could not be read; is it of another release? {error}") from error
+
+
+def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> GpufnError:
+    """The exception that a problem describes; its `status` is the HTTP one."""
+    try:
+        problem = msgspec.json.decode(body, type=Problem)
+    except msgspec.MsgspecError:
+        problem = Problem(detail=body[:200].decode(errors="replace").strip())
+    if not problem.code and not body:
+        problem = Problem(detail=f"the gateway answered {status}")
+    retry_after = problem.retry_after_s
+    if retry_after is None:
+        with contextlib.suppress(ValueError):
+            retry_after = float(headers.get("retry-after", ""))
+    error = _raised(problem, retry_after)
+    error.status = status  # type: ignore[attr-defined]
+    return error
+
+
+def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
+    return error_from(
+        ErrorInfo(
+            code=problem.code,
+            message=problem.detail or problem.title,
+            retryable=problem.retryable,
+            retry_after_s=retry_after_s,
+            field=problem.field,
+            error_type=problem.error_type,
+            traceback=problem.traceback,
+        )
+    )
+
+
+def _items(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Records: kind (1 byte), length of the content type (1), length of the body (4, big endian), both."""
+    buffer = bytearray()
+    for chunk in chunks:
+        buffer += chunk
+        at = 0
+        while len(buffer) - at >= 6:
+            kind, name_length = buffer[at], buffer[at + 1]
+            start = at + 6 + name_length
+            end = start + int.from_bytes(buffer[at + 2 : at + 6], "big")
+            if len(buffer) < end:
+                break
+            content_type, body = buffer[at + 6 : start].decode("ascii"), bytes(buffer[start:end])
+            at = end
+            if kind == _END:
+                return
+            if kind == _ERROR:
+                raise _error_of(0, {}, body)
+            yield content_type, body
+        del buffer[:at]
+    raise GatewayUnavailable("the stream broke off before its end")
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[Any]:
+    """Server-sent events: `item`, then `end` or `error`."""
+    event, data = "", b""
+    for line in lines:
+        if line:
+            name, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if name == b"event":
+                event = value.decode()
+            elif name == b"data":
+                data += (b"\n" if data else b"") + value
+            continue
+        if event == "item":
+            yield msgspec.json.decode(data)
+        elif event == "end":
+            return
+        elif event == "error":
+            raise _error_of(0, {}, data)
+        event, data = "", b""
+    raise GatewayUnavailable("the stream broke off before its end")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in whole)
+    if rest:
+        yield rest

@@ -1,0 +1,208 @@
+"""`@gpu_function`, and the marks of a class's methods: `@enter`, `@method`, `@exit`.
+
+Decoration checks what can be checked without resolving type hints (`_schema` does that, at deploy), because workers
+decorate again at every cold start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from gpufn._function import HOOK, Function, FunctionClass, Method, hooks, kind_of
+from gpufn._options import Options, settings_from
+from gpufn.errors import InvalidSpec
+from gpufn.spec import MethodSpec, function_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
+
+
+class Decorator(Protocol):
+    @overload
+    def __call__(self, target: C, /) -> C: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[P, Coroutine[Any, Any, T]], /) -> Function[P, Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, target: Callable[P, AsyncIterator[T]], /) -> Function[P, AsyncIterator[T], list[T]]: ...
+    @overload
+    def __call__(self, target: Callable[P, Iterator[T]], /) -> Function[P, Iterator[T], list[T]]: ...
+    @overload
+    def __call__(self, target: Callable[P, R], /) -> Function[P, R, R]: ...
+
+
+@overload  # a class stays itself to type checkers, with a Method for each @method
+def gpu_function(target: C, /) -> C: ...  # type: ignore[overload-overlap]
+@overload
+def gpu_function(target: Callable[P, Coroutine[Any, Any, T]], /) -> Function[P, Coroutine[Any, Any, T], T]: ...
+@overload
+def gpu_function(target: Callable[P, AsyncIterator[T]], /) -> Function[P, AsyncIterator[T], list[T]]: ...
+@overload
+def gpu_function(target: Callable[P, Iterator[T]], /) -> Function[P, Iterator[T], list[T]]: ...
+@overload
+def gpu_function(target: Callable[P, R], /) -> Function[P, R, R]: ...
+@overload
+def gpu_function(**options: Unpack[Options]) -> Decorator: ...
+def gpu_function(target: Any = None, /, **options: Any) -> Any:
+    """Make a function, or a class, one that gpufn can run elsewhere. Called as before, it still runs here.
+
+    Args (times in seconds):
+        name: how it is deployed; by default its Python name, with hyphens for underscores.
+        gpu: None, "any", a name such as "L4", or a list of names, the preferred one first.
+        share: "exclusive", a GPU of its own, or "time", together with others that also say "time".
+        cpu, memory: cores and bytes ("2Gi") that one worker takes.
+        env: environment variables of its workers.
+        min_workers, max_workers, buffer_workers: always so many; never more; so many spare ones while there are calls.
+        idle_timeout: a worker without calls ends after it. target: the share of a worker's slots to plan with.
+        concurrency: calls that one worker runs at the same time.
+        batch: a `Batch`: calls gather, and the function gets a list per parameter.
+        timeout, startup_timeout, queue_timeout: for one call, for a worker's start, for the wait before a call starts.
+        retries: a number or a `Retry`.
+
+    Raises InvalidSpec, which names the option.
+
+    >>> @gpu_function(gpu=["L4", "any"], timeout=60, retries=2)
+    ... def classify(image: bytes, top: int = 5) -> list[str]:
+    ...     return ["cat", "dog"][:top]
+    >>> classify(b"...", top=1)
+    ['cat']
+    >>> gpu_function(max_worker=3)
+    Traceback (most recent call last):
+        ...
+    gpufn.errors.InvalidSpec: there is no option 'max_worker'; did you mean 'max_workers'?
+    """
+    if target is None:
+        settings_from(options, "unnamed")  # so that a wrong option is reported at its own line
+        return lambda target: _declare(target, options)
+    if options:
+        raise InvalidSpec("write @gpu_function(...) with options only; the function comes below it")
+    return _declare(target, {})
+
+
+def enter(hook: F) -> F:
+    """Mark a method that runs once when a worker starts, before its first call: load the model here.
+
+    >>> @gpu_function
+    ... class Doubler:
+    ...     @enter
+    ...     def load(self) -> None:
+    ...         self.factor = 2
+    ...     @method
+    ...     def double(self, x: int) -> int:
+    ...         return self.factor * x
+    >>> Doubler().double(21)
+    42
+    """
+    return _mark(hook, "enter")
+
+
+@overload
+def method(call: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Method[P, Coroutine[Any, Any, T], T]: ...
+@overload
+def method(call: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Method[P, AsyncIterator[T], list[T]]: ...
+@overload
+def method(call: Callable[Concatenate[Any, P], Iterator[T]]) -> Method[P, Iterator[T], list[T]]: ...
+@overload
+def method(call: Callable[Concatenate[Any, P], R]) -> Method[P, R, R]: ...
+def method(call: Any) -> Any:
+    """Mark a method of a `@gpu_function` class that can be called from outside.
+
+    >>> @gpu_function
+    ... class Greeter:
+    ...     @method
+    ...     def greet(self, name: str) -> str:
+    ...         return f"Hello {name}"
+    >>> Greeter().greet("Ada")
+    'Hello Ada'
+    >>> from gpufn.testing import run_locally
+    >>> with run_locally():
+    ...     Greeter.greet.remote("Ada")
+    'Hello Ada'
+    """
+    return _mark(call, "method")
+
+
+def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
+    """Mark a method that runs when a worker stops, after its last call.
+
+    >>> from gpufn.testing import run_locally
+    >>> @gpu_function
+    ... class Counter:
+    ...     count = 0
+    ...     @method
+    ...     def add(self) -> int:
+    ...         self.count += 1
+    ...         return self.count
+    ...     @exit
+    ...     def tell(self) -> None:
+    ...         print("counted to", self.count)
+    >>> with run_locally():
+    ...     _ = Counter.add.remote(), Counter.add.remote()
+    counted to 2
+    """
+    return _mark(hook, "exit")
+
+
+def _mark(function: F, hook: str) -> F:
+    if not inspect.isfunction(function):
+        raise InvalidSpec(f"@{hook} marks a plain method, not {function!r}")
+    vars(function)[HOOK] = hook
+    return function
+
+
+def _declare(target: Any, options: dict[str, Any]) -> Any:
+    if isinstance(target, (Function, FunctionClass)):
+        raise InvalidSpec(f"{target.__qualname__} is a @gpu_function already")
+    if not inspect.isfunction(target) and not inspect.isclass(target):
+        raise InvalidSpec(f"@gpu_function takes a function or a class, not {target!r}")
+    try:
+        settings = settings_from(options, function_name(target.__name__))
+        methods = _class_methods(target) if inspect.isclass(target) else _function_methods(target)
+        settings.spec(methods, is_class=inspect.isclass(target))
+    except InvalidSpec as error:
+        label = target.__qualname__
+        raise InvalidSpec(error.message if error.message.startswith(label) else f"{label}: {error.message}") from None
+    if inspect.isclass(target):
+        return FunctionClass(target, settings)
+    return Function(cast("Callable[..., Any]", target), settings)
+
+
+def _function_methods(function: Callable[..., Any]) -> tuple[MethodSpec, ...]:
+    *outer, _ = function.__qualname__.split(".")
+    if outer and outer[-1] != "<locals>":
+        raise InvalidSpec("for a method, put @gpu_function on the class and @method on the method")
+    _check_parameters(list(inspect.signature(function).parameters.values()))
+    return (MethodSpec(kind=kind_of(function)),)
+
+
+def _class_methods(cls: type) -> tuple[MethodSpec, ...]:
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    constructor = inspect.signature(cls).parameters.values()
+    if needed := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
+        raise InvalidSpec(f"a worker makes it without arguments: give {', '.join(needed)} of __init__ a default")
+    for hook in ("enter", "exit"):
+        for name, function in hooks(cls, hook).items():
+            if len(inspect.signature(function).parameters) != 1:
+                raise InvalidSpec(f"@{hook} {name} takes self only")
+    methods = hooks(cls, "method")
+    for name, function in methods.items():
+        try:
+            _check_parameters(list(inspect.signature(function).parameters.values())[1:])
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{name}: {error.message}") from None
+    return tuple(MethodSpec(name=name, kind=kind_of(function)) for name, function in methods.items())
+
+
+def _check_parameters(parameters: list[inspect.Parameter]) -> None:
+    """Callers over HTTP name their arguments, so each parameter needs a name that they can use."""
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise InvalidSpec(
+                f"*{parameter.name} has no names that a caller could use; take a list instead, or **{parameter.name}"
+            )
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InvalidSpec(f"{parameter.name} is positional only, but callers name their arguments; remove the '/'")

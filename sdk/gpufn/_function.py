@@ -1,0 +1,527 @@
+"""What `@gpu_function` returns: the user's code, callable here as before, and its remote side.
+
+    Function        a function             f(x)  f.remote(x)  f.spawn(x)  f.map(xs)  f.stream(x)  await f.aio.remote(x)
+    FunctionClass   a class                C()   C.method.remote(x)
+    Call            a submitted invocation
+
+A remote call: the arguments are encoded (`gpufn.values`), the current Transport carries them, the answer is decoded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from gpufn import _transport
+from gpufn.errors import FunctionRaised, InvalidInput, InvalidSpec
+from gpufn.ids import is_invocation_id
+from gpufn.invocation import InvocationState
+from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from gpufn._options import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")  # what a call here returns
+V = TypeVar("V")  # what a remote call returns
+T = TypeVar("T")
+
+HOOK = "__gpufn_hook__"
+_WINDOW = 32  # calls of one `map` that are under way at a time
+_AIO_THREADS = 128
+
+
+def kind_of(function: Callable[..., Any]) -> CallKind:
+    if inspect.isasyncgenfunction(function):
+        return CallKind.ASYNC_GENERATOR
+    if inspect.isgeneratorfunction(function):
+        return CallKind.GENERATOR
+    return CallKind.ASYNC if inspect.iscoroutinefunction(function) else CallKind.SYNC
+
+
+def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
+    """The methods of `cls` with this mark, bases first, in the order of their definition."""
+    found: dict[str, Callable[..., Any]] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if getattr(value, HOOK, None) == hook:
+                found[name] = value
+            else:
+                found.pop(name, None)  # overridden by something unmarked
+    return found
+
+
+class Call(Generic[V]):
+    """A submitted invocation: it goes on without us, and its result is kept for a while.
+
+    >>> from gpufn import gpu_function
+    >>> from gpufn.testing import run_locally
+    >>> @gpu_function
+    ... def slow(x: int) -> int:
+    ...     return x * x
+    >>> with run_locally():
+    ...     call = slow.spawn(7)
+    ...     again = Call.from_id(call.id)           # in another process, tomorrow
+    ...     again.result(timeout=10), again.status().value, again.cancel()
+    (49, 'succeeded', False)
+    """
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        self.id = id
+
+    @classmethod
+    def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
+        if not is_invocation_id(id):
+            raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
+        return Call(id)
+
+    def status(self) -> InvocationState:
+        return _transport.current().status(self.id)
+
+    def result(self, timeout: float | None = None) -> V:
+        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
+        with _remote_traceback():
+            return cast("V", _decode(_transport.current().result(self.id, timeout_s=timeout)))
+
+    def cancel(self) -> bool:
+        """False when it had ended already."""
+        return _transport.current().cancel(self.id)
+
+    @property
+    def aio(self) -> AsyncCall[V]:
+        return AsyncCall(self)
+
+    def __repr__(self) -> str:
+        return f"Call({self.id!r})"
+
+
+class AsyncCall(Generic[V]):
+    """A Call's methods, to await."""
+
+    def __init__(self, call: Call[V]) -> None:
+        self._call = call
+
+    async def status(self) -> InvocationState:
+        return await _in_thread(self._call.status)
+
+    async def result(self, timeout: float | None = None) -> V:
+        return await _in_thread(self._call.result, timeout)
+
+    async def cancel(self) -> bool:
+        return await _in_thread(self._call.cancel)
+
+
+class Remote(Generic[P, R, V]):
+    """The remote side of one callable. A subclass says which: its function, method, kind and signature."""
+
+    _function_name: str
+    _method_name: str = ""
+    _kind: CallKind
+
+    def _signature(self) -> inspect.Signature:
+        raise NotImplementedError
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        """Run on the platform and wait for the result; a generator's items come as a list."""
+        if self._kind.streams:
+            return cast("V", list(self.stream(*args, **kwargs)))
+        content_type, body = self._encode(args, kwargs)
+        with _remote_traceback():
+            answer = _transport.current().call(self._function_name, self._method_name, content_type, body)
+            return cast("V", _decode(answer))
+
+    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
+        """Submit and return at once; the Call knows when it ended, and how."""
+        call = self._encode(args, kwargs)
+        return Call(_transport.current().submit(self._function_name, self._method_name, *call))
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
+        """The items of a generator, as it yields them. Closing the iterator cancels the call."""
+        if not self._kind.streams:
+            raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
+        return self._items(*self._encode(args, kwargs))
+
+    def map(self, *iterables: Iterable[Any], window: int = _WINDOW, return_exceptions: bool = False) -> Iterator[V]:
+        """Results in the order of the arguments, as they come; at most `window` calls are under way.
+
+        The first failure is raised, or with `return_exceptions` takes its result's place.
+        """
+        return self.starmap(zip(*iterables, strict=False), window=window, return_exceptions=return_exceptions)
+
+    def starmap(
+        self, arguments: Iterable[Iterable[Any]], *, window: int = _WINDOW, return_exceptions: bool = False
+    ) -> Iterator[V]:
+        """As `map`, with a tuple of arguments per call."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+        if window < 1:
+            raise InvalidInput(f"window is at least 1, not {window}")
+        pending: deque[Future[V]] = deque()
+        pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{self._function_name}")
+        run = cast("Callable[..., V]", self.remote)
+        try:
+            for args in arguments:
+                pending.append(pool.submit(contextvars.copy_context().run, run, *args))
+                while pending and (len(pending) >= window or pending[0].done()):
+                    yield _outcome(pending.popleft(), return_exceptions)
+            while pending:
+                yield _outcome(pending.popleft(), return_exceptions)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def aio(self) -> AsyncRemote[P, R, V]:
+        """The same methods, to await."""
+        return AsyncRemote(self)
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+        from gpufn import values  # noqa: PLC0415
+
+        self._signature().bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+        return values.NATIVE, values.encode_call(args, kwargs)
+
+    def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
+        with _remote_traceback(), contextlib.ExitStack() as stack:
+            items = _transport.current().stream(self._function_name, self._method_name, content_type, body)
+            if callable(close := getattr(items, "close", None)):
+                stack.callback(close)
+            for item in items:
+                yield _decode(item)
+
+
+class AsyncRemote(Generic[P, R, V]):
+    """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
+
+    Each call waits in a thread of its own: cancelling the task stops the wait, not the call.
+    """
+
+    def __init__(self, remote: Remote[P, R, V]) -> None:
+        self._remote = remote
+
+    async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        return await _in_thread(functools.partial(self._remote.remote, *args, **kwargs))
+
+    async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
+        return await _in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
+
+    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
+        items = self._remote.stream(*args, **kwargs)
+        try:
+            while (item := await _in_thread(next, items, _END)) is not _END:
+                yield item
+        finally:
+            if callable(close := getattr(items, "close", None)):
+                await _in_thread(close)
+
+    def map(
+        self, *iterables: Iterable[Any], window: int = _WINDOW, return_exceptions: bool = False
+    ) -> AsyncIterator[V]:
+        return self.starmap(zip(*iterables, strict=False), window=window, return_exceptions=return_exceptions)
+
+    async def starmap(
+        self,
+        arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        *,
+        window: int = _WINDOW,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[V]:
+        import asyncio  # noqa: PLC0415
+
+        if window < 1:
+            raise InvalidInput(f"window is at least 1, not {window}")
+        pending: deque[asyncio.Task[V]] = deque()
+        run = cast("Callable[..., Any]", self.remote)
+        try:
+            async for args in _each(arguments):
+                pending.append(asyncio.ensure_future(run(*args)))
+                while pending and (len(pending) >= window or pending[0].done()):
+                    yield await _awaited(pending.popleft(), return_exceptions)
+            while pending:
+                yield await _awaited(pending.popleft(), return_exceptions)
+        finally:
+            for task in pending:
+                task.cancel()
+
+
+# By name, then by where it was written: a notebook declares the same function many times, and the last one counts.
+_declared_here: dict[str, dict[tuple[str, str], weakref.ref[_Declared]]] = {}
+
+
+def declared_here(name: str) -> list[Function[..., Any, Any] | FunctionClass]:
+    """The functions of this process that would be deployed as `name`."""
+    found = (reference() for reference in _declared_here.get(name, {}).values())
+    return [function for function in found if isinstance(function, (Function, FunctionClass))]
+
+
+class _Declared:
+    """What Function and FunctionClass share: the user's object, its settings, its spec, and how it is pickled."""
+
+    raw: Any
+    settings: Settings
+    __qualname__: str
+
+    def __init__(self, raw: Any, settings: Settings) -> None:
+        functools.update_wrapper(cast("Any", self), raw, updated=())
+        self.raw = raw
+        self.settings = settings
+        _declared_here.setdefault(settings.name, {})[raw.__module__, raw.__qualname__] = weakref.ref(self)
+
+    @property
+    def name(self) -> str:
+        """As deployed."""
+        return self.settings.name
+
+    def spec(self, packaging: Packaging = Packaging.SOURCE, modules: tuple[str, ...] = ()) -> FunctionSpec:
+        """What is deployed. Resolves the type hints; InvalidSpec says which parameter is wrong."""
+        from gpufn import _schema  # noqa: PLC0415
+
+        try:
+            return self.settings.spec(
+                _schema.methods_of(self.raw, self.settings.batch),
+                is_class=isinstance(self.raw, type),
+                entry=EntryPoint(self.raw.__module__, self.raw.__qualname__, packaging),
+                python=f"{sys.version_info.major}.{sys.version_info.minor}",
+                modules=modules,
+            )
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By reference where it can be imported, else by value; `raw` comes after the memo, for it may refer to us."""
+        module = sys.modules.get(self.raw.__module__)
+        if self.raw.__module__ != "__main__" and getattr(module, self.raw.__qualname__, None) is self:
+            return self.raw.__qualname__  # type: ignore[no-any-return]
+        return _blank, (type(self),), {"raw": self.raw, "settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.raw, self.settings = state["raw"], state["settings"]
+        functools.update_wrapper(cast("Any", self), self.raw, updated=())
+
+
+class Function(_Declared, Remote[P, R, V]):
+    """A function that gpufn can run elsewhere. Made by `@gpu_function`.
+
+    >>> from gpufn import gpu_function
+    >>> from gpufn.testing import run_locally
+    >>> @gpu_function
+    ... def square(x: int) -> int:
+    ...     return x * x
+    >>> isinstance(square, Function), square.name, square(3)
+    (True, 'square', 9)
+    >>> with run_locally():
+    ...     square.remote(4), list(square.map(range(5))), square.spawn(6).result()
+    (16, [0, 1, 4, 9, 16], 36)
+    """
+
+    raw: Callable[P, R]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run here, as plain Python."""
+        return self.raw(*args, **kwargs)
+
+    @property
+    def _function_name(self) -> str:  # type: ignore[override]
+        return self.settings.name
+
+    @functools.cached_property
+    def _kind(self) -> CallKind:  # type: ignore[override]
+        return kind_of(self.raw)
+
+    def _signature(self) -> inspect.Signature:
+        return _signature_of(self.raw)
+
+    def __repr__(self) -> str:
+        return f"<Function {self.settings.name}>"
+
+
+class FunctionClass(_Declared):
+    """A class that gpufn can run elsewhere: each worker holds one instance. Made by `@gpu_function`."""
+
+    raw: type
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Instance:
+        return Instance(self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not found otherwise gets here; `raw` is missing while we are being unpickled.
+        if name == "raw" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        if name in hooks(self.raw, "method"):
+            return Method(self, name)
+        return getattr(self.raw, name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self.raw,)
+
+    def __repr__(self) -> str:
+        return f"<FunctionClass {self.settings.name}>"
+
+
+class Instance:
+    """An instance of a FunctionClass here. The user's own object is made, and entered, when it is first used."""
+
+    def __init__(self, declared: FunctionClass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._declared = declared
+        self._arguments = args, kwargs
+        self._object: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        if name in hooks(self._declared.raw, "method"):
+            return Method(self._declared, name, self)
+        return getattr(self._local(), name)
+
+    def __enter__(self) -> Instance:
+        self._local()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Run the `@exit` methods."""
+        entered, self._object = self._object, None
+        if entered is not None:
+            _run_hooks(entered, "exit")
+
+    def _local(self) -> Any:
+        if self._object is None:
+            args, kwargs = self._arguments
+            made = self._declared.raw(*args, **kwargs)
+            _run_hooks(made, "enter")
+            self._object = made
+        return self._object
+
+    def __repr__(self) -> str:
+        return f"<{self._declared.__qualname__} of {self._declared!r}>"
+
+
+class Method(Remote[P, R, V]):
+    """A `@method` of a FunctionClass."""
+
+    def __init__(self, declared: FunctionClass, name: str, instance: Instance | None = None) -> None:
+        self._declared = declared
+        self._method_name = name
+        self._instance = instance
+        self._raw = hooks(declared.raw, "method")[name]
+        self._kind = kind_of(self._raw)
+        functools.update_wrapper(cast("Any", self), self._raw, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run here, as plain Python."""
+        if self._instance is None:  # written as Class.method(instance, ...)
+            owner, *rest = args
+            if isinstance(owner, Instance):
+                owner = owner._local()
+            return cast("R", self._raw(owner, *rest, **kwargs))
+        return cast("R", getattr(self._instance._local(), self._method_name)(*args, **kwargs))
+
+    @property
+    def _function_name(self) -> str:  # type: ignore[override]
+        if self._instance is not None and any(self._instance._arguments):
+            raise InvalidInput(
+                f"{self._declared.__qualname__}(...) was given arguments, which stay here: a worker makes its instance "
+                "without; pass them to the method, or deploy a second class"
+            )
+        return self._declared.name
+
+    def _signature(self) -> inspect.Signature:
+        signature = _signature_of(self._raw)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __repr__(self) -> str:
+        return f"<Method {self._declared.name}.{self._method_name}>"
+
+
+_END: Any = object()
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _blank(cls: type[T]) -> T:
+    return object.__new__(cls)
+
+
+def _decode(answer: tuple[str, bytes]) -> Any:
+    from gpufn import values  # noqa: PLC0415
+
+    return values.decode_value(*answer, allow_pickle=True)
+
+
+@contextlib.contextmanager
+def _remote_traceback() -> Iterator[None]:
+    """An exception of the user's code shows where it was raised, below our own stack."""
+    try:
+        yield
+    except FunctionRaised as error:
+        if error.traceback and not getattr(error, "__notes__", None):
+            error.add_note(f"\nIn the worker:\n{error.traceback.rstrip()}")
+        raise
+
+
+def _outcome(future: Future[V], return_exceptions: bool) -> V:
+    if return_exceptions and (error := future.exception()) is not None:
+        return cast("V", error)
+    return future.result()
+
+
+async def _awaited(task: Any, return_exceptions: bool) -> Any:
+    try:
+        return await task
+    except Exception as error:
+        if return_exceptions:
+            return error
+        raise
+
+
+async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    return ThreadPoolExecutor(_AIO_THREADS, thread_name_prefix="gpufn-aio")
+
+
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    import asyncio  # noqa: PLC0415
+
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_threads(), context.run, function, *args)
+
+
+def _run_hooks(instance: Any, hook: str) -> None:
+    for name, function in hooks(type(instance), hook).items():
+        if kind_of(function) is CallKind.ASYNC:
+            run_coroutine(getattr(instance, name)())
+        else:
+            getattr(instance, name)()
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result, also when this thread runs a loop already."""
+    import asyncio  # noqa: PLC0415
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    return _threads().submit(asyncio.run, coroutine).result()

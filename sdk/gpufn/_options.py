@@ -1,0 +1,209 @@
+"""The options of `@gpu_function`: their names and types, and how they become the parts of a FunctionSpec.
+
+Everything is checked at decoration. An option that this release does not implement is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from gpufn.errors import InvalidSpec
+from gpufn.spec import (
+    Batch,
+    EntryPoint,
+    FunctionSpec,
+    MethodSpec,
+    Packaging,
+    Resources,
+    Retry,
+    ScalingPolicy,
+    Share,
+    parse_bytes,
+)
+
+_GPU_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
+_GPU_COUNT = re.compile(r"(.+):(\d+)")
+# Named in the design, built later: refused with the reason, so that nobody relies on them in silence.
+_NOT_YET = {
+    "vram": "a limit of GPU memory",
+    "sm": "a ceiling of GPU cores",
+    "image": "an image of one's own; workers use the platform's Python environment",
+    "secrets": "secrets; use env=... for what is not secret",
+    "volumes": "volumes",
+    "model": "models",
+    "models": "models",
+    "park": "parking workers",
+}
+_SCALING = {
+    "min_workers": "min_workers",
+    "max_workers": "max_workers",
+    "buffer_workers": "buffer_workers",
+    "idle_timeout": "idle_timeout_s",
+    "target": "target",
+    "scaledown_window": "scaledown_window_s",
+    "target_delay": "target_delay_s",
+}
+_LIMITS = {
+    "concurrency": "concurrency",
+    "timeout": "timeout_s",
+    "startup_timeout": "startup_timeout_s",
+    "queue_timeout": "queue_timeout_s",
+}
+
+
+class Options(TypedDict, total=False):
+    """Times are in seconds, sizes are bytes or text such as "2Gi"."""
+
+    name: str
+    gpu: str | Sequence[str] | None
+    share: Literal["exclusive", "time"]
+    cpu: float
+    memory: str | int | None
+    env: Mapping[str, str]
+    min_workers: int
+    max_workers: int
+    buffer_workers: int
+    idle_timeout: float
+    target: float
+    scaledown_window: float
+    target_delay: float
+    concurrency: int
+    batch: Batch | None
+    timeout: float
+    startup_timeout: float
+    queue_timeout: float | None
+    retries: Retry | int | None
+    priority: Literal["normal"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one function, checked: what a FunctionSpec holds besides the code."""
+
+    name: str
+    resources: Resources = Resources()
+    scaling: ScalingPolicy = ScalingPolicy()
+    concurrency: int = 1
+    batch: Batch | None = None
+    timeout_s: float = 300.0
+    startup_timeout_s: float = 600.0
+    queue_timeout_s: float | None = None
+    retries: Retry | None = None
+    env: dict[str, str] = {}
+
+    def spec(
+        self,
+        methods: tuple[MethodSpec, ...],
+        *,
+        is_class: bool,
+        entry: EntryPoint | None = None,
+        python: str = "",
+        modules: tuple[str, ...] = (),
+    ) -> FunctionSpec:
+        return FunctionSpec(
+            entry=entry or EntryPoint("", "", Packaging.SOURCE),
+            methods=methods,
+            is_class=is_class,
+            python=python,
+            modules=modules,
+            **msgspec.structs.asdict(self),
+        )
+
+
+def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
+    """The checked settings; InvalidSpec names the option that is wrong."""
+    _refuse_unknown(options)
+    fields: dict[str, Any] = {
+        "name": _name(options.get("name", default_name)),
+        "resources": Resources(
+            gpu=_gpu(options.get("gpu")),
+            share=_share(options.get("share", Share.EXCLUSIVE)),
+            cpu=options.get("cpu", Resources().cpu),
+            memory_bytes=_memory(options.get("memory")),
+        ),
+        "scaling": ScalingPolicy(**{field: options[name] for name, field in _SCALING.items() if name in options}),
+        "batch": _batch(options.get("batch")),
+        "retries": _retries(options.get("retries")),
+        "env": _env(options.get("env")),
+    }
+    fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
+    return Settings(**fields)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    known = Options.__annotations__
+    for option, value in options.items():
+        if option in _NOT_YET:
+            if value is not None:
+                raise InvalidSpec(f"{option}={value!r}: this release of gpufn does not have {_NOT_YET[option]} yet")
+        elif option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if (priority := options.get("priority", "normal")) != "normal":
+        raise InvalidSpec(f"priority={priority!r}: this release of gpufn has only 'normal'")
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise InvalidSpec(f"name is text, not {name!r}")
+    return name
+
+
+def _gpu(gpu: Any) -> tuple[str, ...]:
+    if gpu is None:
+        return ()
+    names = (gpu,) if isinstance(gpu, str) else gpu
+    if not isinstance(names, (list, tuple)) or not names:
+        raise InvalidSpec(f"gpu is None, 'any', a name such as 'L4', or a list of names, not {gpu!r}")
+    for name in names:
+        if isinstance(name, str) and (match := _GPU_COUNT.fullmatch(name)):
+            raise InvalidSpec(f"gpu={name!r}: this release of gpufn gives a worker one GPU; write gpu={match[1]!r}")
+        if not isinstance(name, str) or _GPU_NAME.fullmatch(name) is None:
+            raise InvalidSpec(f"gpu: {name!r} is not the name of a GPU; write for example 'L4' or 'any'")
+        if name.lower() == "cpu":
+            raise InvalidSpec(f"gpu={name!r} is no GPU; leave gpu out to run on the CPU")
+    return tuple(names)
+
+
+def _share(share: Any) -> Share:
+    if share == Share.MPS:
+        raise InvalidSpec("share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'")
+    if share not in (Share.EXCLUSIVE, Share.TIME):
+        raise InvalidSpec(f"share is 'exclusive' or 'time', not {share!r}")
+    return Share(share)
+
+
+def _memory(memory: Any) -> int | None:
+    try:
+        return None if memory is None else parse_bytes(memory)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"memory: {error}") from error
+
+
+def _batch(batch: Any) -> Batch | None:
+    if batch is None or isinstance(batch, Batch):
+        return batch
+    raise InvalidSpec(f"batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not {batch!r}")
+
+
+def _retries(retries: Any) -> Retry | None:
+    if retries is None or isinstance(retries, Retry):
+        return retries
+    if isinstance(retries, int) and not isinstance(retries, bool):
+        return Retry(retries)
+    raise InvalidSpec(f"retries is a number or a Retry, such as Retry(3, backoff=2.0), not {retries!r}")
+
+
+def _env(env: Any) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InvalidSpec(f"env is a dict of names and values, not {env!r}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidSpec(f"env: names and values are text, not {name!r}: {value!r}")
+    return dict(env)

@@ -1,0 +1,130 @@
+"""What the gateway answers, as typed values (docs/http.md). Fields that a newer gateway adds are ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpufn.invocation import InvocationState
+from gpufn.protocol.messages import Waiting, WorkerCounts
+
+
+class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A Function, its active spec, and what the controller last knew; `queued` and `running` None mean unknown."""
+
+    name: str
+    active: int
+    serving: int
+    latest: int
+    updated_at: float = 0.0
+    min_workers: int | None = None
+    max_workers: int | None = None
+    spec: dict[str, Any] = {}
+    workers: WorkerCounts = WorkerCounts()
+    queued: int | None = None
+    running: int | None = None
+    wanted: int = 0
+    reason: str = ""
+    waiting: Waiting | None = None
+    service_s: float | None = None
+    cold_start_s: float | None = None
+    start_error: dict[str, Any] | None = None
+
+
+class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
+    number: int
+    created_at: float
+    bundle: str
+    state: str
+    active: bool = False
+    serving: bool = False
+
+
+class WhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there are as many workers as there are: `terms` are the figures that the decision was made from."""
+
+    function: str
+    workers: WorkerCounts = WorkerCounts()
+    queued: int | None = None
+    running: int | None = None
+    wanted: int = 0
+    reason: str = ""
+    terms: dict[str, float] = {}
+    waiting: Waiting | None = None
+    start_error: dict[str, Any] | None = None
+
+
+class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    state: InvocationState
+    function: str = ""
+    revision: int = 0
+    submitted_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 1
+    queue_s: float | None = None
+    run_s: float | None = None
+    error: dict[str, Any] | None = None
+    waiting: Waiting | None = None
+    links: dict[str, str] = {}
+
+
+class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
+    state: InvocationState | None = None
+    cancelled: bool = True
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key. `key` is its secret and is there once, in the answer to its creation."""
+
+    id: str
+    scopes: tuple[str, ...] = ()
+    label: str = ""
+    created_at: float | None = None
+    key: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A result as it came, and where the time went, in milliseconds by phase."""
+
+    content_type: str
+    body: bytes
+    invocation: str = ""
+    revision: str = ""
+    timings: dict[str, float] = {}
+
+
+class Functions(msgspec.Struct, frozen=True):
+    functions: list[FunctionView]
+
+
+class Revisions(msgspec.Struct, frozen=True):
+    revisions: list[RevisionView]
+
+
+class Calls(msgspec.Struct, frozen=True):
+    calls: list[InvocationView]
+
+
+class Nodes(msgspec.Struct, frozen=True):
+    nodes: list[dict[str, Any]]
+
+
+class Keys(msgspec.Struct, frozen=True):
+    keys: list[KeyView]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """RFC 9457, with our members."""
+
+    title: str = ""
+    detail: str = ""
+    status: int = 0
+    code: str = ""
+    retryable: bool = False
+    field: str | None = None
+    error_type: str | None = None
+    traceback: str | None = None
+    retry_after_s: float | None = None

@@ -1,0 +1,100 @@
+"""The command `gpufn`. One module per noun or verb; each is imported when its command runs, so `--help` is quick.
+
+Exit codes:
+    0 done   1 failed   2 wrong usage   3 no gateway answers   4 not found   5 not allowed   6 no room now, try again
+    7 the function itself raised   130 interrupted
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+# name → where it is, and its help (the first line of its docstring; a test compares them)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "up": ("up:up", "Run the platform on this machine."),
+    "down": ("down:down", "Stop the platform on this machine."),
+    "deploy": ("deploy:deploy", "Deploy the functions of a file."),
+    "invoke": ("invoke:invoke", "Call a function and print its result."),
+    "ls": ("functions:ls", "List the functions."),
+    "describe": ("functions:describe", "Show one function: its revision, workers and options."),
+    "logs": ("logs:logs", "Show what a function's workers wrote."),
+    "calls": ("calls:calls", "List a function's submitted calls, the newest first."),
+    "why": ("why:why", "Say why a function has the workers it has, and why its calls wait."),
+    "scale": ("functions:scale", "Set how many workers a function has at least and at most."),
+    "rollback": ("functions:rollback", "Make an earlier revision the active one."),
+    "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
+    "nodes": ("nodes:nodes", "List the nodes and their devices."),
+    "keys": ("keys:app", "Make, list and delete API keys."),
+    "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
+    "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
+}
+_EXIT_CODES = "3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, else 1"
+
+
+class LazyGroup(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        found = getattr(importlib.import_module(f"gpufn.cli.{module}"), attribute)
+        if not isinstance(found, typer.Typer):
+            command, found = found, _new_app()
+            found.command(cmd_name)(command)
+        built = typer.main.get_command(found)
+        built.name = cmd_name
+        return built
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if os.environ.get("GPUFN_DEBUG"):
+                raise
+            from gpufn.cli._render import report  # noqa: PLC0415
+
+            if (code := report(error)) is None:
+                raise
+            raise typer.Exit(code) from error
+
+
+def _new_app(**options: Any) -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+
+
+app = _new_app(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.callback(epilog=f"With --debug, anywhere, an error shows its traceback. Exit codes on failure: {_EXIT_CODES}.")
+def _gpufn(
+    url: Annotated[str | None, typer.Option(help="The gateway; else GPUFN_URL, else the one on this machine.")] = None,
+) -> None:
+    """Serverless GPU functions on your own machines."""
+    if url:
+        os.environ["GPUFN_URL"] = url
+
+
+def main() -> NoReturn:
+    argv = sys.argv[1:]
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    if "--debug" in own:
+        argv.remove("--debug")
+        os.environ["GPUFN_DEBUG"] = "1"
+    try:
+        typer.main.get_command(app).main(args=argv, prog_name="gpufn")
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)

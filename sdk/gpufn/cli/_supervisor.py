@@ -1,0 +1,351 @@
+"""Keeps the platform's processes running on one machine.
+
+1. the bus first, then the others, each with its own output file
+2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
+3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, and the bus last
+
+Before the platform was ready once, a process that says "I cannot start" (exit code 3), or that ends three times, stops
+everything with its last lines: that is wrong configuration, and no restart mends it.
+
+Nothing outlives us, not even `kill -9`: children get PR_SET_PDEATHSIG, and a fork of ours, the guard, ends nats-server,
+which is not our child to configure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from gpufn.errors import BusUnavailable, PlatformError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
+_STOP_TIMEOUT_S = 30.0
+_READY_CHECK_S = 0.05
+_CANNOT_START = 3
+_MAX_EARLY_ENDS = 3
+_LOG_BYTES = 10 << 20
+_LAST_LINES = 15
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Bus(Protocol):
+    """The nats-server (gpufn.bus.embedded)."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process of the platform, started as `python -m module`."""
+
+    name: str
+    module: str
+
+
+@dataclass
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes] | None = None  # None: the bus, which is started elsewhere
+    pid: int = 0
+    pidfd: int = -1
+    started_at: float = 0.0
+    ends: int = 0
+    pause_s: float = 0.0
+    start_at: float = 0.0  # when it is down
+
+    @property
+    def is_running(self) -> bool:
+        return self.pidfd >= 0
+
+
+@dataclass
+class Supervisor:
+    """`start_bus` None: the bus is somebody else's. `changed` is called with the pids after each start or end."""
+
+    programs: list[Program]  # in the order in which they stop
+    environment: Callable[[str], dict[str, str]]
+    start_bus: Callable[[], Bus] | None
+    is_ready: Callable[[], bool]
+    logs: Path
+    bus_log: Path
+    cwd: Path
+    ready_timeout_s: float
+    changed: Callable[[dict[str, int], bool], None]
+    say: Callable[[str], None]
+    _children: dict[str, _Child] = field(default_factory=dict)
+    _bus: Bus | None = None
+    _is_ready: bool = False
+    _signals: int = 0
+
+    def run(self) -> None:
+        """Start everything and return after a signal, when all is stopped. PlatformError: it could not start."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with _guard() as tell_guard, self._signal_pipe() as wake:
+            try:
+                if self.start_bus is not None:
+                    self._start_bus()
+                    tell_guard(self._children["nats"].pid)
+                for program in self.programs:
+                    self._children[program.name] = _Child(program.name)
+                    self._start(program)
+                self._changed()
+                self._watch(wake, tell_guard)
+            finally:
+                self._stop(wake)
+
+    # Watching
+
+    def _watch(self, wake: socket.socket, tell_guard: Callable[[int], None]) -> None:
+        give_up = time.monotonic() + self.ready_timeout_s
+        while not self._signals:
+            self._wait(wake, self._pause())
+            for child in list(self._children.values()):
+                if child.is_running and _has_ended(child.pidfd):
+                    self._ended(child)
+                if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
+                    self._start_again(child, tell_guard)
+            if not self._is_ready and not self._signals:
+                if self.is_ready():
+                    self._is_ready = True
+                    self._changed()
+                elif time.monotonic() > give_up:
+                    raise PlatformError(
+                        f"the platform was not ready after {self.ready_timeout_s:g} s; its logs are in {self.logs}\n"
+                        + self._last_lines("gateway")
+                    )
+
+    def _pause(self) -> float | None:
+        """Until the next thing that is due; None: nothing is, sleep until something happens."""
+        now = time.monotonic()
+        due = [child.start_at - now for child in self._children.values() if not child.is_running]
+        if not self._is_ready:
+            due.append(_READY_CHECK_S)
+        return max(min(due), 0.0) if due else None
+
+    def _wait(self, wake: socket.socket, timeout_s: float | None) -> None:
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        for child in self._children.values():
+            if child.is_running:
+                poll.register(child.pidfd, select.POLLIN)
+        poll.poll(None if timeout_s is None else timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            wake.recv(64)
+
+    def _ended(self, child: _Child) -> None:
+        os.close(child.pidfd)
+        child.pidfd = -1
+        code = child.process.wait() if child.process is not None else (self._bus.exit_code if self._bus else None)
+        child.ends += 1
+        if not self._is_ready and (code == _CANNOT_START or child.ends >= _MAX_EARLY_ENDS):
+            raise PlatformError(f"{child.name} cannot start:\n{self._last_lines(child.name)}")
+        lived_s = time.monotonic() - child.started_at
+        child.pause_s = _FIRST_PAUSE_S if lived_s >= _HEALTHY_AFTER_S else min(child.pause_s * 2, _LONGEST_PAUSE_S)
+        child.pause_s = max(child.pause_s, _FIRST_PAUSE_S)
+        child.start_at = time.monotonic() + child.pause_s
+        self.say(f"{child.name} {_how(code)}; it starts again in {child.pause_s:g} s (log: {self._log(child.name)})")
+        self._changed()
+
+    def _start_again(self, child: _Child, tell_guard: Callable[[int], None]) -> None:
+        if child.process is not None:
+            self._start(next(program for program in self.programs if program.name == child.name))
+        else:
+            try:
+                self._start_bus()
+            except BusUnavailable as error:
+                child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+                child.start_at = time.monotonic() + child.pause_s
+                self.say(f"nats does not start: {error.message}")
+                return
+            tell_guard(child.pid)
+        self._changed()
+
+    # Starting
+
+    def _start_bus(self) -> None:
+        assert self.start_bus is not None
+        self._bus = self.start_bus()
+        child = self._children.setdefault("nats", _Child("nats"))
+        child.pid, child.pidfd = self._bus.pid, os.pidfd_open(self._bus.pid)
+        child.started_at = time.monotonic()
+
+    def _start(self, program: Program) -> None:
+        log = self._log(program.name)
+        _rotate(log)
+        parent = os.getpid()
+
+        def die_with_us() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # we died before the line above
+                os._exit(1)
+
+        child = self._children[program.name]
+        with log.open("ab") as output:
+            child.process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-m", program.module],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self.environment(program.name),
+                cwd=self.cwd,
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the others in order
+                preexec_fn=die_with_us,  # noqa: PLW1509  we have one thread, and it makes one system call
+            )
+        child.pid, child.pidfd = child.process.pid, os.pidfd_open(child.process.pid)
+        child.started_at = time.monotonic()
+
+    # Stopping
+
+    def _stop(self, wake: socket.socket) -> None:
+        """In the order of the programs, the bus last; a second signal ends it all at once."""
+        heard = self._signals
+        for program in self.programs:
+            child = self._children.get(program.name)
+            if child is None or child.process is None or not child.is_running:
+                continue
+            if self._signals <= max(heard, 1):
+                child.process.terminate()
+                self._wait_for(child, wake, heard)
+            child.process.kill()
+            child.process.wait()
+            os.close(child.pidfd)
+            child.pidfd = -1
+        if self._bus is not None:
+            self._bus.stop()
+
+    def _wait_for(self, child: _Child, wake: socket.socket, heard: int) -> None:
+        poll = select.poll()
+        poll.register(child.pidfd, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        give_up = time.monotonic() + _STOP_TIMEOUT_S
+        while not _has_ended(child.pidfd) and self._signals <= max(heard, 1) and time.monotonic() < give_up:
+            poll.poll((give_up - time.monotonic()) * 1000)
+            with contextlib.suppress(BlockingIOError):
+                wake.recv(64)
+
+    # Helpers
+
+    @contextlib.contextmanager
+    def _signal_pipe(self) -> Iterator[socket.socket]:
+        """SIGINT, SIGTERM and SIGHUP are counted, and wake the poll."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+
+        def count(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+
+        handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in handled}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        try:
+            with ours, theirs:
+                yield ours
+                signal.set_wakeup_fd(wakeup)
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _changed(self) -> None:
+        self.changed({child.name: child.pid for child in self._children.values() if child.is_running}, self._is_ready)
+
+    def _log(self, name: str) -> Path:
+        return self.bus_log if name == "nats" else self.logs / f"{name}.log"
+
+    def _last_lines(self, name: str) -> str:
+        return last_lines(self._log(name))
+
+
+def last_lines(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - 16_384, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-_LAST_LINES:])
+
+
+def _rotate(log: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > _LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+
+
+def _has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[Callable[[int], None]]:
+    """A fork that ends the nats-server it was last told of when our end of the pipe closes without a word."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _keep_guard(reader)
+        finally:
+            os._exit(0)
+    os.close(reader)
+    try:
+        yield lambda bus_pid: _told(writer, bus_pid)
+    finally:
+        _told(writer, 0)
+        os.close(writer)
+        os.waitpid(pid, 0)
+
+
+def _told(writer: int, bus_pid: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(writer, b"%d\n" % bus_pid)
+
+
+def _keep_guard(reader: int) -> None:
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Nothing of the parent's may stay open here: its lock, its terminal, the other end of the pipe.
+    os.closerange(3, reader)
+    os.closerange(reader + 1, 65_536)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    pidfd = -1
+    while words := os.read(reader, 4096).split():
+        if pidfd >= 0:
+            os.close(pidfd)
+        pidfd = -1
+        if (pid := int(words[-1])) > 0:
+            with contextlib.suppress(ProcessLookupError):
+                pidfd = os.pidfd_open(pid)
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)

@@ -1,0 +1,160 @@
+"""`gpufn ls`, `describe`, `scale`, `rollback`, `rm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, size
+
+if TYPE_CHECKING:
+    from gpufn._views import FunctionView
+    from gpufn.protocol.messages import WorkerCounts
+
+Name = Annotated[str, typer.Argument(help="The function's name.")]
+
+
+def ls(json: Json = False) -> None:
+    """List the functions."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        views = client.functions()
+    if json:
+        print_json(views)
+        return
+    print_table(
+        ("name", "revision", "workers", "queued", "running", "updated", "note"),
+        [
+            (
+                view.name,
+                _revision(view),
+                workers(view.workers),
+                _known(view.queued),
+                _known(view.running),
+                ago(view.updated_at),
+                _note(view),
+            )
+            for view in views
+        ],
+        empty="no functions yet: `gpufn deploy FILE`",
+    )
+
+
+def describe(name: Name, json: Json = False) -> None:
+    """Show one function: its revision, workers and options."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.function(name)
+        if json:
+            print_json(view)
+            return
+        revisions = client.revisions(name)
+        url = client.url
+    spec = view.spec
+    resources, scaling = spec.get("resources", {}), spec.get("scaling", {})
+    methods = [method.get("name", "") for method in spec.get("methods", [])]
+    bounds = [
+        f"{own if own is not None else scaling.get(key)}{'' if own is None else ' (gpufn scale)'}"
+        for key, own in (("min_workers", view.min_workers), ("max_workers", view.max_workers))
+    ]
+    print_fields(
+        [
+            ("name", view.name),
+            ("address", f"{url}/v1/functions/{view.name}{'.METHOD' if spec.get('is_class') else ''}/invoke"),
+            ("methods", ", ".join(filter(None, methods))),
+            ("revision", _revision(view)),
+            ("workers", workers(view.workers)),
+            ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
+            ("note", _note(view)),
+            ("one call takes", view.service_s and duration(view.service_s)),
+            ("a cold start takes", view.cold_start_s and duration(view.cold_start_s)),
+            ("gpu", " or ".join(resources.get("gpu", [])) and f"{' or '.join(resources['gpu'])}, {resources['share']}"),
+            ("cpu", resources.get("cpu")),
+            ("memory", resources.get("memory_bytes") and size(resources["memory_bytes"])),
+            ("min, max workers", ", ".join(bounds)),
+            ("concurrency", spec.get("concurrency")),
+            ("timeout", duration(spec.get("timeout_s"))),
+            ("revisions", ", ".join(f"{one.number} ({ago(one.created_at)})" for one in revisions[-5:])),
+        ]
+    )
+
+
+def scale(
+    name: Name,
+    min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Always so many; else as deployed.")] = None,
+    max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Never more; else as deployed.")] = None,
+    json: Json = False,
+) -> None:
+    """Set how many workers a function has at least and at most.
+
+    It holds until the next `gpufn scale`, over deploys. Without --min and --max the function's own options count again.
+    """
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.scale(name, min_workers, max_workers)
+    if json:
+        print_json(view)
+        return
+    scaling: dict[str, Any] = view.spec.get("scaling", {})
+    low = scaling.get("min_workers") if view.min_workers is None else view.min_workers
+    high = scaling.get("max_workers") if view.max_workers is None else view.max_workers
+    say(f"{view.name} has {low} to {high} workers")
+
+
+def rollback(
+    name: Name,
+    revision: Annotated[int | None, typer.Option(help="Which one; left out: the one before the active.")] = None,
+    json: Json = False,
+) -> None:
+    """Make an earlier revision the active one."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.rollback(name, revision)
+    if json:
+        print_json(view)
+    else:
+        say(f"{view.name}@{view.active} is active")
+
+
+def rm(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete a function; queued calls are cancelled, running ones finish."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.function(name)
+        if not yes and not json:
+            typer.confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?", abort=True, err=True)
+        client.delete(view.name)
+    if json:
+        print_json({"deleted": view.name})
+    else:
+        say(f"deleted {view.name}")
+
+
+def workers(counts: WorkerCounts) -> str:
+    """`2 ready, 1 starting`."""
+    parts = [f"{getattr(counts, state)} {state}" for state in counts.__struct_fields__ if getattr(counts, state)]
+    return ", ".join(parts) or "0"
+
+
+def _revision(view: FunctionView) -> str:
+    return str(view.active) if view.active == view.serving else f"{view.active} (still serving {view.serving})"
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
+def _note(view: FunctionView) -> str:
+    if view.start_error:
+        return f"does not start: {(str(view.start_error.get('message', '')).splitlines() or [''])[0]}"
+    return f"calls wait: {view.waiting.detail}" if view.waiting else ""

@@ -1,0 +1,200 @@
+"""`gpufn up`: the bus, the gateway, an agent and a runner on this machine, supervised."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+from typing import Annotated
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import typer
+
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
+from gpufn.cli._render import print_fields, say, step
+from gpufn.cli._supervisor import Program, Supervisor, last_lines
+from gpufn.errors import Conflict, InvalidInput, PlatformError
+from gpufn.home import Home
+
+_NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
+_READY_TIMEOUT_S = 60.0
+# In the order in which they stop.
+_PROGRAMS = {"gateway": "gpufn_gateway", "agent": "gpufn_runtime.agent", "runner": "gpufn_runtime.runner"}
+
+
+class _Started(msgspec.Struct):
+    url: str = ""
+    error: str = ""
+
+
+def up(
+    port: Annotated[int, typer.Option(help="The gateway's port; 0 picks a free one.", min=0, max=65_535)] = 8090,
+    host: Annotated[
+        str, typer.Option(help="The gateway's address; others than loopback need an API key.")
+    ] = "127.0.0.1",
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready; it goes on.")] = False,
+    nats: Annotated[str | None, typer.Option(help="Use this NATS server, with credentials, and start none.")] = None,
+) -> None:
+    """Run the platform on this machine.
+
+    State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order.
+    """
+    home = Home.from_env()
+    if detach:
+        _detached(home)
+        return
+    try:
+        with claimed(home):
+            _run(home, host, port, nats)
+    except Exception as error:
+        _notify(_Started(error=getattr(error, "message", str(error))))
+        raise
+
+
+def _run(home: Home, host: str, port: int, nats: str | None) -> None:
+    platform = _Platform(home, host, _free_port(host, port), nats)
+    Supervisor(
+        programs=[Program(name, module) for name, module in _PROGRAMS.items()],
+        environment=platform.environment,
+        start_bus=None if nats else platform.start_bus,
+        is_ready=platform.is_ready,
+        changed=platform.changed,
+        say=lambda text: say(f"gpufn: {text}", err=True),
+        logs=home.logs,
+        bus_log=home.nats / "nats.log",
+        cwd=home.root,
+        ready_timeout_s=_READY_TIMEOUT_S,
+    ).run()
+    say("stopped", err=True)
+
+
+class _Platform:
+    """The addresses of one `gpufn up`, and what its processes are told."""
+
+    def __init__(self, home: Home, host: str, port: int, nats: str | None) -> None:
+        self.home = home
+        self.url = f"http://{_reachable(host)}:{port}"
+        self._host, self._port, self._nats = host, port, nats
+        self._node = _node_name()
+        self._bus: EmbeddedServer | None = None
+        self._announced = False
+
+    def start_bus(self) -> EmbeddedServer:
+        """On the port it had, so that who is connected finds it again."""
+        self._bus = EmbeddedServer.start(self.home.nats, port=self._bus.port if self._bus else 0)
+        return self._bus
+
+    def environment(self, role: str) -> dict[str, str]:
+        search = os.environ.get("PYTHONPATH")
+        return {
+            **os.environ,
+            **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
+            "GPUFN_HOME": str(self.home.root),
+            "GPUFN_NATS_URL": self._nats_url(role),
+            "GPUFN_HOST": self._host,
+            "GPUFN_PORT": str(self._port),
+            "GPUFN_NODE": self._node,
+        }
+
+    def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(_reachable(self._host).strip("[]"), self._port, timeout=2)
+        try:
+            with contextlib.closing(connection):
+                connection.request("GET", "/readyz")
+                return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def changed(self, pids: dict[str, int], ready: bool) -> None:
+        nats_url = _without_password(self._nats_url("gateway"))
+        record = UpRecord(pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready)
+        write_record(self.home, record)
+        if ready and not self._announced:
+            self._announced = True
+            _announce(self.home, record)
+            _notify(_Started(url=self.url))
+
+    def _nats_url(self, role: str) -> str:
+        if self._nats is not None:
+            return self._nats
+        assert self._bus is not None
+        return self._bus.url_for(role)
+
+
+def _announce(home: Home, record: UpRecord) -> None:
+    say(f"gpufn is up at {record.url}")
+    print_fields([("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)])
+    say("Deploy a file with `gpufn deploy FILE`; stop with `gpufn down`.")
+
+
+def _detached(home: Home) -> None:
+    """Start the same command in a session of its own, and wait until it says how its start went."""
+    if (running := Instance.running(home)) is not None:
+        raise already_up(running)
+    home.logs.mkdir(parents=True, exist_ok=True)
+    log = home.logs / "up.log"
+    reader, writer = os.pipe()
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
+    with step("Starting"), log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "gpufn", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, _NOTIFY_FD: str(writer)},
+            pass_fds=[writer],
+            start_new_session=True,
+        )
+        os.close(writer)
+        with open(reader, "rb") as pipe:
+            said = pipe.read()
+    started = msgspec.json.decode(said, type=_Started) if said else _Started(error=last_lines(log))
+    if started.error:
+        process.wait()
+        raise PlatformError(started.error)
+    if (running := Instance.running(home)) is not None:
+        _announce(home, running.record)
+
+
+def _notify(started: _Started) -> None:
+    if descriptor := os.environ.pop(_NOTIFY_FD, None):
+        with open(int(descriptor), "wb") as pipe:
+            pipe.write(msgspec.json.encode(started))
+
+
+def _free_port(host: str, port: int) -> int:
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            return int(probe.getsockname()[1])
+    except socket.gaierror as error:
+        raise InvalidInput(f"{host} is not an address of this machine", field="--host") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Conflict(
+                f"port {port} on {host} is taken: stop what listens there, or choose another --port"
+            ) from error
+        raise InvalidInput(f"cannot listen on {host}:{port}: {os.strerror(error.errno)}", field="--host") from error
+
+
+def _reachable(host: str) -> str:
+    """Where a client on this machine finds a server that listens on `host`."""
+    if host in ("0.0.0.0", ""):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{'::1' if host == '::' else host}]" if ":" in host else host
+
+
+def _node_name() -> str:
+    name = os.environ.get("GPUFN_NODE") or socket.gethostname().partition(".")[0]
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "local"
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

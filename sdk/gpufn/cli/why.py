@@ -1,0 +1,33 @@
+"""`gpufn why NAME`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpufn.cli._render import Json, print_fields, print_json
+from gpufn.cli.functions import workers
+
+
+def why(name: Annotated[str, typer.Argument(help="The function's name.")], json: Json = False) -> None:
+    """Say why a function has the workers it has, and why its calls wait."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        view = client.why(name)
+    if json:
+        print_json(view)
+        return
+    unknown = view.queued is None or view.running is None
+    waiting = view.waiting
+    print_fields(
+        [
+            ("workers", f"{workers(view.workers)}; {view.wanted} wanted"),
+            ("because", view.reason),
+            ("calls", "not known yet" if unknown else f"{view.queued} queued, {view.running} running"),
+            ("calls wait", waiting and f"{waiting.detail} ({waiting.reason})"),
+            ("last start error", view.start_error and view.start_error.get("message")),
+            ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items())),
+        ]
+    )

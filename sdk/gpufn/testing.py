@@ -1,0 +1,174 @@
+"""For tests of code that uses gpufn: `.remote` and its siblings without a platform.
+
+`run_locally` runs each remote call in this process. Arguments and results are encoded and decoded on the way, and a
+failure arrives as FunctionRaised, so that what works here works there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from gpufn import _transport, values
+from gpufn._function import Function, FunctionClass, Instance, declared_here, kind_of, run_coroutine
+from gpufn.errors import FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
+from gpufn.ids import new_invocation_id
+from gpufn.invocation import InvocationState
+from gpufn.spec import CallKind, function_name
+
+T = TypeVar("T")
+
+__all__ = ["LocalTransport", "RemoteCall", "run_locally"]
+
+
+class RemoteCall(NamedTuple):
+    """A call that was made: the function's name (`name.method` for a class) and its arguments."""
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@contextlib.contextmanager
+def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
+    """Inside the `with`, remote calls run here. A replacement runs in place of the function of its name.
+
+    >>> from gpufn import gpu_function
+    >>> @gpu_function(gpu="H100")
+    ... def describe(image: bytes) -> str:
+    ...     raise RuntimeError("there is no GPU here")
+    >>> with run_locally(describe=lambda image: f"{len(image)} bytes") as platform:
+    ...     describe.remote(b"abc")
+    '3 bytes'
+    >>> platform.calls
+    [RemoteCall(function='describe', args=(b'abc',), kwargs={})]
+    """
+    before = _transport.installed()
+    with contextlib.closing(LocalTransport(replacements)) as transport:
+        _transport.install(transport)
+        try:
+            yield transport
+        finally:
+            _transport.install(before)
+
+
+class LocalTransport:
+    """A Transport that runs calls in this process; `calls` has them in their order."""
+
+    def __init__(self, replacements: dict[str, Callable[..., Any]] | None = None) -> None:
+        self.calls: list[RemoteCall] = []
+        self._replacements = {function_name(name): function for name, function in (replacements or {}).items()}
+        self._instances: dict[str, Instance] = {}
+        self._ended: dict[str, tuple[str, bytes] | GpufnError] = {}
+        self._one_at_a_time = threading.RLock()  # a class's instance is used as one worker would use it
+
+    def call(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> tuple[str, bytes]:
+        with _raised_remotely():
+            result = self._run(function, method, body)
+            if isinstance(result, Iterator):
+                result = list(result)
+        return values.encode_result(result, values.NATIVE)
+
+    def stream(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        with _raised_remotely():
+            for item in self._run(function, method, body):
+                yield values.encode_result(item, values.NATIVE)
+
+    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+        invocation = new_invocation_id()
+        try:
+            self._ended[invocation] = self.call(function, method, content_type, body)
+        except GpufnError as error:
+            self._ended[invocation] = error
+        return invocation
+
+    def status(self, invocation: str) -> InvocationState:
+        failed = isinstance(self._end_of(invocation), GpufnError)
+        return InvocationState.FAILED if failed else InvocationState.SUCCEEDED
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        end = self._end_of(invocation)
+        if isinstance(end, GpufnError):
+            raise end
+        return end
+
+    def cancel(self, invocation: str) -> bool:
+        self._end_of(invocation)
+        return False
+
+    def close(self) -> None:
+        """End the instances that were made, as their workers would."""
+        for instance in self._instances.values():
+            instance.__exit__(None, None, None)
+        self._instances.clear()
+
+    def _end_of(self, invocation: str) -> tuple[str, bytes] | GpufnError:
+        try:
+            return self._ended[invocation]
+        except KeyError:
+            raise InvocationNotFound(f"there is no invocation {invocation} here") from None
+
+    def _run(self, name: str, method: str, body: bytes) -> Any:
+        args, kwargs = values.decode_call(body, allow_pickle=True)
+        self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
+        replacement = self._replacements.get(name)
+        if replacement is not None:
+            return _plainly(replacement if not method else getattr(replacement, method), args, kwargs)
+        function = _declared(name)
+        if isinstance(function, Function):
+            return _called(function, function.raw, args, kwargs)
+        with self._one_at_a_time:
+            instance = self._instances.setdefault(name, function())
+            return _called(function, getattr(instance._local(), method), args, kwargs)
+
+
+def _declared(name: str) -> Function[..., Any, Any] | FunctionClass:
+    found = declared_here(name)
+    if not found:
+        raise FunctionNotFound(f"no @gpu_function named {name} has been imported here")
+    if len(found) > 1:
+        places = ", ".join(f"{function.raw.__module__}.{function.raw.__qualname__}" for function in found)
+        raise InvalidInput(f"more than one function would be deployed as {name}: {places}; give one another name=...")
+    return found[0]
+
+
+def _called(declared: Any, callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if declared.settings.batch is None:
+        return _plainly(callable_, args, kwargs)
+    results = _plainly(callable_, [[value] for value in args], {name: [value] for name, value in kwargs.items()})
+    return results[0]
+
+
+def _plainly(callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A value, or an iterator of values: coroutines and async generators are run."""
+    result = callable_(*args, **kwargs)
+    kind = kind_of(callable_)
+    if kind is CallKind.ASYNC:
+        return run_coroutine(result)
+    if kind is CallKind.ASYNC_GENERATOR:
+        return iter(run_coroutine(_listed(result)))
+    return result
+
+
+async def _listed(items: AsyncIterator[T]) -> list[T]:
+    return [item async for item in items]
+
+
+@contextlib.contextmanager
+def _raised_remotely() -> Iterator[None]:
+    try:
+        yield
+    except GpufnError:
+        raise
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        raise FunctionRaised(
+            f"{type(error).__name__}: {error}", error_type=type(error).__qualname__, traceback=text
+        ) from error

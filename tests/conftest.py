@@ -1,0 +1,143 @@
+"""What tests of several folders share: a real nats-server, a real platform, and the order that they run in.
+
+A prerequisite that this machine lacks skips a test at home and fails it where CI=true.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx
+import pytest
+
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.errors import BusUnavailable
+from gpufn.home import Home
+
+ROOT = Path(__file__).parent.parent
+# Fast ones first: what is wrong in a table of decisions shows before any process is started.
+_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "e2e", "examples", "gpu")
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 30.0
+
+
+def missing(what: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{what}; CI installs what it needs")
+    pytest.skip(what)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> tuple[bool, int]:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        place = _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
+        return item.get_closest_marker("e2e") is not None, place
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A nats-server with an empty store."""
+    try:
+        server = EmbeddedServer.start(tmp_path_factory.mktemp("nats"))
+    except BusUnavailable as error:
+        missing(error.message)
+    with server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A running `gpufn up`, as its users see it."""
+
+    url: str
+    home: Path
+    client: httpx.Client
+    process: subprocess.Popen[bytes]
+
+    def gpufn(self, *arguments: str | Path) -> str:
+        """What the command prints; a failing command fails the test with all that it said."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "gpufn", *arguments],
+            env=os.environ | {"GPUFN_URL": self.url, "GPUFN_HOME": str(self.home)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, f"gpufn {' '.join(map(str, arguments))}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def post(self, function: str, body: Any = None, *, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Invoke with a JSON object, or with bytes as they are."""
+        content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body or {}}
+        return self.client.post(f"/v1/functions/{function}/invoke", headers=headers, **content)
+
+    def invoke(self, function: str, body: Any = None) -> Any:
+        """The JSON result of a call that succeeds."""
+        answer = self.post(function, body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def ready_workers(self, function: str) -> int:
+        workers: dict[str, int] = self.client.get(f"/v1/functions/{function}").json()["workers"]
+        return workers["ready"]
+
+
+@contextlib.contextmanager
+def running_platform(home: Path, *options: str) -> Iterator[Platform]:
+    """`gpufn up` on a free port, stopped at the end."""
+    home.mkdir(parents=True, exist_ok=True)
+    log = home / "up.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
+            env=os.environ | {"GPUFN_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        url = _wait_until_ready(Home(home), process, log)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield Platform(url, home, client, process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+
+
+@pytest.fixture(scope="session")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """One platform for many tests: they deploy functions of their own and stop none of its processes."""
+    with running_platform(tmp_path_factory.mktemp("home")) as platform:
+        yield platform
+
+
+def _wait_until_ready(home: Home, process: subprocess.Popen[bytes], log: Path) -> str:
+    give_up = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            url: str = json.loads(home.up_file.read_bytes())["url"]
+            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
+                return url
+        except (FileNotFoundError, json.JSONDecodeError, httpx.TransportError):
+            pass
+        time.sleep(0.05)
+    pytest.fail(f"the platform did not get ready (exit code {process.poll()}):\n{log.read_text(errors='replace')}")

@@ -1,0 +1,13 @@
+"""A function for the survival tests: it takes a moment and gives back what it was given."""
+
+from __future__ import annotations
+
+import time
+
+from gpufn import gpu_function
+
+
+@gpu_function(max_workers=2, concurrency=2)
+def steady(number: int) -> int:
+    time.sleep(0.005)
+    return number

@@ -1,0 +1,120 @@
+"""User code on its worst day takes down its own worker at most, and its caller is told what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Platform
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "hostile.py"
+
+
+@pytest.fixture(scope="module")
+def hostile(platform: Platform) -> Iterator[Platform]:
+    platform.gpufn("deploy", APP)
+    assert platform.invoke("good") == 2
+    yield platform
+    for function in platform.client.get("/v1/functions").json()["functions"]:
+        platform.client.delete(f"/v1/functions/{function['name']}")
+
+
+def problem(platform: Platform, function: str, body: Any = None) -> dict[str, Any]:
+    answer = platform.post(function, body)
+    assert answer.status_code >= 400, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    assert platform.invoke("good", {"x": 4}) == 5, "the neighbours live on"
+    return dict(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("segfaults", ["SIGSEGV", "Segmentation fault"]),
+        ("leaves", ["exited with code 7"]),
+    ],
+)
+def test_a_worker_that_dies_is_told_with_the_reason(hostile: Platform, function: str, said: list[str]) -> None:
+    told = problem(hostile, function)
+    assert (told["code"], told["retryable"]) == ("worker_lost", True)
+    for words in said:
+        assert words in told["detail"]
+
+
+def test_memory_without_end_ends_the_call_and_not_the_machine(hostile: Platform) -> None:
+    told = problem(hostile, "eats_memory")
+    # Where a cgroup holds the worker the kernel ends it; where a limit of its own does, Python raises.
+    assert told["code"] in ("worker_lost", "function_raised")
+    assert "memory" in told["detail"].lower() or told.get("error_type") == "MemoryError"
+
+
+def test_a_call_that_blocks_for_ever_ends_at_its_timeout(hostile: Platform) -> None:
+    told = problem(hostile, "blocks")
+    assert told["code"] == "invocation_timed_out"
+    assert "1 s" in told["detail"]
+
+
+def test_a_gigabyte_of_output_is_bounded_and_said_to_be(hostile: Platform) -> None:
+    assert hostile.invoke("prints_a_gigabyte") == "printed"
+    assert hostile.invoke("good", {"x": 1}) == 2
+    answer = hostile.client.get("/v1/functions/prints-a-gigabyte/logs", params={"tail": 20_000})
+    assert len(answer.content) < 64 << 20
+    assert "dropped" in answer.text
+
+
+def test_a_function_may_fork(hostile: Platform) -> None:
+    assert hostile.invoke("forks") == 0
+
+
+def test_a_call_that_holds_the_gil_longer_than_the_acknowledgement_wait_runs_once(hostile: Platform) -> None:
+    assert hostile.invoke("holds_the_gil", {"seconds": 10}) == "held"
+    status = hostile.client.get("/v1/functions/holds-the-gil").json()
+    assert status["queued"] in (0, None)
+
+
+def test_the_environment_of_a_worker_holds_no_credential(hostile: Platform) -> None:
+    environment = hostile.invoke("reads_its_environment")
+    assert not [name for name in environment if "NATS" in name or "KEY" in name or "TOKEN" in name]
+    assert not [value for value in environment.values() if "nats://" in value]
+
+
+def test_garbage_on_its_socket_costs_a_worker_its_life_only(hostile: Platform) -> None:
+    assert problem(hostile, "writes_garbage_to_its_socket")["code"] == "worker_lost"
+
+
+def test_an_exception_without_words_is_told_by_its_type(hostile: Platform) -> None:
+    told = problem(hostile, "raises_what_cannot_be_encoded")
+    assert (told["code"], told["error_type"]) == ("function_raised", "Unspeakable")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [("returns_what_cannot_be_encoded", "cannot be sent as application/json"), ("returns_too_much", "more than the")],
+)
+def test_a_result_that_cannot_be_sent_says_why(hostile: Platform, function: str, said: str) -> None:
+    told = problem(hostile, function)
+    assert told["code"] == "result_not_encodable"
+    assert said in told["detail"]
+
+
+def test_an_exception_comes_with_the_users_traceback_and_none_of_ours(hostile: Platform) -> None:
+    told = problem(hostile, "raises")
+    assert (told["code"], told["error_type"], told["detail"]) == (
+        "function_raised", "ValueError", "a value that is no good",
+    )  # fmt: skip
+    assert "hostile.py" in told["traceback"]
+    assert "gpufn_runtime" not in told["traceback"]
+
+
+def test_the_platform_is_whole_after_all_of_it(hostile: Platform) -> None:
+    began = time.monotonic()
+    assert hostile.client.get("/readyz").status_code == 200
+    assert hostile.invoke("good", {"x": 2}) == 3
+    assert hostile.process.poll() is None
+    assert time.monotonic() - began < 30

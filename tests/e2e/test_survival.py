@@ -1,0 +1,163 @@
+"""kill -9 of any process at any moment under load: nothing accepted is lost, and the platform is whole again by itself.
+
+Each test has a platform of its own, with load on it: callers that wait and callers that come back later. Then one
+process is killed. Every accepted invocation ends exactly once; callers that wait get an answer or an error that says
+"try again"; and soon calls are served again, without a person.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Platform, running_platform
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "steady.py"
+WHOLE_AGAIN_S = 10.0
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Platform]:
+    with running_platform(tmp_path / "home") as platform:
+        platform.gpufn("deploy", APP)
+        assert platform.invoke("steady", {"number": 1}) == 1
+        yield platform
+
+
+class Load:
+    """Callers in threads: what was accepted, what came back, and what was refused with what."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._url = platform.url
+        self._stop = threading.Event()
+        self.accepted: dict[str, int] = {}
+        self.answered = 0
+        self.refused: list[str] = []
+        self.wrong: list[str] = []
+        self._lock = threading.Lock()
+        work = [self._submit, self._submit, self._call, self._call]
+        self._threads = [
+            threading.Thread(target=caller, args=(number,), daemon=True) for number, caller in enumerate(work)
+        ]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def wait_for_answers(self, more: int, within_s: float) -> float:
+        """Seconds until so many more calls were answered."""
+        goal, began = self.answered + more, time.monotonic()
+        while self.answered < goal:
+            assert time.monotonic() - began < within_s, f"not whole after {within_s} s; last refusals {self.refused[-3:]}"
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def _submit(self, caller: int) -> None:
+        number = caller * 1_000_000
+        with httpx.Client(base_url=self._url, timeout=30) as client:
+            while not self._stop.is_set():
+                number += 1
+                answer = self._try(client, "submit", number)
+                if answer is not None and answer.status_code == 202:
+                    with self._lock:
+                        self.accepted[answer.json()["id"]] = number
+                time.sleep(0.005)
+
+    def _call(self, caller: int) -> None:
+        number = caller * 1_000_000
+        with httpx.Client(base_url=self._url, timeout=30) as client:
+            while not self._stop.is_set():
+                number += 1
+                answer = self._try(client, "invoke", number)
+                if answer is None:
+                    time.sleep(0.02)
+                elif answer.status_code == 200:
+                    if answer.json() == number:
+                        self.answered += 1
+                    else:
+                        self.wrong.append(f"{number} gave {answer.text}")
+
+    def _try(self, client: httpx.Client, verb: str, number: int) -> httpx.Response | None:
+        try:
+            answer = client.post(f"/v1/functions/steady/{verb}", json={"number": number})
+        except httpx.TransportError as error:
+            self.refused.append(type(error).__name__)  # the gateway itself is gone for a moment
+            return None
+        if answer.status_code >= 400:
+            problem: dict[str, Any] = answer.json()
+            self.refused.append(problem["code"])
+            if not problem.get("retryable"):
+                self.wrong.append(f"{number} was refused for good: {answer.text}")
+            return None
+        return answer
+
+
+def pids_of(platform: Platform, name: str) -> list[int]:
+    if name != "worker":
+        return [json.loads((platform.home / "up.json").read_bytes())["pids"][name]]
+    nodes = platform.client.get("/v1/nodes").json()["nodes"]
+    return [process["pid"] for node in nodes for process in node["processes"]]
+
+
+@pytest.mark.parametrize("victim", ["worker", "runner", "agent", "gateway", "nats"])
+def test_kill_9_under_load_loses_no_accepted_call(own: Platform, victim: str) -> None:
+    with Load(own) as load:
+        load.wait_for_answers(20, 30)
+        for pid in pids_of(own, victim):
+            os.kill(pid, signal.SIGKILL)
+        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.stop()
+    assert load.wrong == []
+    assert load.accepted, "calls were accepted"
+    ends = {}
+    for invocation, number in load.accepted.items():
+        answer = own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30})
+        ends[invocation] = (answer.status_code, answer.text, number)
+    lost = {key: end for key, end in ends.items() if end[0] not in (200, 502, 503, 500)}
+    assert lost == {}
+    for invocation, (status, text, number) in ends.items():
+        if status == 200:
+            assert json.loads(text) == number, invocation
+        else:
+            # Only a call that ran in the killed worker ends without a result, and it says so.
+            assert victim == "worker", text
+            assert json.loads(text)["code"] == "worker_lost", text
+    again = {
+        invocation: own.client.get(f"/v1/invocations/{invocation}/result").text for invocation in list(ends)[:20]
+    }
+    assert again == {invocation: ends[invocation][1] for invocation in again}, "the first end stays"
+
+
+def test_a_stopped_bus_is_waited_for(own: Platform) -> None:
+    """SIGSTOP: the connection stands and nothing answers."""
+    with Load(own) as load:
+        load.wait_for_answers(20, 30)
+        [pid] = pids_of(own, "nats")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(pid, signal.SIGCONT)
+        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.stop()
+    assert load.wrong == []
+    for invocation in load.accepted:
+        assert own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30}).status_code == 200
