@@ -1,0 +1,24 @@
+"""``python -m gpufn_runtime.worker CONFIG.json`` is a worker, ``... --template MODULE...`` a standby for more."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
+    if not sys.flags.safe_path:
+        del sys.path[0]  # `-m` put the agent's folder there; the user's modules are looked for in their bundle
+    if arguments[:1] == ["--template"]:
+        from gpufn_runtime.worker.template import serve  # noqa: PLC0415  (a cold worker does not need it)
+
+        return serve(arguments[1:])
+    if len(arguments) != 1:
+        print("usage: python -m gpufn_runtime.worker CONFIG.json | --template MODULE...", file=sys.stderr)  # noqa: T201
+        return 2
+    from gpufn_runtime.worker.lifecycle import run_worker  # noqa: PLC0415
+
+    run_worker(arguments[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""Runs a batch: each call's input is checked on its own, and no call fails because of another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpufn.errors import RequestError
+from gpufn_runtime.worker.attempts import Attempt, Attempts
+from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.loader import Method
+from gpufn_runtime.worker.results import Results
+
+
+class BatchRuns:
+    def __init__(self, attempts: Attempts, results: Results) -> None:
+        self._attempts = attempts
+        self._results = results
+
+    def run(self, batch: list[Attempt], method: Method, call: Callable[..., Any]) -> None:
+        """`call` takes what `method.call` takes, and waits for its result."""
+        started = time.perf_counter()
+        inputs: list[tuple[Attempt, dict[str, Any]]] = []
+        for attempt in batch:
+            if self._attempts.start(attempt):
+                try:
+                    inputs.append((attempt, method.parameters.by_name(attempt.run.content_type, attempt.body)))
+                except RequestError as error:
+                    self._results.rejected(attempt, error, started)
+                attempt.body = b""
+        if inputs:
+            self._run(inputs, call, started)
+
+    def _run(self, inputs: list[tuple[Attempt, dict[str, Any]]], call: Callable[..., Any], started: float) -> None:
+        # Prints of a batch of several belong to none of them.
+        token = current_attempt.set(inputs[0][0] if len(inputs) == 1 else None)
+        try:
+            names = list(inputs[0][1])
+            values = _as_list(call(**{name: [given[name] for _, given in inputs] for name in names}), len(inputs))
+        except BaseException as error:
+            if len(inputs) == 1:
+                self._results.raised(inputs[0][0], error, started)
+            else:  # one of them may be to blame: only that one fails
+                for one in inputs:
+                    self._run([one], call, time.perf_counter())
+            return
+        finally:
+            current_attempt.reset(token)
+        for (attempt, _), value in zip(inputs, values, strict=True):
+            if isinstance(value, Exception):
+                self._results.raised(attempt, value, started)
+            else:
+                self._results.returned(attempt, value, started)
+
+
+def _as_list(result: Any, size: int) -> list[Any]:
+    if isinstance(result, (str, bytes, dict, set)) or not hasattr(result, "__len__"):
+        raise TypeError(
+            f"a function with batch=... returns a list with one result per call, not {type(result).__name__}"
+        )
+    if len(result) != size:
+        raise ValueError(f"the function returned {len(result)} results for a batch of {size} calls")
+    return list(result)

@@ -1,0 +1,145 @@
+"""Calls that the user's code makes of other functions: a Transport over the worker's socket.
+
+The runner makes them for us, so a worker needs no address and no credentials. Blocking, from any thread; the SDK's
+`.aio` wraps it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+from gpufn import values
+from gpufn.errors import InvocationCancelled, InvocationExpired, PlatformError, error_from
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol.frames import Answer, AnswerItem, Call, CloseCall
+from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.link import Link
+
+_LOST = "the node's runner restarted while this call was under way: whether it ran is not known"
+
+
+class NestedCalls:
+    """The `gpufn._transport.Transport` of a worker."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._open: dict[int, SimpleQueue[tuple[Answer | AnswerItem | None, bytes]]] = {}
+
+    # --- for the user's threads -------------------------------------------------------------------------------------
+
+    def call(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> tuple[str, bytes]:
+        return self._ask(
+            "call", function, body, method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s
+        )
+
+    def stream(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        with _Conversation(self) as conversation:
+            conversation.open(
+                "stream", function, body,
+                method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s,
+            )  # fmt: skip
+            while True:
+                frame, data = conversation.next()
+                if isinstance(frame, Answer):
+                    _raise_unless_succeeded(frame)
+                    return
+                yield frame.content_type, data
+
+    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+        answer = self._ask("submit", function, body, method=method, content_type=content_type, accept=values.NATIVE)
+        return answer[1].decode()
+
+    def status(self, invocation: str) -> InvocationState:
+        return InvocationState(self._ask("status", invocation)[1].decode())
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        return self._ask("result", invocation, timeout_s=timeout_s)
+
+    def cancel(self, invocation: str) -> bool:
+        return self._ask("cancel", invocation)[1] == b"true"
+
+    def _ask(self, verb: str, target: str, body: bytes = b"", **fields: Any) -> tuple[str, bytes]:
+        with _Conversation(self) as conversation:
+            conversation.open(verb, target, body, **fields)
+            while True:
+                frame, data = conversation.next()
+                if isinstance(frame, Answer):
+                    if verb == "result" and frame.kind is OutcomeKind.EXPIRED and frame.error is None:
+                        raise TimeoutError(f"invocation {target} has not ended yet")
+                    _raise_unless_succeeded(frame)
+                    return frame.content_type, data
+
+    # --- for the reader thread --------------------------------------------------------------------------------------
+
+    def deliver(self, frame: Answer | AnswerItem, body: bytes) -> None:
+        queue = self._open.get(frame.call)
+        if queue is not None:  # else nobody wants it any more
+            queue.put((frame, body))
+
+    def abandon(self) -> None:
+        """The link is gone, and every answer with it."""
+        with self._lock:
+            waiting = list(self._open.values())
+        for queue in waiting:
+            queue.put((None, b""))
+
+
+class _Conversation:
+    """One Call and its answers; closed on the way out when the answer is not there yet."""
+
+    def __init__(self, calls: NestedCalls) -> None:
+        self._calls = calls
+        self._number = next(calls._numbers)
+        self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
+        self._link_number = calls._link.number
+        self._ended = False
+
+    def __enter__(self) -> _Conversation:
+        with self._calls._lock:
+            self._calls._open[self._number] = self._queue
+        return self
+
+    def open(self, verb: str, target: str, body: bytes, **fields: Any) -> None:
+        attempt = current_attempt.get()
+        self._link_number = self._calls._link.number
+        parent = attempt.run.attempt if attempt is not None and attempt.link == self._link_number else 0
+        frame = Call(self._number, verb, target, parent=parent, **fields)
+        self._calls._link.send(frame, body, link=self._link_number)
+        if self._calls._link.number != self._link_number:
+            self._queue.put((None, b""))
+
+    def next(self) -> tuple[Answer | AnswerItem, bytes]:
+        frame, data = self._queue.get()
+        if frame is None:
+            self._ended = True
+            raise PlatformError(_LOST)
+        self._ended = isinstance(frame, Answer)
+        return frame, data
+
+    def __exit__(self, *_: object) -> None:
+        with self._calls._lock:
+            del self._calls._open[self._number]
+        if not self._ended:
+            self._calls._link.send(CloseCall(self._number), link=self._link_number)
+
+
+def _raise_unless_succeeded(answer: Answer) -> None:
+    if answer.kind is OutcomeKind.SUCCEEDED:
+        return
+    if answer.error is not None:
+        raise error_from(answer.error)
+    if answer.kind is OutcomeKind.CANCELLED:
+        raise InvocationCancelled
+    if answer.kind is OutcomeKind.EXPIRED:
+        raise InvocationExpired
+    raise PlatformError(f"the call ended as {answer.kind}")

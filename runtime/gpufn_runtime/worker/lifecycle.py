@@ -1,0 +1,204 @@
+"""A worker's life.
+
+1. confine the process (cgroup, limits)
+2. connect to the runner's socket: Hello
+3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
+4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
+5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again; else exit 4
+6. Drain or SIGTERM: finish what is here
+7. run the @exit hooks, exit
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+from gpufn import _transport
+from gpufn.errors import FunctionStartFailed, ProtocolMismatch
+from gpufn.protocol.frames import Answer, AnswerItem, Cancel, Credit, Drain, Ready, Run, RunnerFrame, StartFailed
+from gpufn.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
+from gpufn_runtime.worker import loader, process
+from gpufn_runtime.worker.attempts import Attempts
+from gpufn_runtime.worker.calls import NestedCalls
+from gpufn_runtime.worker.executor import Executor
+from gpufn_runtime.worker.failures import describe
+from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.loader import Loaded, LoadError
+from gpufn_runtime.worker.output import Output
+from gpufn_runtime.worker.results import Results
+
+CONNECT_S = 10.0  # the runner hears of the assignment when the agent does, and may listen a moment later
+RECONNECT_S = 30.0  # its supervisor starts it again within seconds
+LAST_CALL_S = 30.0  # what still runs when nobody will hear its result
+
+
+def run_worker(config_path: str) -> NoReturn:
+    with open(config_path, "rb") as file:  # pathlib would be 6 ms of a cold start
+        config = msgspec.json.decode(file.read(), type=WorkerConfig)
+    process.leave(Worker(config).run())
+
+
+class Worker:
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._link = Link(config.socket, config.worker)
+        self._attempts = Attempts()
+        self._output = Output(self._link)
+        self._results = Results(self._link, self._attempts, self._output, config.bundle_dir)
+        self._executor = Executor(config.spec, self._attempts, self._results)
+        self._calls = NestedCalls(self._link)
+        self._draining = False
+        self._exit_code = 0
+        self._forking = threading.local()
+        self._attempts.on_idle = self._stop_if_drained
+
+    def run(self) -> int:
+        """Live; the exit code says how it ended."""
+        process.explain_crashes()
+        unconfined = self._confine()
+        if not self._link.connect(CONNECT_S):
+            print(f"no runner listens on {self._config.socket}", file=sys.stderr)  # noqa: T201
+            return EXIT_LINK_LOST
+        os.register_at_fork(
+            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._be_no_worker
+        )
+        self._output.capture()
+        _transport.install(self._calls)
+        threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
+        if unconfined is not None:
+            return self._start_failed("load", unconfined)
+        loaded = self._start()
+        if loaded is None:
+            return EXIT_START_FAILED
+        self._executor.work()
+        self._exit(loaded)
+        return self._exit_code
+
+    # --- starting ---------------------------------------------------------------------------------------------------
+
+    def _confine(self) -> LoadError | None:
+        os.environ.update(self._config.spec.env)
+        process.use_cores(self._config.spec.resources.cpu)
+        try:
+            process.confine(self._config)
+        except (OSError, ValueError) as error:
+            return LoadError(f"the worker's limits cannot be set: {error}")
+        return None
+
+    def _start(self) -> Loaded | None:
+        started = time.perf_counter()
+        try:
+            loaded = loader.load(self._config)
+        except BaseException as error:
+            self._start_failed("load", error)
+            return None
+        loaded_at = time.perf_counter()
+        try:
+            loaded.make()
+            for hook in loaded.enter:
+                self._executor.call_hook(hook)
+        except BaseException as error:
+            self._start_failed("enter", error)
+            return None
+        warm_at = time.perf_counter()
+        self._output.capture_logging()
+        self._executor.serve(loaded.methods)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is for its supervisor
+        self._link.announce(Ready(loaded_at - started, warm_at - loaded_at, loader.third_party_modules()))
+        return loaded
+
+    def _start_failed(self, phase: str, error: BaseException) -> int:
+        self._output.end(None)
+        if isinstance(error, LoadError):
+            info = FunctionStartFailed(str(error)).info()
+        else:
+            info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
+        self._link.send(StartFailed(phase, info))
+        return EXIT_START_FAILED
+
+    # --- the reader thread ------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            while True:
+                for frame, body in self._link.received(self._executor.look_after):
+                    self._take(frame, body)
+                self._attempts.abandon()
+                self._calls.abandon()
+                self._attempts.check_idle()
+                if self._draining or not self._link.connect(RECONNECT_S):
+                    break
+        except ProtocolMismatch as error:  # a runner of another release: a fresh worker has to meet it
+            print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
+            self._link.close()
+            self._attempts.abandon()
+            self._calls.abandon()
+        if not self._draining:
+            self._exit_code = EXIT_LINK_LOST
+        self._executor.stop()
+        time.sleep(LAST_CALL_S)
+        process.leave(self._exit_code)
+
+    def _take(self, frame: RunnerFrame, body: bytes) -> None:
+        kind = type(frame)
+        if kind is Run:
+            self._executor.take(self._attempts.add(frame, body, self._link.number))  # type: ignore[arg-type]
+        elif isinstance(frame, Credit):
+            self._attempts.credit(frame.attempt, frame.items)
+        elif isinstance(frame, Cancel):
+            cancelled = self._attempts.cancel(frame.attempt)
+            if cancelled is not None:
+                self._results.cancelled_in_queue(cancelled)
+        elif isinstance(frame, (Answer, AnswerItem)):
+            self._calls.deliver(frame, body)
+        elif isinstance(frame, Drain):
+            self._draining = True
+            self._stop_if_drained()
+
+    # --- ending -----------------------------------------------------------------------------------------------------
+
+    def _on_sigterm(self, *_: object) -> None:
+        # In the main thread, between any two bytecodes of the user's: no locks here.
+        self._draining = True
+        self._stop_if_drained()
+
+    def _stop_if_drained(self) -> None:
+        if self._draining and self._attempts.idle:
+            self._executor.stop()
+
+    def _exit(self, loaded: Loaded) -> None:
+        for hook in loaded.exit:
+            try:
+                self._executor.call_hook(hook)
+            except BaseException:
+                traceback.print_exc()
+        self._output.end(None)
+
+    # --- children that the user's code forks (a DataLoader's, say) ---------------------------------------------------
+
+    def _before_fork(self) -> None:
+        # A SIGTERM to the child must find the default action, not our handler on its last instants.
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _after_fork(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _be_no_worker(self) -> None:
+        """In the child: print as usual, end when told."""
+        self._output.release()
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._after_fork()
+
+
+def _ignore(*_: object) -> None:
+    """Not SIG_IGN, which a program that the user's code starts would inherit."""

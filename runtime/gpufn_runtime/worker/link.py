@@ -1,0 +1,129 @@
+"""The worker's one way out: its unix socket to the runner, and what to say again when the runner comes back.
+
+Everything is sent under one lock with blocking calls, so that output waits for a slow runner instead of filling memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from gpufn.protocol import frames
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame
+
+_RETRY_S = 0.005  # a unix socket costs nothing to try
+_SLOWEST_RETRY_S = 0.2
+_READ_BYTES = 1 << 18
+
+
+class Link:
+    """`number` counts the connections made: what belongs to an older one is not sent any more."""
+
+    def __init__(self, path: str, worker: str) -> None:
+        self.number = 0
+        self._path = path
+        self._worker = worker
+        self._lock = threading.RLock()
+        self._sending = False
+        self._unsent: deque[bytes] = deque()
+        self._socket: socket.socket | None = None
+        self._ready: Ready | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def connect(self, within_s: float) -> bool:
+        """Reach the runner, which may listen a moment later, and greet it. False when it does not come in time."""
+        give_up_at = time.monotonic() + within_s
+        wait_s = _RETRY_S
+        while True:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                connection.close()
+                if time.monotonic() >= give_up_at:
+                    return False
+                time.sleep(wait_s)
+                wait_s = min(wait_s * 1.5, _SLOWEST_RETRY_S)
+                continue
+            with self._lock:
+                self._socket = connection
+                self._unsent.clear()
+                self.number += 1
+                greeting = frames.encode(Hello(PROTOCOL, self._worker))
+                if self._ready is not None:
+                    greeting += frames.encode(self._ready)
+            self._send(greeting)
+            return True
+
+    def announce(self, ready: Ready) -> None:
+        """Say that this worker is ready, now and on every later connection."""
+        with self._lock:
+            self._ready = ready
+        self._send(frames.encode(ready))
+
+    def send(self, frame: msgspec.Struct, body: bytes = b"", *, link: int | None = None) -> None:
+        """Send, if connection `link` is still the one. A broken one is not an error here: the reader sees it too."""
+        self._send(frames.encode(frame, body), link)
+
+    def send_packed(self, data: bytes, *, link: int | None = None) -> None:
+        """Send frames that are encoded already."""
+        self._send(data, link)
+
+    def _send(self, data: bytes, link: int | None = None) -> None:
+        with self._lock:
+            if self._socket is None or (link is not None and link != self.number):
+                return
+            self._unsent.append(data)
+            # A signal handler or a __del__ of the user's can get here in the middle of a send, in the same thread: its
+            # frames go out after that one.
+            while self._unsent and not self._sending:
+                self._sending = True
+                try:
+                    self._socket.sendall(self._unsent.popleft())
+                except OSError:
+                    self._unsent.clear()  # the runner is gone; see `received`
+                finally:
+                    self._sending = False
+
+    def received(self, look_after: Callable[[], float | None]) -> Iterator[tuple[RunnerFrame, bytes]]:
+        """Frames until the runner hangs up. ProtocolMismatch when it does not speak our protocol.
+
+        `look_after` is called before each read: seconds to wait for something to read before it is called again.
+        """
+        connection = self._socket
+        reader: FrameReader[RunnerFrame] = FrameReader(RunnerFrame)
+        poll = select.poll()
+        if connection is not None:
+            poll.register(connection, select.POLLIN)
+        while connection is not None:
+            wait_s = look_after()
+            if wait_s is not None and not poll.poll(wait_s * 1000):
+                continue
+            try:
+                data = connection.recv(_READ_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                return
+            yield from reader.feed(data)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()
+
+    def _forget(self) -> None:
+        """In a child that the user's code forked: it is no worker, and must not keep the connection open."""
+        self._lock = threading.RLock()
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            connection.close()

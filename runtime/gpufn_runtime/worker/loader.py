@@ -1,0 +1,115 @@
+"""The Revision's code in this process: from an unpacked Bundle to callables. The one place that unpickles code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpufn.protocol.launch import WorkerConfig
+from gpufn.spec import CallKind, EntryPoint, MethodSpec, Packaging
+from gpufn_runtime.worker.parameters import Parameters
+
+_HOOK = "__gpufn_hook__"  # set by the SDK on the methods of a class: "enter", "exit" or "method"
+_OUR_MODULES = frozenset({"gpufn", "gpufn_runtime", "msgspec", "typing_extensions", "cloudpickle"})
+
+
+class LoadError(Exception):
+    """The revision cannot run here, and not because its code raised: the message says it all."""
+
+
+class Method(NamedTuple):
+    call: Callable[..., Any]
+    kind: CallKind
+    parameters: Parameters
+    batched: bool
+
+
+class Loaded:
+    """What calls of this revision run. A class's methods exist once `make` has made its instance."""
+
+    def __init__(self, target: Any, config: WorkerConfig) -> None:
+        self.methods: dict[str, Method] = {}
+        self.enter: list[Callable[[], Any]] = []
+        self.exit: list[Callable[[], Any]] = []
+        self._target = target
+        self._spec = config.spec
+
+    def make(self) -> None:
+        """Instantiate the class, if it is one, and find the methods."""
+        instance = self._target() if self._spec.is_class else self._target
+        for method in self._spec.methods:
+            call = getattr(instance, method.name) if method.name else instance
+            self.methods[method.name] = self._method(method, call)
+        if self._spec.is_class:
+            self.enter = _hooks(instance, "enter")
+            self.exit = _hooks(instance, "exit")
+
+    def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
+        batched = self._spec.batch is not None
+        return Method(call, method.kind, Parameters(call, raw_parameter=method.raw_parameter, batched=batched), batched)
+
+
+def load(config: WorkerConfig) -> Loaded:
+    """Import, or unpickle, the function; whatever the user's code raises comes through."""
+    sys.path.insert(0, config.bundle_dir)
+    os.chdir(config.bundle_dir)  # relative paths mean what they meant where it was written
+    entry = config.spec.entry
+    target = _unpickled(config) if entry.packaging is Packaging.PICKLE else _imported(entry, config.bundle_dir)
+    target = getattr(target, "raw", target)  # of a `@gpu_function`, what it decorates
+    if not callable(target) or isinstance(target, type) != config.spec.is_class:
+        wanted = "a class" if config.spec.is_class else "a function"
+        raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r}, and was deployed as {wanted}")
+    return Loaded(target, config)
+
+
+def third_party_modules() -> tuple[str, ...]:
+    """The installed modules in memory, less those that every worker has: what a standby would preload."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        if "." in name or name.startswith("_") or name in _OUR_MODULES:
+            continue
+        file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+        if f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file:
+            found.append(name)
+    return tuple(sorted(found))
+
+
+def _imported(entry: EntryPoint, bundle_dir: str) -> Any:
+    top = entry.module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is not None and not (getattr(loaded, "__file__", None) or "").startswith(bundle_dir):
+        raise LoadError(f"the module {top!r} has the name of one that Python has loaded already: rename the file")
+    __import__(entry.module)
+    target: Any = sys.modules[entry.module]
+    for name in entry.qualname.split("."):
+        try:
+            target = getattr(target, name)
+        except AttributeError:
+            raise LoadError(f"the module {entry.module} has no {entry.qualname}") from None
+    return target
+
+
+def _unpickled(config: WorkerConfig) -> Any:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if config.spec.python not in ("", here):
+        raise LoadError(
+            f"{config.spec.name} was pickled by Python {config.spec.python}, and this worker runs {here}: "
+            "deploy it from a file, or with the same Python"
+        )
+    import cloudpickle  # noqa: PLC0415  (only for functions without a file)
+
+    with open(os.path.join(config.bundle_dir, "function.pkl"), "rb") as file:
+        return cloudpickle.load(file)
+
+
+def _hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:
+    """The instance's hooks of `kind`, those of base classes first; one that is overridden runs once."""
+    names: dict[str, None] = {}
+    for base in reversed(type(instance).__mro__):
+        for name, value in vars(base).items():
+            if getattr(value, _HOOK, None) == kind and inspect.isfunction(value):
+                names[name] = None
+    return [getattr(instance, name) for name in names]

@@ -1,0 +1,230 @@
+"""A call's body → the arguments of the user's function; what does not fit is refused before any of its code runs.
+
+JSON and msgpack come from anybody and are converted strictly to the type hints. The SDK's own encoding carries Python
+values and means what the same call would mean in one process, so that hints are only used there to give a Record its
+class. Parameters of a function with `batch=` are lists with one value per call: here each takes one value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpufn import values
+from gpufn.errors import InvalidInput, RequestError
+
+_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*?)`$")
+_MISSING_FIELD = re.compile(r"^Object missing required field `(.+?)`")
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.+?)`")
+_QUOTED = re.compile(r"'(\w+)'")
+_NOT_GIVEN: Any = object()
+
+
+class Parameters:
+    """How one callable is called. `signature` is without `self`."""
+
+    def __init__(self, call: Callable[..., Any], *, raw_parameter: str | None = None, batched: bool = False) -> None:
+        self.signature = inspect.signature(call)
+        self._raw_parameter = raw_parameter
+        self._hints = {
+            parameter.name: _hint_of(parameter, call, batched=batched)
+            for parameter in self.signature.parameters.values()
+        }
+        kinds = [parameter.kind for parameter in self.signature.parameters.values()]
+        self._open = inspect.Parameter.VAR_KEYWORD in kinds
+        self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        self._struct = None if self._open else self._make_struct()
+        form = dict[str, Any] if self._struct is None else self._struct
+        self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
+        self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
+
+    def bind(self, content_type: str, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments. RequestError says what does not fit."""
+        try:
+            return self._bind(values.media_type(content_type), body, content_type)
+        except RequestError:
+            raise
+        except Exception as error:  # a validator or a constructor of the user's own
+            raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
+
+    def by_name(self, content_type: str, body: bytes) -> dict[str, Any]:
+        """One value for each parameter, defaults filled in."""
+        args, kwargs = self.bind(content_type, body)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _bind(self, kind: str, body: bytes, content_type: str) -> tuple[list[Any], dict[str, Any]]:
+        if kind == values.JSON:
+            return self._from_map(self._from_json, body or b"{}", "JSON")
+        if kind == values.MSGPACK:
+            return self._from_map(self._from_msgpack, body or b"\x80", "msgpack")
+        if kind == values.NATIVE:
+            return self._from_native(body)
+        if self._raw_parameter is None:
+            if body:
+                raise values.unsupported(content_type)
+            return self._checked([], {})
+        return self._placed(self._checked([], {self._raw_parameter: body})[1])
+
+    def _from_map(self, decode: Callable[[bytes], Any], body: bytes, form: str) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            decoded = decode(body)
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"the body is not valid {form}: {error}") from error
+        if self._struct is not None:
+            given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
+            return self._placed({name: value for name, value in given if value is not _NOT_GIVEN})
+        converted = {}
+        for name, value in decoded.items():
+            try:
+                converted[name] = msgspec.convert(value, self._hints.get(name, Any), dec_hook=_convert)
+            except msgspec.ValidationError as error:
+                raise self._refusal(str(error), within=name) from error
+        return self._placed(self._checked([], converted)[1])
+
+    def _from_native(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = self._checked(*values.decode_call(body, allow_pickle=True))
+        if values.has_record(args) or values.has_record(kwargs):
+            names = [p.name for p in self.signature.parameters.values() if p.kind < p.KEYWORD_ONLY]
+            names += [""] * len(args)
+            args = [self._with_class(name, value) for name, value in zip(names, args, strict=False)]
+            kwargs = {name: self._with_class(name, value) for name, value in kwargs.items()}
+        return args, kwargs
+
+    def _with_class(self, name: str, value: Any) -> Any:
+        if not values.has_record(value):
+            return value
+        try:
+            return msgspec.convert(values.plain(value), self._hints.get(name, Any), dec_hook=_convert)
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), within=name) from error
+
+    def _checked(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
+        except TypeError as error:
+            name = _QUOTED.search(str(error))
+            raise InvalidInput(f"{error}; it takes {self._described()}", field=name and name[1]) from error
+        return args, kwargs
+
+    def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
+        placed, rest = self._placed(dict(kwargs)) if not args else (args, kwargs)
+        self.signature.bind(*placed, **rest)
+
+    def _placed(self, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional-only parameters, which JSON gives by name as well, in their place."""
+        if not self._by_position:
+            return [], kwargs
+        args = []
+        for name in self._by_position:
+            if name not in kwargs:
+                break
+            args.append(kwargs.pop(name))
+        return args, kwargs
+
+    def _make_struct(self) -> Any:
+        fields: list[Any] = []
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                continue
+            field = (parameter.name, self._hints[parameter.name])
+            fields.append(field if parameter.default is parameter.empty else (*field, _NOT_GIVEN))
+        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+
+    def _refusal(self, text: str, within: str = "") -> InvalidInput:
+        """msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
+        found = _PATH.search(text)
+        path = found[1] if found else ""
+        text = text[: found.start()] if found else text
+        if within:
+            path = within + (path if not path or path.startswith("[") else f".{path}")
+        if missing := _MISSING_FIELD.match(text):
+            path = f"{path}.{missing[1]}" if path else missing[1]
+            return InvalidInput(f"{path}: missing", field=path)
+        if unknown := _UNKNOWN_FIELD.match(text):
+            name = f"{path}.{unknown[1]}" if path else unknown[1]
+            known = "there is no such field" if path else f"there is no such parameter; it takes {self._described()}"
+            return InvalidInput(f"{name}: {known}", field=name)
+        text = text.replace("`", "")
+        text = text[:1].lower() + text[1:]
+        if not path:
+            return InvalidInput(f"the body is a map from parameters to values: {text}")
+        return InvalidInput(f"{path}: {text}", field=path)
+
+    def _described(self) -> str:
+        names = [str(p.replace(annotation=p.empty)) for p in self.signature.parameters.values()]
+        return ", ".join(names) or "nothing"
+
+
+def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
+    hint = _resolved(parameter.annotation, call)
+    if batched:
+        hint = typing.get_args(hint)[0] if len(typing.get_args(hint)) == 1 else Any
+    elif parameter.default is None and hint is not Any:
+        hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
+    try:
+        msgspec.json.Decoder(hint, dec_hook=_convert)
+    except Exception:  # a hint that msgspec has no idea of
+        return Any
+    return hint
+
+
+def _resolved(annotation: Any, call: Callable[..., Any]) -> Any:
+    """The hint itself, each on its own: a name that only type checkers know must not spoil the others."""
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
+    function: Any = getattr(call, "__func__", call)
+    try:
+        return typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["hint"]
+    except Exception:  # it runs the user's text
+        return Any
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    """`value`, as decoded, for a hint that msgspec does not know. (msgspec's dec_hook: ValueError refuses.)"""
+    kind = typing.get_origin(hint) or hint
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(kind, type):
+        if issubclass(kind, numpy.ndarray):
+            return _array(numpy, hint, value)
+        if issubclass(kind, numpy.generic):
+            return kind(value)
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
+        try:
+            return kind.model_validate(value)  # type: ignore[attr-defined]
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    if kind is complex and isinstance(value, (int, float)):
+        return complex(value)
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value  # an abstract class such as Iterable
+    name = getattr(kind, "__qualname__", str(hint))
+    raise ValueError(f"Expected {name}, got {type(value).__name__}")
+
+
+def _array(numpy: Any, hint: Any, value: Any) -> Any:
+    if isinstance(value, numpy.ndarray):
+        return value
+    dtype = None
+    for part in typing.get_args(hint):  # ndarray[shape, dtype[float32]]
+        if (typing.get_origin(part) or part) is numpy.dtype:
+            scalar = (*typing.get_args(part), None)[0]
+            dtype = scalar if isinstance(scalar, type) else None
+    array = numpy.asarray(value, dtype)
+    if array.dtype.hasobject:
+        raise ValueError("Expected an array of numbers")
+    return array

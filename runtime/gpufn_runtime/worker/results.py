@@ -1,0 +1,77 @@
+"""How an Attempt ends, as the one Result that its runner gets; and the items before it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpufn import values
+from gpufn.errors import ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.frames import Item, Result
+from gpufn_runtime.worker.attempts import Attempt, Attempts
+from gpufn_runtime.worker.failures import describe
+from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.output import Output
+
+
+class Results:
+    """`started` is what `time.perf_counter` said when the attempt began."""
+
+    def __init__(self, link: Link, attempts: Attempts, output: Output, bundle_dir: str) -> None:
+        self._link = link
+        self._attempts = attempts
+        self._output = output
+        self._bundle_dir = bundle_dir
+
+    def returned(self, attempt: Attempt, value: Any, started: float) -> None:
+        try:
+            content_type, body = values.encode_result(value, attempt.run.accept)
+        except ResultNotEncodable as error:
+            self.raised(attempt, error, started)
+            return
+        except BaseException as error:  # code of the value's own: a property, a __reduce__
+            self.raised(attempt, error, started)
+            return
+        self._end(attempt, OutcomeKind.SUCCEEDED, started, content_type=content_type, body=body)
+
+    def exhausted(self, attempt: Attempt, started: float) -> None:
+        """A stream ended; its items are sent."""
+        self._end(attempt, OutcomeKind.SUCCEEDED, started)
+
+    def item(self, attempt: Attempt, value: Any) -> None:
+        """Send one item; ResultNotEncodable when it cannot be."""
+        content_type, body = values.encode_result(value, attempt.run.accept)
+        self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
+
+    def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+        ours = isinstance(error, ResultNotEncodable) and not error.traceback
+        info = error.info() if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
+        self._end(attempt, OutcomeKind.RAISED, started, info)
+
+    def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
+        self._end(attempt, OutcomeKind.REJECTED, started, error.info())
+
+    def cancelled(self, attempt: Attempt, started: float) -> None:
+        self._end(attempt, OutcomeKind.CANCELLED, started)
+
+    def cancelled_in_queue(self, attempt: Attempt) -> None:
+        """`Attempts.cancel` has ended it already."""
+        self._link.send(Result(attempt.run.attempt, OutcomeKind.CANCELLED, None, "", 0.0), link=attempt.link)
+        self._attempts.check_idle()
+
+    def _end(
+        self,
+        attempt: Attempt,
+        kind: OutcomeKind,
+        started: float,
+        error: ErrorInfo | None = None,
+        *,
+        content_type: str = "",
+        body: bytes = b"",
+    ) -> None:
+        run_s = time.perf_counter() - started
+        self._output.end(attempt)
+        if self._attempts.end(attempt):
+            self._link.send(Result(attempt.run.attempt, kind, error, content_type, run_s), body, link=attempt.link)
+        self._attempts.check_idle()

@@ -1,0 +1,166 @@
+"""The standby: a process with the heavy imports done, from which workers are forked in milliseconds.
+
+    1. import what a worker needs and the modules asked for, once, without touching a device
+    2. refuse to be forked from if that started a thread or opened a GPU: neither survives a fork
+    3. TemplateReady, then for each ForkRequest: fork twice, so that the worker is no child of ours, and say its pid
+    4. the worker gets its own session, output and environment, and lives as one that started cold (`lifecycle`)
+
+Requests come on standard input, replies go to what was standard output; what an import prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+import msgspec
+
+from gpufn import values
+from gpufn.protocol.frames import FrameReader, RunnerFrame
+from gpufn.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
+from gpufn_runtime.worker import lifecycle, process
+from gpufn_runtime.worker.parameters import Parameters
+
+_EVERY_WORKER_MAY_NEED = ("gpufn", "gpufn_runtime.worker.event_loop", "cloudpickle", "logging")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def serve(modules: list[str]) -> int:
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    missing = _import(modules)
+    _rehearse()
+    gc.collect()
+    gc.freeze()  # a collection in a child must not touch, and so copy, what all of them share
+    reason = _reason_not_to_fork()
+    loaded = tuple(name for name in modules if name not in missing)
+    _say(replies, TemplateReady(loaded, missing, _resident_bytes(), reason))
+    if reason:
+        return 1
+    for line in _lines(0):
+        try:
+            request = msgspec.json.decode(line, type=ForkRequest)
+            pid = _fork(request, replies)
+        except (OSError, msgspec.MsgspecError) as error:
+            _say(replies, ForkReply(error=str(error)))
+        else:
+            _say(replies, ForkReply(pid))
+    return 0
+
+
+def _import(modules: list[str]) -> tuple[str, ...]:
+    """Import them all; those that cannot be are the worker's own problem, and its user's."""
+    for name in _EVERY_WORKER_MAY_NEED:
+        importlib.import_module(name)
+    missing = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            print(f"{name} cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+            missing.append(name)
+    return tuple(missing)
+
+
+def _rehearse() -> None:
+    """Let msgspec look at the types that every worker decodes, once instead of in each."""
+    msgspec.json.Decoder(WorkerConfig)
+    FrameReader[RunnerFrame](RunnerFrame)
+    Parameters(_rehearse).bind(values.JSON, b"")
+    for kind in (values.JSON, values.NATIVE):
+        values.encode_result(None, kind)
+
+
+def _reason_not_to_fork() -> str:
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"importing its modules started {threads - 1} threads, which a fork would lose"
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            device = os.readlink(f"/proc/self/fd/{fd}")
+            if device.startswith("/dev/nvidia"):
+                return f"importing its modules opened {device}, which a fork cannot share"
+    return ""
+
+
+def _fork(request: ForkRequest, replies: int) -> int:
+    """The pid of a new worker, whose parent is gone already: whoever adopts orphans (the agent) reaps it."""
+    if not os.path.isfile(request.config):
+        raise FileNotFoundError(f"there is no {request.config}")
+    output = os.open(request.output, os.O_RDWR)  # for reading too, so that it never breaks when its reader is gone
+    from_child, to_parent = os.pipe()
+    try:
+        between = os.fork()
+        if between == 0:
+            _fork_again(request, output, to_parent, (from_child, replies))
+        os.close(to_parent)
+        to_parent = -1
+        os.waitpid(between, 0)
+        said = os.read(from_child, 16)
+        if not said:
+            raise OSError("the second fork failed: too many processes, or no memory")
+        return int(said)
+    finally:
+        for fd in (output, from_child, to_parent):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _fork_again(request: ForkRequest, output: int, to_parent: int, others: tuple[int, ...]) -> NoReturn:
+    try:
+        os.setsid()
+        pid = os.fork()
+    except OSError:
+        os._exit(1)
+    if pid:
+        os.write(to_parent, str(pid).encode())
+        os._exit(0)
+    try:
+        os.setsid()
+        _become_worker(request, output)
+        for fd in (output, to_parent, *others):
+            os.close(fd)
+        lifecycle.run_worker(request.config)
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+        process.leave(EXIT_START_FAILED)
+
+
+def _become_worker(request: ForkRequest, output: int) -> None:
+    nothing = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(name, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request.env)
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:  # `random` does so itself; torch starts with the same seed in every process anyway
+        numpy_random.seed()
+
+
+def _say(fd: int, message: msgspec.Struct) -> None:
+    os.write(fd, msgspec.json.encode(message) + b"\n")
+
+
+def _lines(fd: int) -> Iterator[bytes]:
+    """Lines until the other end is closed; nothing is read ahead into a buffer that a child would inherit."""
+    pending = b""
+    while data := os.read(fd, 1 << 16):
+        *lines, pending = (pending + data).split(b"\n")
+        yield from lines
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES

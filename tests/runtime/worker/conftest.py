@@ -1,0 +1,247 @@
+"""A tiny runner: it listens on a unix socket and speaks frames with a real worker process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames
+from gpufn.protocol.frames import FrameReader, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
+from gpufn.protocol.launch import WorkerConfig
+from gpufn.spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
+
+PATIENCE_S = 20.0
+JSON = "application/json"
+
+
+class Peer:
+    """A worker, seen from its runner."""
+
+    def __init__(self, folder: Path, config: WorkerConfig) -> None:
+        self.config = config
+        self.config_path = folder / "config.json"
+        self.config_path.write_bytes(msgspec.json.encode(config))
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = folder / "output"
+        self.logs: list[tuple[int, str, str]] = []
+        self._server: socket.socket | None = None
+        self._link: socket.socket | None = None
+        self._last_attempt = 0
+        self.listen()
+
+    def listen(self) -> None:
+        Path(self.config.socket).unlink(missing_ok=True)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(self.config.socket)
+        self._server.listen()
+        self._server.settimeout(PATIENCE_S)
+
+    def launch(self) -> Peer:
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpufn_runtime.worker", str(self.config_path)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        return self
+
+    def accept(self) -> Hello:
+        assert self._server is not None
+        self._link, _ = self._server.accept()
+        self._link.settimeout(PATIENCE_S)
+        self._reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
+        self._arrived: list[tuple[WorkerFrame, bytes]] = []
+        hello, _ = self.next()
+        assert isinstance(hello, Hello)
+        return hello
+
+    def ready(self) -> Ready:
+        self.accept()
+        frame, _ = self.next()
+        assert isinstance(frame, Ready), frame
+        return frame
+
+    def start_failure(self) -> StartFailed:
+        self.accept()
+        frame, _ = self.next()
+        assert isinstance(frame, StartFailed), frame
+        assert self.wait() == 3
+        return frame
+
+    def next(self) -> tuple[WorkerFrame, bytes]:
+        """The next frame that is no Log (those are kept in `logs`); EOFError when the worker hangs up."""
+        while True:
+            while not self._arrived:
+                assert self._link is not None
+                try:
+                    data = self._link.recv(1 << 16)
+                except ConnectionResetError:
+                    data = b""
+                if not data:
+                    raise EOFError
+                self._arrived += self._reader.feed(data)
+            frame, body = self._arrived.pop(0)
+            if not isinstance(frame, Log):
+                return frame, body
+            self.logs.append((frame.attempt, frame.stream, body.decode()))
+
+    def send(self, frame: msgspec.Struct, body: bytes = b"") -> None:
+        self.send_bytes(frames.encode(frame, body))
+
+    def send_bytes(self, data: bytes) -> None:
+        assert self._link is not None
+        self._link.sendall(data)
+
+    def run(self, body: bytes = b"{}", **fields: Any) -> int:
+        """Send a Run; its number."""
+        self._last_attempt += 1
+        run = {"method": "", "content_type": JSON, "accept": JSON, **fields}
+        self.send(Run(self._last_attempt, f"i{self._last_attempt}", **run), body)
+        return self._last_attempt
+
+    def result(self) -> tuple[Result, bytes]:
+        frame, body = self.next()
+        assert isinstance(frame, Result), frame
+        return frame, body
+
+    def item(self) -> bytes:
+        frame, body = self.next()
+        assert isinstance(frame, Item), frame
+        return body
+
+    def call(self, body: bytes = b"{}", **fields: Any) -> bytes:
+        """Run and wait: the result's body."""
+        number = self.run(body, **fields)
+        result, answer = self.result()
+        assert result.error is None, result.error.traceback
+        assert (result.attempt, result.kind.value) == (number, "succeeded")
+        return answer
+
+    def failure(self, body: bytes = b"{}", **fields: Any) -> tuple[str, ErrorInfo]:
+        """Run and wait: how it failed."""
+        self.run(body, **fields)
+        result, _ = self.result()
+        assert result.error is not None, result
+        return result.kind.value, result.error
+
+    def answer(
+        self,
+        call: int,
+        content_type: str,
+        body: bytes,
+        kind: OutcomeKind = OutcomeKind.SUCCEEDED,
+        error: ErrorInfo | None = None,
+    ) -> None:
+        self.send(frames.Answer(call, kind, error, content_type), body)
+
+    def answer_item(self, call: int, body: bytes) -> None:
+        self.send(frames.AnswerItem(call, JSON), body)
+
+    def hang_up(self) -> None:
+        for end in (self._link, self._server):
+            if end is not None:
+                end.close()
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(PATIENCE_S)
+
+    def printed(self) -> str:
+        return self.output.read_text()
+
+    def close(self) -> None:
+        self.hang_up()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+MakePeer = Callable[..., Peer]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short, for a unix socket's path fits 108 bytes."""
+    return tmp_path_factory.mktemp("w")
+
+
+@pytest.fixture
+def make_peer(folder: Path) -> Iterator[MakePeer]:
+    """A worker that is configured and not started: `make_peer(source, qualname="f", kind=..., batch=...)`."""
+    peers: list[Peer] = []
+
+    def make(
+        source: str = "",
+        qualname: str = "f",
+        *,
+        kind: str = "sync",
+        methods: dict[str, str] | None = None,
+        files: dict[str, str | bytes] | None = None,
+        pickled: bytes | None = None,
+        raw: str | None = None,
+        batch: Batch | None = None,
+        concurrency: int = 1,
+        **config: Any,
+    ) -> Peer:
+        place = folder / str(len(peers))
+        bundle = place / "bundle"
+        bundle.mkdir(parents=True)
+        (bundle / "app.py").write_text(textwrap.dedent(source))
+        for name, content in (files or {}).items():
+            (bundle / name).parent.mkdir(parents=True, exist_ok=True)
+            (bundle / name).write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
+        if pickled is not None:
+            (bundle / "function.pkl").write_bytes(pickled)
+        names = methods if methods is not None else {"": kind}
+        spec = FunctionSpec(
+            name="f",
+            entry=EntryPoint("app", qualname, Packaging.SOURCE if pickled is None else Packaging.PICKLE),
+            methods=tuple(MethodSpec(name, CallKind(kind), raw_parameter=raw) for name, kind in names.items()),
+            is_class=methods is not None,
+            concurrency=concurrency,
+            batch=batch,
+            resources=Resources(cpu=1.0),
+            env={"FROM_SPEC": "yes"},
+        )
+        peer = Peer(
+            place,
+            WorkerConfig(
+                worker="w-1", function="f", revision=1, spec=spec, bundle_dir=str(bundle),
+                socket=str(place / "s"), launched_at=time.time(), **config,
+            ),
+        )  # fmt: skip
+        peers.append(peer)
+        return peer
+
+    yield make
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def start(make_peer: MakePeer) -> MakePeer:
+    """As `make_peer`, started, and Ready."""
+
+    def started(*args: Any, **options: Any) -> Peer:
+        peer = make_peer(*args, **options).launch()
+        peer.ready()
+        return peer
+
+    return started
+
+
+@pytest.fixture(autouse=True)
+def _our_packages_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(root / name) for name in ("sdk", "runtime")))

@@ -1,0 +1,146 @@
+"""What goes wrong in a call, and what its caller is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.protocol.frames import Result
+
+Start = Any
+
+
+def test_an_exception_is_described_with_the_users_frames_only(start: Start) -> None:
+    worker = start(
+        """
+        class Odd(ValueError): pass
+        def f(): inner()
+        def inner(): raise Odd("nothing works")
+        """
+    )
+    kind, error = worker.failure()
+    assert (kind, error.code, error.message, error.error_type) == ("raised", "function_raised", "nothing works", "Odd")
+    assert error.error_bases == ("Odd", "ValueError", "Exception")
+    lines = error.traceback.splitlines()
+    assert [line for line in lines if "File" in line] == [
+        '  File "app.py", line 3, in f',
+        '  File "app.py", line 4, in inner',
+    ]
+    assert lines[-1] == "app.Odd: nothing works"
+
+
+@pytest.mark.parametrize(
+    ("body", "error_type", "message"),
+    [
+        ("raise SystemExit(3)", "SystemExit", "3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt", "KeyboardInterrupt"),
+        ("class Bad(Exception):\n        def __str__(self): raise RuntimeError\n    raise Bad", "f.<locals>.Bad",
+         "<f.<locals>.Bad whose text could not be made>"),
+        ("raise ValueError('\\ud800')", "ValueError", "\\ud800"),
+        ("return f()", "RecursionError", "maximum recursion depth exceeded"),
+    ],
+)  # fmt: skip
+def test_whatever_a_call_raises_the_worker_lives_on(start: Start, body: str, error_type: str, message: str) -> None:
+    worker = start(f"def f(ok: bool = False):\n    if ok: return 1\n    {body}")
+    kind, error = worker.failure()
+    assert (kind, error.error_type) == ("raised", error_type)
+    assert error.message.startswith(message)
+    assert worker.call(b'{"ok": true}') == b"1"
+
+
+def test_an_async_call_that_exits_does_not_end_the_worker(start: Start) -> None:
+    worker = start("async def f(ok: bool = False):\n    if not ok: raise SystemExit\n    return 1", kind="async")
+    assert worker.failure()[1].error_type == "SystemExit"
+    assert worker.call(b'{"ok": true}') == b"1"
+
+
+def test_a_message_of_a_gigabyte_is_cut(start: Start) -> None:
+    worker = start("def f(): raise ValueError('x' * 10_000_000)")
+    _, error = worker.failure()
+    assert len(error.message) < 20_000
+    assert len(error.traceback) < 70_000
+
+
+def test_an_input_that_does_not_fit_is_rejected_and_names_the_field(start: Start) -> None:
+    worker = start("def f(texts: list[str]): print('reached')")
+    kind, error = worker.failure(b'{"texts": ["a", 1]}')
+    assert (kind, error.code, error.message, error.field) == (
+        "rejected", "invalid_input", "texts[1]: expected str, got int", "texts[1]",
+    )  # fmt: skip
+    assert worker.logs == []
+
+
+def test_a_result_that_cannot_be_sent_says_where_and_what(start: Start) -> None:
+    worker = start("class Thing: pass\ndef f(): return {'rows': [1, Thing()]}")
+    kind, error = worker.failure()
+    assert (kind, error.code) == ("raised", "result_not_encodable")
+    assert error.message == (
+        "the result at .rows[1] is an app.Thing, which cannot be sent as application/json: app.Thing has no JSON form"
+    )
+
+
+def test_a_result_that_is_too_large_says_its_size(start: Start) -> None:
+    worker = start("def f(): return bytes(65 << 20)")
+    _, error = worker.failure()
+    assert error.message == "the result takes 68157440 bytes, more than the 67108864 that one may"
+
+
+def test_a_segfault_hangs_up_and_leaves_its_stack_in_the_output(start: Start) -> None:
+    worker = start("import ctypes\ndef f(): ctypes.string_at(0)")
+    worker.run()
+    with pytest.raises(EOFError):
+        worker.next()
+    assert worker.wait() == -11
+    assert 'app.py", line 2 in f' in worker.printed()
+
+
+def test_os_exit_hangs_up(start: Start) -> None:
+    worker = start("import os\ndef f(): os._exit(7)")
+    worker.run()
+    with pytest.raises(EOFError):
+        worker.next()
+    assert worker.wait() == 7
+
+
+def test_a_child_that_the_code_forks_neither_holds_the_socket_nor_breaks_it(start: Start) -> None:
+    worker = start(
+        """
+        import os, signal
+        def f():
+            pid = os.fork()
+            if pid == 0:
+                print("from the child", flush=True)
+                signal.pause()
+            os.kill(pid, signal.SIGTERM)
+            return os.waitpid(pid, 0)[1]
+        """
+    )
+    assert worker.call() == b"15"
+    assert worker.logs == []
+
+
+def test_only_one_result_is_sent_for_an_attempt(start: Start) -> None:
+    worker = start("def f(): return 1")
+    numbers = [worker.run() for _ in range(50)]
+    got = [worker.next()[0] for _ in numbers]
+    assert [frame.attempt for frame in got if isinstance(frame, Result)] == numbers
+
+
+def test_a_pool_of_processes_works_inside_a_function(start: Start) -> None:
+    worker = start(
+        """
+        import logging, multiprocessing
+        def square(x):
+            print("in the pool")
+            logging.warning("in the pool")
+            return x * x
+        def f():
+            print("before")
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                return pool.map(square, range(4))
+        """
+    )
+    assert worker.call() == b"[0,1,4,9]"
+    assert worker.logs == [(1, "stdout", "before")]
+    assert worker.call() == b"[0,1,4,9]"

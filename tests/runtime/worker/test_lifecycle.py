@@ -1,0 +1,192 @@
+"""How a worker starts, loses its runner, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.frames import Drain, Hello
+
+Start = Any
+
+
+def test_it_greets_loads_and_says_which_modules_it_has(make_peer: Start) -> None:
+    worker = make_peer("import numpy, json\ndef f(): ...").launch()
+    assert worker.accept() == Hello(PROTOCOL, "w-1")
+    ready, _ = worker.next()
+    assert ready.modules == ("numpy",)
+    assert ready.load_s > 0
+
+
+def test_a_plain_function_needs_no_heavy_modules(start: Start) -> None:
+    worker = start("import sys\ndef f(names: list[str]): return [name for name in names if name in sys.modules]")
+    assert worker.call(b'{"names": ["asyncio", "httpx", "typer", "rich", "numpy", "logging", "cloudpickle"]}') == b"[]"
+
+
+def test_siblings_are_imported_from_the_bundle_and_files_read_from_it(start: Start) -> None:
+    worker = start(
+        "from pkg.sib import there\ndef f(): return [there, open('labels.txt').read()]",
+        files={"pkg/sib.py": "there = 'sibling'", "pkg/__init__.py": "", "labels.txt": "cat"},
+    )
+    assert worker.call() == b'["sibling","cat"]'
+
+
+def test_a_pickled_function_is_loaded_by_value(start: Start) -> None:
+    factor = 3
+    worker = start(pickled=cloudpickle.dumps(lambda x: x * factor))
+    assert worker.call(b'{"x": 14}') == b"42"
+
+
+def test_the_specs_environment_is_set_before_the_code_loads(start: Start) -> None:
+    worker = start("import os\nfound = os.environ['FROM_SPEC']\ndef f(): return found")
+    assert worker.call() == b'"yes"'
+
+
+@pytest.mark.parametrize(
+    ("source", "phase", "message", "shown"),
+    [
+        ("def f(:\n    pass", "load", "invalid syntax (app.py, line 1)", "def f(:"),
+        ("import nowhere_to_be_found", "load", "No module named 'nowhere_to_be_found'", 'File "app.py", line 1'),
+        ("x = 1 / 0\ndef f(): ...", "load", "division by zero", 'File "app.py", line 1'),
+        ("def g(): ...", "load", "the module app has no f", ""),
+        ("f = 3", "load", "app.f is 'int', and was deployed as a function", ""),
+        ("import sys; sys.exit(1)", "load", "1", "SystemExit"),
+    ],
+)
+def test_code_that_does_not_load_says_why(make_peer: Start, source: str, phase: str, message: str, shown: str) -> None:
+    failed = make_peer(source).launch().start_failure()
+    assert (failed.phase, failed.error.code, failed.error.message) == (phase, "function_start_failed", message)
+    shown_in = failed.error.traceback or ""
+    assert shown in shown_in
+    assert "gpufn_runtime" not in shown_in
+    assert "importlib" not in shown_in
+
+
+def test_a_hook_that_fails_says_why(make_peer: Start) -> None:
+    source = """
+        class C:
+            def setup(self): raise RuntimeError("no model")
+            setup.__gpufn_hook__ = "enter"
+            def m(self): ...
+        """
+    failed = make_peer(source, qualname="C", methods={"m": "sync"}).launch().start_failure()
+    assert (failed.phase, failed.error.message, failed.error.error_type) == ("enter", "no model", "RuntimeError")
+
+
+def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: Start) -> None:
+    peer = make_peer("", files={"queue.py": "def f(): ..."})
+    entry = peer.config.spec.entry
+    import msgspec
+
+    from gpufn.spec import EntryPoint
+
+    spec = msgspec.structs.replace(peer.config.spec, entry=EntryPoint("queue", entry.qualname))
+    peer.config_path.write_bytes(msgspec.json.encode(msgspec.structs.replace(peer.config, spec=spec)))
+    failed = peer.launch().start_failure()
+    assert failed.error.message.endswith("rename the file")
+
+
+def test_a_cgroup_that_cannot_be_joined_is_a_failed_start(make_peer: Start) -> None:
+    failed = make_peer("def f(): ...", cgroup_procs=("/nowhere/cgroup.procs",)).launch().start_failure()
+    assert "limits cannot be set" in failed.error.message
+
+
+def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Path) -> None:
+    joined = tmp_path / "cgroup.procs"
+    worker = start(
+        "def f(size: int): return len(bytearray(size))", cgroup_procs=(str(joined),), memory_limit_bytes=512 << 20
+    )
+    assert worker.call(b'{"size": 1000}') == b"1000"
+    assert worker.failure(b'{"size": 1000000000}')[1].error_type == "MemoryError"
+    assert worker.call(b'{"size": 1000}') == b"1000"
+    assert joined.read_text() == str(worker.process.pid)
+
+
+_WITH_EXIT_HOOK = """
+    import os
+    class C:
+        def bye(self): os.write(1, b"exit hook ran")
+        bye.__gpufn_hook__ = "exit"
+        def m(self, wait: bool = False):
+            if wait:
+                import gpufn._transport
+                gpufn._transport.current().call("other", "", "", b"")
+            return os.getpid()
+    """
+
+
+def test_drain_runs_the_exit_hooks_and_ends_well(start: Start) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.call(method="m")
+    worker.send(Drain())
+    assert worker.wait() == 0
+    assert worker.printed() == "exit hook ran"
+
+
+def test_sigterm_lets_what_runs_finish(start: Start) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.run(b'{"wait": true}', method="m")
+    call, _ = worker.next()
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGINT)  # which is for the supervisor in the same terminal
+    worker.answer(call.call, "", b"")
+    assert worker.result()[0].kind.value == "succeeded"
+    assert worker.wait() == 0
+    assert worker.printed() == "exit hook ran"
+
+
+def test_sigterm_ends_an_idle_worker(start: Start) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Start) -> None:
+    worker = start(
+        """
+        import gpufn._transport
+        def f(wait: bool):
+            if wait:
+                try:
+                    gpufn._transport.current().call("other", "", "", b"")
+                except Exception as error:
+                    print(error)
+            return wait
+        """
+    )
+    worker.run(b'{"wait": true}')
+    worker.next()
+    worker.run(b'{"wait": true}')  # queued: it must never run
+    worker.hang_up()
+    worker.listen()
+    worker.ready()
+    assert worker.call(b'{"wait": false}') == b"false"
+    worker.send(Drain())
+    assert worker.wait() == 0
+
+
+def test_without_a_runner_it_runs_its_exit_hooks_and_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import gpufn_runtime.worker.lifecycle as lifecycle\nlifecycle.RECONNECT_S = 0.0\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.hang_up()
+    assert worker.wait() == 4
+    assert worker.printed() == "exit hook ran"
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\0\0\0\1\0\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"])
+def test_garbage_from_the_runner_ends_the_worker_in_order(start: Start, garbage: bytes) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.send_bytes(garbage)
+    assert worker.wait() == 4
+    assert worker.printed().endswith("exit hook ran")

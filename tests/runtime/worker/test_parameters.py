@@ -1,0 +1,202 @@
+"""Bodies become arguments, or say which field does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable
+from typing import Any, Literal, TypedDict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pydantic
+import pytest
+
+from gpufn import values
+from gpufn.errors import InvalidInput, UnsupportedMediaType
+from gpufn.values import JSON, MSGPACK, NATIVE
+from gpufn_runtime.worker.parameters import Parameters
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Box(msgspec.Struct):
+    width: int
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    size: int = 1
+
+
+class Options(TypedDict, total=False):
+    top: int
+
+
+class Opaque:
+    pass
+
+
+def many(  # type: ignore[no-untyped-def]  # noqa: PLR0917
+    text: str = "",
+    point: Point | None = None,
+    box: Box | None = None,
+    model: Model | None = None,
+    data: bytes = b"",
+    at: datetime.datetime | None = None,
+    options: Options | None = None,
+    mode: Literal["a", "b"] = "a",
+    ratio: float = None,  # type: ignore[assignment]  # noqa: RUF013
+    anything=0,
+    items: Iterable[int] = (),
+    opaque: Opaque | None = None,
+    for_type_checkers: Nowhere = 0,  # type: ignore[name-defined]  # noqa: F821
+) -> None: ...
+
+
+def arrays(a: np.ndarray, b: npt.NDArray[np.float32] | None = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (b"", {}),
+        (b"{}", {}),
+        (b'{"text": "t"}', {"text": "t"}),
+        (b'{"point": {"x": 1}}', {"point": Point(1)}),
+        (b'{"box": {"width": 2}}', {"box": Box(2)}),
+        (b'{"model": {"name": "n"}}', {"model": Model(name="n")}),
+        (b'{"data": "YWJj"}', {"data": b"abc"}),
+        (b'{"at": "2026-01-02T00:00:00"}', {"at": datetime.datetime(2026, 1, 2)}),
+        (b'{"options": {"top": 3}}', {"options": {"top": 3}}),
+        (b'{"ratio": 1}', {"ratio": 1.0}),
+        (b'{"ratio": null}', {"ratio": None}),
+        (b'{"anything": [1, "x"]}', {"anything": [1, "x"]}),
+        (b'{"items": [1]}', {"items": [1]}),
+        (b'{"for_type_checkers": [1]}', {"for_type_checkers": [1]}),
+    ],
+)
+def test_json_becomes_what_the_hints_say(body: bytes, arguments: dict[str, Any]) -> None:
+    assert Parameters(many).bind(JSON, body) == ([], arguments)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"text": 1}', "text: expected str, got int"),
+        (b'{"point": {"x": "no"}}', "point.x: expected int, got str"),
+        (b'{"point": {}}', "point.x: missing"),
+        (b'{"model": {"size": 1}}', "model: name: Field required"),
+        (b'{"options": {"top": "x"}}', "options.top: expected int, got str"),
+        (b'{"mode": "c"}', "mode: invalid enum value 'c'"),
+        (b'{"at": "yesterday"}', "at: invalid RFC3339 encoded datetime"),
+        (b'{"opaque": 1}', "opaque: expected Opaque, got int"),
+        (b'{"tex": 1}', "tex: there is no such parameter; it takes text='', point=None"),
+        (b"[1]", "the body is a map from parameters to values: expected object, got array"),
+        (b'{"text": ', "the body is not valid JSON: "),
+        (b'{"text": "\xff"}', "the body is not valid JSON: "),
+    ],
+)
+def test_json_that_does_not_fit_names_the_field(body: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Parameters(many).bind(JSON, body)
+    assert caught.value.message.startswith(message)
+    if ":" in message and " is " not in message:
+        assert caught.value.field == message.partition(":")[0]
+
+
+def test_lists_become_arrays_for_a_parameter_that_is_one() -> None:
+    _, arguments = Parameters(arrays).bind(JSON, b'{"a": [[1, 2], [3, 4]], "b": [1]}')
+    assert (arguments["a"].shape, arguments["b"].dtype) == ((2, 2), np.float32)
+    for body, message in ((b'{"a": [[1], [2, 3]]}', "a: "), (b'{"a": [{}]}', "a: expected an array of numbers")):
+        with pytest.raises(InvalidInput) as caught:
+            Parameters(arrays).bind(JSON, body)
+        assert caught.value.message.startswith(message)
+
+
+def test_msgpack_is_the_same_map_with_bytes_as_they_are() -> None:
+    body = msgspec.msgpack.encode({"data": b"\xff", "point": {"x": 1}})
+    assert Parameters(many).bind(MSGPACK, body) == ([], {"data": b"\xff", "point": Point(1)})
+
+
+def test_the_sdk_passes_python_values_as_plain_python_would() -> None:
+    body = values.encode_call((1,), {"point": Point(1), "ratio": "not checked"})
+    assert Parameters(many).bind(NATIVE, body) == ([1], {"point": Point(1), "ratio": "not checked"})
+
+
+def test_a_record_of_a_class_not_known_here_becomes_what_the_hint_says() -> None:
+    ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["script", "Point", {"x": 1, "y": 2}]))
+    body = msgspec.msgpack.encode({"args": ["t", ext], "kwargs": {"anything": ext}})
+    assert Parameters(many).bind(NATIVE, body) == (["t", Point(1, 2)], {"anything": {"x": 1, "y": 2}})
+
+
+def _two(a: int, /, b: int, *, c: int = 3) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "message", "field"),
+    [
+        (NATIVE, values.encode_call((1,), {}), "missing a required argument: 'b'; it takes a, b, c=3", "b"),
+        (NATIVE, values.encode_call((1, 2, 3), {}), "too many positional arguments", None),
+        (NATIVE, values.encode_call((1, 2), {"d": 1}), "got an unexpected keyword argument 'd'", "d"),
+        (JSON, b'{"a": 1}', "b: missing", "b"),
+    ],
+)
+def test_arguments_that_do_not_match_the_signature(
+    content_type: str, body: bytes, message: str, field: str | None
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Parameters(_two).bind(content_type, body)
+    assert caught.value.message.startswith(message)
+    assert caught.value.field == field
+
+
+def test_positional_only_parameters_are_given_by_name_too() -> None:
+    assert Parameters(_two).bind(JSON, b'{"a": 1, "b": 2}') == ([1], {"b": 2})
+
+
+def test_any_keyword_is_taken_where_the_function_takes_any() -> None:
+    def open_ended(a: int, **more: Any) -> None: ...
+
+    parameters = Parameters(open_ended)
+    assert parameters.bind(JSON, b'{"a": 1, "z": [2]}') == ([], {"a": 1, "z": [2]})
+    for body, message in ((b'{"a": "x"}', "a: expected int, got str"), (b"{}", "missing a required argument: 'a'")):
+        with pytest.raises(InvalidInput) as caught:
+            parameters.bind(JSON, body)
+        assert caught.value.message.startswith(message)
+
+
+def test_another_content_type_is_for_the_bytes_parameter_only() -> None:
+    def classify(image: bytes, top: int = 5) -> None: ...
+
+    assert Parameters(classify, raw_parameter="image").bind("image/png", b"\x89") == ([], {"image": b"\x89"})
+    with pytest.raises(UnsupportedMediaType):
+        Parameters(classify).bind("image/png", b"\x89")
+    with pytest.raises(InvalidInput, match="missing a required argument: 'top'"):
+        Parameters(lambda image, top: None, raw_parameter="image").bind("image/png", b"\x89")
+
+
+def test_a_batched_parameter_takes_one_element_of_its_list() -> None:
+    def embed(texts: list[str], top: list[int] = 5, free=None) -> None: ...  # type: ignore[no-untyped-def, assignment]
+
+    assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a"}') == {"texts": "a", "top": 5, "free": None}
+
+
+def test_a_validator_that_fails_in_its_own_way_is_the_inputs_fault() -> None:
+    @dataclasses.dataclass
+    class Picky:
+        x: int
+
+        def __post_init__(self) -> None:
+            raise RuntimeError("no")
+
+    def f(p) -> None: ...  # type: ignore[no-untyped-def]
+
+    f.__annotations__["p"] = Picky
+    with pytest.raises(InvalidInput, match="the input could not be read: RuntimeError: no"):
+        Parameters(f).bind(JSON, b'{"p": {"x": 1}}')

@@ -1,0 +1,140 @@
+"""The standby: a worker forked from it is like one that started cold."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
+
+Start = Any
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Template:
+    def __init__(self, *modules: str) -> None:
+        env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpufn_runtime.worker", "--template", *modules],
+            env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.ready = msgspec.json.decode(self.process.stdout.readline(), type=TemplateReady)
+
+    def fork(self, worker: Any, **env: str) -> ForkReply:
+        fifo = worker.output
+        if not fifo.exists():
+            os.mkfifo(fifo)
+        return self.ask(ForkRequest(str(worker.config_path), str(fifo), {"PATH": "/bin", **env}))
+
+    def ask(self, request: ForkRequest) -> ForkReply:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self.process.stdin.flush()
+        return msgspec.json.decode(self.process.stdout.readline(), type=ForkReply)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def adopt() -> Iterator[None]:
+    """Orphans become our children, as the agent's do."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    yield
+    prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def make_template(adopt: None) -> Iterator[Any]:
+    made: list[Template] = []
+
+    def make(*modules: str) -> Template:
+        made.append(Template(*modules))
+        return made[-1]
+
+    yield make
+    for template in made:
+        template.close()
+
+
+def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: Any) -> None:
+    template = make_template("numpy", "not_there")
+    assert (template.ready.modules, template.ready.missing, template.ready.error) == (("numpy",), ("not_there",), "")
+    assert template.ready.resident_bytes > 1 << 20
+    worker = make_peer(
+        """
+        import os, sys
+        had_numpy = "numpy" in sys.modules
+        def f():
+            os.write(1, b"raw")
+            return [had_numpy, os.environ["MINE"], "OMP_NUM_THREADS" in os.environ, os.getsid(0) == os.getpid(),
+                    sys.stdin.read(), os.getpid(), os.getppid()]
+        """
+    )
+    reply = template.fork(worker, MINE="yes")
+    assert worker.ready().modules == ("numpy",)
+    output = os.open(worker.output, os.O_RDONLY)
+    answer = msgspec.json.decode(worker.call())
+    assert answer[:-1] == [True, "yes", False, True, "", reply.pid]
+    assert answer[-1] == os.getpid()
+    assert os.read(output, 100) == b"raw"
+    os.close(output)
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == -9
+
+
+def test_workers_of_one_template_share_no_random_numbers(make_peer: Start, make_template: Any) -> None:
+    template = make_template("numpy", "numpy.random")
+    drawn = []
+    for _ in range(2):
+        worker = make_peer("import random, numpy\ndef f(): return [random.random(), numpy.random.rand()]")
+        reply = template.fork(worker)
+        worker.ready()
+        drawn += msgspec.json.decode(worker.call())
+        worker.process = None
+        os.kill(reply.pid, 15)
+        assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == 0
+    assert len(set(drawn)) == 4
+
+
+def test_a_template_with_a_thread_is_never_forked_from(
+    make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    template = make_template("threaded")
+    assert template.ready.error == "importing its modules started 1 threads, which a fork would lose"
+    assert template.process.wait(20) == 1
+
+
+def test_what_an_import_prints_does_not_disturb_the_replies(
+    make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "chatty.py").write_text("print('hello')\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    assert make_template("chatty").ready.modules == ("chatty",)
+
+
+def test_a_request_that_cannot_be_served_says_why(make_peer: Start, make_template: Any, tmp_path: Path) -> None:
+    template = make_template()
+    assert template.ask(ForkRequest(str(tmp_path / "no.json"), "/dev/null", {})) == ForkReply(
+        error=f"there is no {tmp_path}/no.json"
+    )
+    peer = make_peer()
+    reply = template.ask(ForkRequest(str(peer.config_path), str(tmp_path / "no-fifo"), {}))
+    assert "no-fifo" in reply.error

@@ -1,0 +1,86 @@
+"""Functions written with the SDK's own decorators, in a real worker."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gpufn import values
+from gpufn.protocol.frames import Cancel
+
+Start = Any
+
+
+def test_a_decorated_function_calls_another_one(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import gpu_function
+        @gpu_function()
+        def g(x: int) -> int: return x + 1
+        @gpu_function()
+        def f(x: int) -> list[int]: return [g(x), g.remote(x)]
+        """
+    )
+    number = worker.run(b'{"x": 1}')
+    call, body = worker.next()
+    assert (call.target, call.parent, values.decode_call(body)) == ("g", number, ([1], {}))
+    worker.answer(call.call, *values.encode_result(20, values.NATIVE))
+    assert worker.result()[1] == b"[2,20]"
+
+
+def test_an_async_function_awaits_another_one_and_stays_its_parent(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import gpu_function
+        @gpu_function()
+        def g(x: int) -> int: return x + 1
+        @gpu_function()
+        async def f(x: int) -> int: return await g.aio.remote(x)
+        """,
+        kind="async",
+    )
+    number = worker.run(b'{"x": 1}')
+    call, _ = worker.next()
+    assert (call.target, call.parent) == ("g", number)
+    worker.answer(call.call, *values.encode_result(20, values.NATIVE))
+    assert worker.result()[1] == b"20"
+
+
+def test_a_decorated_class_has_its_hooks_run(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import enter, exit, gpu_function, method
+        @gpu_function()
+        class Counter:
+            @enter
+            def setup(self) -> None: self.n = 10
+            @method
+            def add(self, x: int) -> int: self.n += x; return self.n
+            @method
+            def twice(self, x: int) -> int: return self.add(x) + self.add(x)
+        """,
+        qualname="Counter",
+        methods={"add": "sync", "twice": "sync"},
+    )
+    assert worker.call(b'{"x": 1}', method="add") == b"11"
+    assert worker.call(b'{"x": 1}', method="twice") == b"25"
+
+
+def test_a_thousand_calls_and_cancels_end_once_each(start: Start) -> None:
+    chance = random.Random(4)
+    for kind, source in (
+        ("sync", "def f(x: int):\n    print(x)\n    return x"),
+        ("async", "import asyncio\nasync def f(x: int):\n    await asyncio.sleep(0)\n    print(x)\n    return x"),
+        ("generator", "def f(x: int):\n    for i in range(5): yield i"),
+        ("async_generator", "async def f(x: int):\n    for i in range(5): yield i"),
+    ):
+        worker = start(source, kind=kind, concurrency=4)
+        waiting: set[int] = set()
+        for i in range(250):
+            number = worker.run(b'{"x": %d}' % i)
+            waiting.add(number)
+            if chance.random() < 0.5:
+                worker.send(Cancel(chance.choice(sorted(waiting))))
+        ended = [worker.result()[0].attempt for _ in range(250)]
+        assert sorted(ended) == sorted(waiting)
+        assert worker.call(b'{"x": 1}') in (b"1", b"[0,1,2,3,4]")

@@ -1,0 +1,206 @@
+"""Values on their way: what comes out is what went in, and what cannot be sent says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import pathlib
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pydantic
+import pytest
+
+from gpufn import values
+from gpufn.errors import InvalidInput, ResultNotEncodable
+from gpufn.values import BYTES, JSON, MSGPACK, NATIVE, Record
+
+
+def iter_nothing() -> Iterator[int]:
+    yield from ()
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any = None
+
+    def __post_init__(self) -> None:
+        self.x += 1  # must not run a second time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+
+
+class Box(msgspec.Struct):
+    width: int = 1
+
+
+class Model(pydantic.BaseModel):
+    name: str
+    size: int = pydantic.Field(default=1, alias="Size")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 1, -(2**63), 2**64, -(2**80), 1.5, "text", b"bytes", [1, [2]], {"a": {"b": 1}},
+        (1, (2, [3])), {1, 2}, frozenset({1}), {(1, 2): 3, "x": 4}, {1: "one", None: 0}, 1 + 2j,
+        datetime.datetime(2026, 1, 2, 3, 4, 5, 6), datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
+        datetime.date(2026, 1, 2), datetime.time(1, 2), datetime.timedelta(days=1, microseconds=5),
+        decimal.Decimal("1.10"), uuid.UUID(int=5), Colour.RED, Point(1, [Point(2)]), Frozen(3), Box(4),
+        Model(name="n", Size=3), pathlib.PurePosixPath("/a"), range(3), np.float32(1.5), ValueError("x").args,
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_the_sdks_encoding_keeps_python_values_as_they_are(value: Any) -> None:
+    back = values.decode_value(*values.encode_result(value, NATIVE), allow_pickle=True)
+    assert (back, type(back)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype="int16").reshape(2, 3), np.zeros((0, 4)), np.array(3.5), np.ones((3, 2)).T,
+        np.array(["a", "bc"]), np.array(["2026-01-01"], "M8[D]"), np.array([1 + 2j]), np.array([True, False]),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.array([None, "x"], dtype=object),
+    ],
+    ids=lambda array: str(array.dtype),
+)  # fmt: skip
+def test_arrays_keep_their_type_and_shape_and_can_be_written_to(array: np.ndarray) -> None:
+    back = values.decode_value(*values.encode_result(array, NATIVE), allow_pickle=True)
+    assert (back.dtype, back.shape, back.tolist()) == (array.dtype, array.shape, array.tolist())
+    assert back.flags.writeable
+
+
+def test_what_has_no_form_of_its_own_is_pickled_and_read_only_where_that_is_allowed() -> None:
+    body = values.encode_call((lambda x: x + 1,), {})
+    assert values.decode_call(body, allow_pickle=True)[0][0](1) == 2
+    with pytest.raises(InvalidInput, match="a pickled value is not accepted here"):
+        values.decode_call(body)
+
+
+def test_a_class_that_is_not_loaded_here_leaves_a_record_or_its_fields() -> None:
+    ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["elsewhere", "Thing", {"x": 1}]))
+    assert values.decode_value(NATIVE, msgspec.msgpack.encode([ext]), allow_pickle=True) == [{"x": 1}]
+    body = msgspec.msgpack.encode({"args": [ext], "kwargs": {}})
+    assert values.decode_call(body, allow_pickle=True)[0] == [Record("elsewhere", "Thing", {"x": 1})]
+
+
+def test_without_pickles_no_class_of_the_users_is_made() -> None:
+    content_type, body = values.encode_result(Point(1), NATIVE)
+    assert values.decode_value(content_type, body) == {"x": 2, "y": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "json"),
+    [
+        ({"a": (1, 2), "b": {3}}, b'{"a":[1,2],"b":[3]}'),
+        (np.arange(3), b"[0,1,2]"),
+        ({"x": np.float64(0.5), "y": np.int8(3), "z": np.bool_(True), "s": np.str_("t")},
+         b'{"x":0.5,"y":3,"z":true,"s":"t"}'),
+        ([float("nan"), float("inf"), np.nan], b"[null,null,null]"),
+        (Point(1, Frozen(2)), b'{"x":2,"y":{"x":2}}'),
+        (Model(name="n"), b'{"name":"n","Size":1}'),
+        (Box(), b'{"width":1}'),
+        (Colour.RED, b'"red"'),
+        ({"data": b"abc"}, b'{"data":"YWJj"}'),
+        (datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC), b'"2026-01-02T00:00:00Z"'),
+        (range(2), b"[0,1]"),
+        ({1: 2}.keys(), b"[1]"),
+        (pathlib.PurePosixPath("/a"), b'"/a"'),
+        (None, b"null"),
+    ],
+)  # fmt: skip
+def test_results_as_json(value: Any, json: bytes) -> None:
+    assert values.encode_result(value, JSON) == (JSON, json)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", JSON), ("*/*", JSON), ("text/html, application/msgpack;q=0.9", MSGPACK), (NATIVE, NATIVE),
+        ("application/json; charset=utf-8", JSON), ("text/event-stream", JSON), ("application/x-msgpack", MSGPACK),
+    ],
+)  # fmt: skip
+def test_the_caller_chooses_the_encoding(accept: str, content_type: str) -> None:
+    assert values.encode_result([1], accept)[0] == content_type
+
+
+def test_bytes_answer_as_bytes_where_json_would_spoil_them() -> None:
+    assert values.encode_result(b"\xff", JSON) == (BYTES, b"\xff")
+    assert values.encode_result(bytearray(b"\xff"), "*/*") == (BYTES, b"\xff")
+    assert values.decode_value(BYTES, b"\xff") == b"\xff"
+    assert values.decode_value(*values.encode_result(b"\xff", MSGPACK)) == b"\xff"
+
+
+_ITSELF: list[Any] = []
+_ITSELF.append(_ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("value", "accept", "message"),
+    [
+        ({"rows": [1, {"bad": 1j}]}, JSON, "the result at .rows[1].bad is a complex, which cannot be sent as"),
+        (object(), JSON, "the result is an object, which cannot be sent as application/json: object has no JSON form"),
+        (Point(1, object()), MSGPACK, "the result at .y is an object, which cannot be sent as application/msgpack"),
+        ({(1, 2): 3}, JSON, "the result is a dict, which cannot be sent as application/json: a key of a map has"),
+        ("\ud800", JSON, "the result is a str, which cannot be sent as application/json"),
+        (_ITSELF, JSON, "the result contains itself"),
+        (_ITSELF, NATIVE, "the result contains itself"),
+        ([iter([])], NATIVE, None),
+        ({"g": iter_nothing()}, NATIVE, "the result at .g is a generator, which cannot be sent as"),
+        (bytes(65 << 20), NATIVE, "the result takes 68157445 bytes, more than the 67108864 that one may"),
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_a_result_that_cannot_be_sent_says_where_and_what(value: Any, accept: str, message: str | None) -> None:
+    if message is None:
+        values.encode_result(value, accept)
+        return
+    with pytest.raises(ResultNotEncodable) as caught:
+        values.encode_result(value, accept)
+    assert caught.value.message.startswith(message)
+
+
+def test_an_argument_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        values.encode_call((), {"source": [iter_nothing()]})
+    assert caught.value.field == "source[0]"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"\xc1", b"\x93", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"args": 1}),
+        msgspec.msgpack.encode({"kwargs": {1: 2}}), msgspec.msgpack.encode(msgspec.msgpack.Ext(99, b"\xc0")),
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(20, msgspec.msgpack.encode(["|O", [1], b"12345678"]))),
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(20, msgspec.msgpack.encode(["<f4", [1 << 40], b""]))),
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(40, b"not a pickle")), b"\x91" * 100_000,
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(30, msgspec.msgpack.encode([1]))),
+    ],
+)  # fmt: skip
+def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        values.decode_call(body, allow_pickle=True)
+
+
+def test_looking_at_values_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from gpufn import values; values.encode_result([1, {'a': 2.5}], values.NATIVE)\n"
+        "print([name for name in ('numpy', 'pydantic', 'cloudpickle', 'asyncio') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
