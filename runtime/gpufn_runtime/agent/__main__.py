@@ -1,0 +1,121 @@
+"""`python -m gpufn_runtime.agent`: builds the agent from its settings and runs it until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+
+from gpufn.bus import objects
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.errors import BusUnavailable, Conflict, GpufnError
+from gpufn.home import Home
+from gpufn.ids import Digest
+from gpufn.protocol import subjects
+from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_runtime.agent.devices.base import Inventory
+from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
+from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.launchers.process import ProcessLauncher
+from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.settings import AgentSettings
+
+log = logging.getLogger("gpufn_runtime.agent")
+
+_CONNECT_PAUSE_S = 0.2
+
+
+def main() -> int:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s agent %(name)s: %(message)s"
+    )
+    try:
+        settings = AgentSettings.from_env()
+        lock = _lock(settings.home)
+    except GpufnError as error:
+        log.error("%s", error.message)
+        return 2
+    try:
+        asyncio.run(_serve(settings))
+    finally:
+        os.close(lock)
+    return 0
+
+
+async def _serve(settings: AgentSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    bus = await _connect(settings.nats_url, stop)
+    if bus is None:
+        return
+
+    async def fetch(digest: Digest) -> bytes:
+        return await objects.get(bus, subjects.BUNDLES, digest)
+
+    home = settings.home
+    standbys = StandbyLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
+    agent = Agent(
+        node=settings.node,
+        home=home,
+        bus=bus,
+        assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
+        revisions=await KeyValue.open(bus, subjects.REVISIONS),
+        bundles=BundleCache(home.bundles, fetch),
+        launcher=standbys,
+        groups=MemoryGroups.find(),
+        inventory=_inventory(settings),
+        clock=SystemClock(),
+        stop_grace_s=settings.stop_grace_s,
+    )
+    templates = asyncio.create_task(standbys.run(), name="templates")
+    try:
+        await agent.run(stop)
+    finally:
+        templates.cancel()
+        await asyncio.wait([templates])
+        await bus.close()
+
+
+async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
+    """The bus may start after us. None when told to stop first."""
+    has_said_why = False
+    while not stop.is_set():
+        try:
+            return await Bus.connect(url, name="agent")
+        except BusUnavailable as error:
+            if not has_said_why:
+                has_said_why = True
+                log.warning("waiting for the bus: %s", error.message)
+        await asyncio.sleep(_CONNECT_PAUSE_S)
+    return None
+
+
+def _inventory(settings: AgentSettings) -> Inventory:
+    declared = settings.devices or NvmlInventory().devices()
+    return DeclaredInventory(declared, cpu_pool(settings.node))
+
+
+def _lock(home: Home) -> int:
+    """One agent per home: two would end each other's workers. Held until we die, however that happens."""
+    home.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = home.run / "agent.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Conflict(f"Another agent runs on {home.root}: stop it, or give this one its own GPUFN_HOME.") from None
+    return descriptor
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Devices that need no driver: the node's CPU pool, and what GPUFN_DEVICES declares (fakes, for tests)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from gpufn.device import Device, DeviceType
+from gpufn.errors import InvalidSpec
+
+_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+
+
+def cpu_pool(node: str, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Device:
+    """All cores and memory that this process may use: affinity and cgroup limits count."""
+    return Device(
+        uuid=f"cpu-{node}",
+        type=DeviceType.CPU,
+        kind=_cpu_model(proc),
+        memory_bytes=min(_total_memory(proc), _memory_limit(cgroup)),
+        cores=min(float(len(os.sched_getaffinity(0))), _cpu_quota(cgroup)),
+    )
+
+
+def parse_devices(text: str) -> tuple[Device, ...]:
+    """The devices of GPUFN_DEVICES: a JSON array of Device objects. Raises InvalidSpec."""
+    try:
+        return msgspec.json.decode(text, type=tuple[Device, ...])
+    except msgspec.DecodeError as error:
+        raise InvalidSpec(f"GPUFN_DEVICES is a JSON array of devices: {error}") from error
+
+
+class DeclaredInventory:
+    """Exactly `declared`, with the CPU pool added when it names none: every worker takes some of a CPU pool."""
+
+    def __init__(self, declared: tuple[Device, ...], pool: Device) -> None:
+        has_pool = any(device.type is DeviceType.CPU for device in declared)
+        self._devices = declared if has_pool else (pool, *declared)
+
+    def devices(self) -> tuple[Device, ...]:
+        return self._devices
+
+
+def _cpu_model(proc: Path) -> str:
+    with contextlib.suppress(OSError):
+        for line in (proc / "cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "CPU"
+
+
+def _total_memory(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{proc / 'meminfo'} has no MemTotal")
+
+
+def _memory_limit(cgroup: Path) -> int:
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((cgroup / name).read_text())
+    return _UNLIMITED
+
+
+def _cpu_quota(cgroup: Path) -> float:
+    """Cores that the cgroup allows."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError):
+        quota_us = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
+        if quota_us > 0:
+            return quota_us / int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+    return float("inf")

@@ -1,0 +1,65 @@
+"""A worker's environment, built from nothing: what our own process was given, credentials first of all, stays here."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import site
+import sys
+from pathlib import Path
+
+import gpufn
+import gpufn_runtime
+from gpufn.spec import FunctionSpec
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Each of these libraries starts a thread per core otherwise, in every worker.
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def worker_environment(spec: FunctionSpec, scratch: Path, gpu: str | None) -> dict[str, str]:
+    """`gpu` is the uuid of the leased device; without one the process sees none."""
+    threads = str(max(1, math.ceil(spec.resources.cpu)))
+    return {
+        **_base(scratch),
+        **dict.fromkeys(_THREADS, threads),
+        **spec.env,
+        "CUDA_VISIBLE_DEVICES": gpu or "",
+    }
+
+
+def template_environment(scratch: Path) -> dict[str, str]:
+    """One thread, so that importing starts none, and no GPU: a template must not touch what a fork cannot share."""
+    return {**_base(scratch), **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _base(scratch: Path) -> dict[str, str]:
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{_PATH}",
+        "HOME": os.fspath(scratch),
+        "TMPDIR": os.fspath(scratch),
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if roots := _import_roots():
+        environment["PYTHONPATH"] = os.pathsep.join(roots)
+    return environment
+
+
+@functools.cache
+def _import_roots() -> tuple[str, ...]:
+    """The folders that a fresh interpreter lacks to import gpufn: none when it is installed."""
+    installed = {os.path.realpath(path) for path in [*site.getsitepackages(), site.getusersitepackages()]}
+    roots: dict[str, None] = {}
+    for path in (*gpufn.__path__, *gpufn_runtime.__path__):
+        root = os.path.dirname(os.path.realpath(path))
+        if root not in installed:
+            roots[root] = None
+    return tuple(roots)

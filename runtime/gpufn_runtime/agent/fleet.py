@@ -1,0 +1,62 @@
+"""What runs on this node, and what the bus wants to run here. Facts only; `reconcile` draws the conclusions.
+
+LAUNCHING → RUNNING → GONE;  LAUNCHING → GONE
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from gpufn.workers import Assignment
+from gpufn_runtime.agent.processes import Process
+
+_REMEMBERED = 4096  # ids of workers that have been here; a late message must not start one again
+
+
+class Phase(enum.StrEnum):
+    LAUNCHING = "launching"
+    RUNNING = "running"
+    GONE = "gone"  # its process has ended; its folder and its Assignment are being removed
+
+
+@dataclass
+class WorkerRecord:
+    """One worker on this node. Times are monotonic seconds, except `started_at`."""
+
+    worker: str
+    function: str
+    revision: int
+    assignment: Assignment | None  # None: it is gone from the bus
+    phase: Phase = Phase.LAUNCHING
+    process: Process | None = None
+    started_at: float = 0.0  # unix seconds
+    drain_by: float | None = None  # set once the assignment said drain
+    asked_to_end_at: float | None = None
+    killed: bool = False
+
+
+@dataclass
+class Fleet:
+    records: dict[str, WorkerRecord] = field(default_factory=dict)
+    _ended: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def newest_epoch(self) -> int:
+        """The controller's fencing token, as far as this node knows. Derived from what is assigned now, so that a bus
+        that begins anew, and counts from one again, is not refused for ever."""
+        return max((record.assignment.epoch for record in self.records.values() if record.assignment), default=0)
+
+    def add(self, assignment: Assignment) -> WorkerRecord:
+        record = WorkerRecord(assignment.worker, assignment.function, assignment.revision, assignment)
+        self.records[record.worker] = record
+        return record
+
+    def forget(self, worker: str) -> None:
+        self.records.pop(worker, None)
+        self._ended[worker] = None
+        while len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, worker: str) -> bool:
+        return worker in self._ended

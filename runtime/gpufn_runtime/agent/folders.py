@@ -1,0 +1,104 @@
+"""A worker's folder: what its process reads, and what a later agent needs to adopt it.
+
+config.json    WorkerConfig, before the process starts
+process.json   ProcessFile, once it runs
+output         FIFO, its standard output and error
+s              the runner's socket (the runner makes it, before or after us)
+tmp/           its home and scratch space
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from gpufn.errors import PlatformError
+from gpufn.home import Home
+from gpufn.protocol.launch import WorkerConfig
+from gpufn_runtime.agent.processes import Process
+
+log = logging.getLogger(__name__)
+
+
+class ProcessFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs in a folder."""
+
+    worker: str
+    function: str
+    revision: int
+    process: Process
+    started_at: float  # unix seconds
+    cgroup: str | None = None
+
+
+class WorkerFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def worker(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def output(self) -> Path:
+        return self.path / "output"
+
+    @property
+    def scratch(self) -> Path:
+        return self.path / "tmp"
+
+    @property
+    def was_begun(self) -> bool:
+        """Has an agent worked on it? The runner may have made the folder before."""
+        return self.config.exists() or self.output.exists()
+
+    def create(self, config: WorkerConfig) -> None:
+        """Raises PlatformError when the disk does not take it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.scratch.mkdir(exist_ok=True, mode=0o700)
+            os.mkfifo(self.output, 0o600)
+            self.config.write_bytes(msgspec.json.encode(config))
+        except OSError as error:
+            raise PlatformError(f"Cannot make the worker's folder {self.path}: {error.strerror}.") from error
+
+    def write_process(self, record: ProcessFile) -> None:
+        """Whole or not at all. On a full disk the worker runs all the same; only a later agent cannot adopt it."""
+        part = self.path / ".process.json"
+        try:
+            part.write_bytes(msgspec.json.encode(record))
+            part.replace(self.path / "process.json")
+        except OSError as error:
+            log.warning("%s: cannot write down its process: %s", self.worker, error)
+
+    def read_process(self) -> ProcessFile | None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode((self.path / "process.json").read_bytes(), type=ProcessFile)
+        return None
+
+    def open_output(self) -> int:
+        """For reading. Opened for both ways, so that it never ends and a worker never writes to nobody."""
+        return os.open(self.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def remove(self) -> None:
+        def note(_call: object, path: str, why: tuple[object, BaseException, object]) -> None:
+            if not isinstance(why[1], FileNotFoundError):
+                log.warning("%s: cannot remove %s: %s", self.worker, path, why[1])
+
+        shutil.rmtree(self.path, onerror=note)
+
+
+def all_folders(home: Home) -> list[WorkerFolder]:
+    root = home.worker("x").parent
+    with contextlib.suppress(FileNotFoundError):
+        return [WorkerFolder(path) for path in sorted(root.iterdir()) if path.is_dir()]
+    return []

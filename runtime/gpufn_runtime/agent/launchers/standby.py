@@ -1,0 +1,300 @@
+"""Workers in milliseconds: forked from a template, a process with their imports done. Cold when there is none.
+
+1. `want(uses)` says which revisions matter; `run` makes and retires templates, one at a time, in the background
+2. a template's first line says what it has, or why it must not be forked from; the latter is remembered
+3. `launch` sends a ForkRequest to the smallest template that has the worker's modules
+4. a fork that fails or takes too long costs the template its life, and the worker starts cold
+
+Templates read their requests from our pipe, so they end when we do. The workers forked from them do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gpufn.errors import PlatformError
+from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
+from gpufn_runtime.agent import processes, standbys
+from gpufn_runtime.agent.environment import template_environment
+from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.launchers.process import WORKER
+from gpufn_runtime.agent.standbys import ModuleSet, Use
+
+log = logging.getLogger(__name__)
+
+_FORK_TIMEOUT_S = 2.0
+_READY_TIMEOUT_S = 120.0  # torch on a cold disk takes 20 s and more
+_MOST_FAILURES = 3
+_LONGEST_LINE = 1 << 20
+_BACKGROUND_NICE = 10
+
+_S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class TemplateGone(PlatformError):
+    """The template ended, or does not answer."""
+
+
+class Template:
+    """One template process. It has one request at a time."""
+
+    def __init__(self, asked_for: ModuleSet, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.asked_for = asked_for
+        self.covers = asked_for
+        self.pid = process.pid
+        self._requests = process.stdin
+        self._answers = process.stdout
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[bytes] | None = None
+        self._turn = asyncio.Lock()
+        self._is_open = True
+        self.on_gone: Callable[[], None] = lambda: None
+        os.set_blocking(self._requests.fileno(), False)
+        os.set_blocking(self._answers.fileno(), False)
+        self._loop.add_reader(self._answers.fileno(), self._on_readable)
+
+    @classmethod
+    def start(cls, command: Sequence[str], modules: ModuleSet, scratch: Path) -> Template:
+        scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            process = subprocess.Popen(  # noqa: S603
+                [*command, "--template", *sorted(modules)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                cwd=scratch,
+                env=template_environment(scratch),
+                start_new_session=True,  # Ctrl-C in the terminal is for the agent
+            )
+        except OSError as error:
+            raise TemplateGone(f"Cannot start {command[0]}: {error.strerror}.") from error
+        process.returncode = 0  # the agent reaps by pid
+        _set_background(process.pid, True)
+        return cls(modules, process)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    async def ready(self, timeout_s: float = _READY_TIMEOUT_S) -> TemplateReady:
+        """Its first line. Raises TemplateGone."""
+        ready = _decode(await self._line(timeout_s), TemplateReady)
+        self.covers = self.asked_for | frozenset(ready.modules)
+        _set_background(self.pid, False)  # workers inherit it
+        return ready
+
+    async def fork(self, request: ForkRequest, timeout_s: float = _FORK_TIMEOUT_S) -> ForkReply:
+        """Raises TemplateGone."""
+        async with self._turn:
+            if not self._is_open:
+                raise TemplateGone("It ended.")
+            data = msgspec.json.encode(request) + b"\n"
+            try:
+                # The pipe is empty, for the last request was answered, and holds 64 KiB.
+                written = os.write(self._requests.fileno(), data)
+            except OSError as error:
+                raise TemplateGone(f"It takes no request: {error.strerror}.") from error
+            if written < len(data):
+                raise TemplateGone(f"A request of {len(data):,} bytes is more than its pipe holds.")
+            return _decode(await self._line(timeout_s), ForkReply)
+
+    def kill(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._answers.fileno())
+            self._requests.close()
+            self._answers.close()
+            processes.kill_each([self.pid])
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_exception(TemplateGone("It ended."))
+            self.on_gone()
+
+    async def _line(self, timeout_s: float) -> bytes:
+        if (line := self._take_line()) is not None:
+            return line
+        if not self._is_open:
+            raise TemplateGone("It ended.")
+        self._waiter = self._loop.create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._waiter
+        except TimeoutError:
+            raise TemplateGone(f"It did not answer within {timeout_s:g} s.") from None
+        finally:
+            self._waiter = None
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._answers.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        self._buffer += data
+        if not data or len(self._buffer) > _LONGEST_LINE:
+            self.kill()
+        elif self._waiter is not None and not self._waiter.done() and (line := self._take_line()) is not None:
+            self._waiter.set_result(line)
+
+    def _take_line(self) -> bytes | None:
+        end = self._buffer.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+
+class StandbyLauncher:
+    """`cold` starts what no template can."""
+
+    def __init__(
+        self,
+        cold: Launcher,
+        *,
+        scratch: Path,
+        limit: int,
+        command: Sequence[str] = WORKER,
+        fork_timeout_s: float = _FORK_TIMEOUT_S,
+    ) -> None:
+        self._cold = cold
+        self._scratch = scratch
+        self._limit = limit
+        self._command = command
+        self._fork_timeout_s = fork_timeout_s
+        self._templates: dict[ModuleSet, Template] = {}
+        self._refused: set[ModuleSet] = set()
+        self._failures: dict[ModuleSet, int] = {}
+        self._uses: tuple[Use, ...] = ()
+        self._poke = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return tuple(",".join(sorted(modules)) for modules in self._templates)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset(template.pid for template in self._templates.values())
+
+    def want(self, uses: Iterable[Use]) -> None:
+        wanted = tuple(uses)
+        if wanted != self._uses:
+            self._uses = wanted
+            self._review()
+
+    async def settled(self) -> None:
+        """Return once every template that is worth having is ready, or refused."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Make and retire templates until cancelled; then end them all."""
+        try:
+            while True:
+                await self._poke.wait()
+                self._poke.clear()
+                while (modules := self._step()) is not None:
+                    await self._make(modules)
+                if not self._poke.is_set():
+                    self._settled.set()
+        finally:
+            self._uses = ()
+            for template in list(self._templates.values()):
+                template.kill()
+
+    async def launch(self, order: LaunchOrder) -> Launched:
+        have = standbys.closest((t.covers for t in self._templates.values()), order.modules)
+        template = next((t for t in self._templates.values() if t.covers == have), None)
+        if template is None:
+            return await self._cold.launch(order)
+        request = ForkRequest(os.fspath(order.config), os.fspath(order.output), order.environment)
+        try:
+            reply = await template.fork(request, self._fork_timeout_s)
+        except TemplateGone as error:
+            log.warning("%s starts cold: its template (pid %d) is gone: %s", order.worker, template.pid, error.message)
+            template.kill()
+            # It may have forked before it fell silent: never two processes for one worker.
+            processes.kill_each(processes.writing_to(order.output))
+            return await self._cold.launch(order)
+        if reply.error or not reply.pid:
+            log.warning("%s starts cold: its template (pid %d) says: %s", order.worker, template.pid, reply.error)
+            return await self._cold.launch(order)
+        return Launched(reply.pid, is_standby=True)
+
+    def _review(self) -> None:
+        self._settled.clear()
+        self._poke.set()
+
+    def _step(self) -> ModuleSet | None:
+        """Retire what is worth it no longer; name what to make next."""
+        wanted = standbys.worth_having(self._uses, self._limit, self._refused)
+        for modules in [have for have in self._templates if have not in wanted]:
+            log.info("template [%s] is retired", ",".join(sorted(modules)))
+            self._templates[modules].kill()
+        return next((modules for modules in wanted if modules not in self._templates), None)
+
+    async def _make(self, modules: ModuleSet) -> None:
+        label = ",".join(sorted(modules))
+        began = time.monotonic()
+        try:
+            template = Template.start(self._command, modules, self._scratch)
+        except TemplateGone as error:
+            self._failed(modules, error.message)
+            return
+        try:
+            ready = await template.ready()
+        except BaseException as error:
+            template.kill()
+            if not isinstance(error, TemplateGone):
+                raise
+            self._failed(modules, error.message)
+            return
+        if ready.error:
+            template.kill()
+            self._refused.add(modules)
+            log.warning("template [%s] cannot be forked from, its workers start cold: %s", label, ready.error)
+            return
+        self._templates[modules] = template
+        template.on_gone = lambda: self._on_gone(modules, template)
+        log.info("template [%s] is ready: pid=%d took_s=%.2f", label, template.pid, time.monotonic() - began)
+
+    def _failed(self, modules: ModuleSet, why: str) -> None:
+        """A few times may be bad luck."""
+        self._failures[modules] = self._failures.get(modules, 0) + 1
+        if self._failures[modules] >= _MOST_FAILURES:
+            self._refused.add(modules)
+        log.warning("template [%s] could not be made (%d): %s", ",".join(sorted(modules)), self._failures[modules], why)
+
+    def _on_gone(self, modules: ModuleSet, template: Template) -> None:
+        if self._templates.get(modules) is template:
+            del self._templates[modules]
+            if modules in standbys.worth_having(self._uses, self._limit, self._refused):
+                self._failed(modules, "it ended")
+                self._review()
+
+
+def _decode(line: bytes, kind: type[_S]) -> _S:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError as error:
+        raise TemplateGone(f"It does not speak as agreed ({error}): {line[:80]!r}") from error
+
+
+def _set_background(pid: int, is_background: bool) -> None:
+    """Making a template must not slow down calls. Niceness can be taken back by root only, a batch policy by all."""
+    with contextlib.suppress(OSError):
+        if os.geteuid() == 0:
+            os.setpriority(os.PRIO_PROCESS, pid, _BACKGROUND_NICE if is_background else 0)
+        else:
+            os.sched_setscheduler(pid, os.SCHED_BATCH if is_background else os.SCHED_OTHER, os.sched_param(0))

@@ -1,0 +1,726 @@
+"""The agent: makes this node's workers match its Assignments. The only module here that acts on what others decide.
+
+an Assignment appears
+    1. its Revision (watched) and bundle (unpacked before, at deploy); 2. folder, FIFO, config, memory group;
+    3. a process, forked or cold; 4. a pidfd tells its end; `started` goes out
+a process ends
+    1. kill its group, reap it, read the rest of its output; 2. `exited` goes out, for a runner waits for it;
+    3. folder and group are removed; 4. the Assignment is deleted, which frees its lease
+each second
+    NodeReport; workers that are overdue; what could not be sent or removed before; orphans
+at start
+    1. folders that an earlier agent left are read; 2. the watches tell what is assigned; 3. the living are adopted, the
+    dead buried; 4. from then on changes are acted upon as they come
+at the end, in this order
+    1. nothing is launched any more; 2. SIGTERM to all, SIGKILL after the grace; 3. their Assignments are deleted;
+    4. templates end; 5. watches and subscriptions end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import platform
+import signal
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import Clock
+from gpufn.device import DeviceType
+from gpufn.errors import BusUnavailable, ErrorInfo, GpufnError, PlatformError, RevisionNotFound
+from gpufn.home import Home
+from gpufn.protocol import subjects
+from gpufn.protocol.launch import WorkerConfig
+from gpufn.protocol.messages import (
+    KillOrder,
+    LogLine,
+    NodeReport,
+    ProcessReport,
+    RunnerReport,
+    WorkerEvent,
+    encode,
+)
+from gpufn.revision import Revision
+from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
+from gpufn_runtime.agent import folders, processes, reconcile
+from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
+from gpufn_runtime.agent.devices.base import Inventory
+from gpufn_runtime.agent.environment import worker_environment
+from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
+from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
+from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.output import OutputLog
+from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
+from gpufn_runtime.agent.standbys import Use
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_READ_BYTES = 64 << 10
+_LAST_READS = 32  # what a pipe can hold when its writer dies is far less than this many reads
+_UNSENT_EVENTS = 256
+_PARTIAL_LINE_S = 1.0
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
+_BURY_TIMEOUT_S = 5.0
+_MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
+
+_assignment = msgspec.msgpack.Decoder(Assignment)
+_revision = msgspec.msgpack.Decoder(Revision)
+_kill_order = msgspec.msgpack.Decoder(KillOrder)
+_runner_report = msgspec.msgpack.Decoder(RunnerReport)
+
+
+class Standbys(Launcher, Protocol):
+    """A launcher that prepares for what is in use."""
+
+    @property
+    def templates(self) -> tuple[str, ...]: ...
+
+    @property
+    def pids(self) -> frozenset[int]: ...
+
+    def want(self, uses: Iterable[Use]) -> None: ...
+
+
+@dataclass
+class _Worker:
+    """A worker's process and what hangs on it."""
+
+    record: WorkerRecord
+    process: processes.Process
+    folder: WorkerFolder
+    group: MemoryGroup | None
+    output: OutputLog
+    fifo: int
+    pidfd: int
+
+
+class Agent:
+    def __init__(
+        self,
+        *,
+        node: str,
+        home: Home,
+        bus: Bus,
+        assignments: KeyValue,
+        revisions: KeyValue,
+        bundles: BundleCache,
+        launcher: Standbys,
+        groups: MemoryGroups,
+        inventory: Inventory,
+        clock: Clock,
+        stop_grace_s: float = 10.0,
+        kill_after_s: float = reconcile.KILL_AFTER_S,
+        drain_grace_s: float = reconcile.DRAIN_GRACE_S,
+        tick_s: float = _TICK_S,
+    ) -> None:
+        self._node = node
+        self._home = home
+        self._bus = bus
+        self._assignments = assignments
+        self._revisions = revisions
+        self._bundles = bundles
+        self._launcher = launcher
+        self._groups = groups
+        self._clock = clock
+        self._stop_grace_s = stop_grace_s
+        self._kill_after_s = kill_after_s
+        self._drain_grace_s = drain_grace_s
+        self._tick_s = tick_s
+        self._devices = inventory.devices()
+        pool = next(device for device in self._devices if device.type is DeviceType.CPU)
+        self._default_memory = pool.memory_bytes // _MEMORY_PART
+        self._fleet = Fleet()
+        self._workers: dict[str, _Worker] = {}
+        self._known_revisions: dict[tuple[str, int], Revision] = {}
+        self._reported_modules: dict[tuple[str, int], frozenset[str]] = {}
+        self._last_used: dict[tuple[str, int], float] = {}
+        self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
+        self._is_stopping = False
+        self._launches: set[asyncio.Task[None]] = set()
+        self._burials: set[asyncio.Task[None]] = set()
+        self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
+        self._old_groups: list[MemoryGroup] = []
+        self._report_is_due = False
+        self._deploys = asyncio.Event()
+        self._one_gone = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop` is set, then end every worker."""
+        self._loop = asyncio.get_running_loop()
+        processes.become_subreaper()
+        self._bundles.sweep()
+        left = folders.all_folders(self._home)
+        watches = [
+            await self._revisions.watch(self._on_revision),
+            await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
+        ]
+        self._take_over(left)
+        subscriptions = [
+            self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
+            self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
+        ]
+        preparing = asyncio.create_task(self._prepare(), name="prepare")
+        log.info("node %s is ready: devices=%s", self._node, ",".join(device.uuid for device in self._devices))
+        try:
+            while not stop.is_set():
+                try:
+                    self.step(self._clock.monotonic())
+                except Exception:
+                    log.exception("a step failed; the next one follows in %g s", self._tick_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._tick_s):
+                        await stop.wait()
+            await self._shut_down()
+        finally:
+            # After an error the workers live on, for the next agent to adopt.
+            preparing.cancel()
+            self._let_go()
+            for watch in watches:
+                watch.stop()
+            for subscription in subscriptions:
+                subscription.unsubscribe()
+
+    def step(self, now: float) -> None:
+        """What is done each second."""
+        self._report()
+        for record in list(self._fleet.records.values()):
+            self._act(reconcile.when_overdue(record, now, self._kill_after_s))
+        for worker in self._workers.values():
+            self._log_lines(worker, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
+        self._send_unsent()
+        self._old_groups = [group for group in self._old_groups if not group.remove()]
+        self._reap_strangers()
+
+    # --- what the bus says --------------------------------------------------------------------------------------------
+
+    def _on_assignment(self, key: str, entry: Entry | None) -> None:
+        worker = key.rpartition(".")[2]
+        assignment = _assignment.decode(entry.value) if entry else None
+        if self._told_early is not None:
+            if assignment is None:
+                self._told_early.pop(worker, None)
+            else:
+                self._told_early[worker] = assignment
+            return
+        if not self._is_stopping:
+            self._consider(worker, assignment)
+
+    def _consider(self, worker: str, assignment: Assignment | None) -> None:
+        record = self._fleet.records.get(worker)
+        action = reconcile.on_change(
+            record, assignment, newest_epoch=self._fleet.newest_epoch, has_ended=self._fleet.has_ended(worker)
+        )
+        if record is not None and not isinstance(action, Refuse):
+            record.assignment = assignment
+        self._act(action)
+
+    def _on_revision(self, key: str, entry: Entry | None) -> None:
+        function, _, number = key.rpartition(".")
+        which = (function, int(number))
+        if entry is None:
+            for known in (self._known_revisions, self._last_used, self._reported_modules):
+                known.pop(which, None)
+        else:
+            self._known_revisions[which] = _revision.decode(entry.value)
+            self._last_used.setdefault(which, self._known_revisions[which].created_at)
+        self._deploys.set()
+
+    def _on_kill_order(self, message: Message) -> None:
+        order = _kill_order.decode(message.payload)
+        if order.worker in self._fleet.records:
+            self._act(Kill(order.worker, order.reason))
+
+    def _on_runner_report(self, message: Message) -> None:
+        for worker in _runner_report.decode(message.payload).workers:
+            key, modules = (worker.function, worker.revision), frozenset(worker.modules)
+            if modules and self._reported_modules.get(key) != modules:
+                self._reported_modules[key] = modules
+                self._deploys.set()
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _act(self, action: reconcile.Action | None) -> None:
+        match action:
+            case Launch(assignment):
+                record = self._fleet.add(assignment)
+                self._spawn(self._launches, self._launch(record, assignment), f"launch-{record.worker}")
+            case Drain(assignment):
+                record = self._fleet.records[assignment.worker]
+                if record.drain_by is None:
+                    record.drain_by = self._clock.monotonic() + self._timeout_s(record) + self._drain_grace_s
+            case Stop(worker, reason):
+                self._end(self._fleet.records[worker], signal.SIGTERM, reason)
+            case Kill(worker, reason):
+                self._end(self._fleet.records[worker], signal.SIGKILL, reason)
+            case Forget(assignment, reason):
+                log.info("%s is forgotten: %s", assignment.worker, reason)
+                self._spawn(self._burials, self._delete(assignment.worker), f"forget-{assignment.worker}")
+            case Refuse(assignment, newest):
+                log.warning("%s is refused: epoch %d is older than %d", assignment.worker, assignment.epoch, newest)
+                if assignment.worker not in self._fleet.records:
+                    self._spawn(self._burials, self._delete(assignment.worker), f"refuse-{assignment.worker}")
+            case None:
+                pass
+
+    def _end(self, record: WorkerRecord, how: signal.Signals, reason: str) -> None:
+        """A worker that is being launched is ended as soon as it has a process."""
+        log.info("%s gets %s: %s", record.worker, how.name, reason)
+        if record.asked_to_end_at is None:
+            record.asked_to_end_at = self._clock.monotonic()
+        record.killed = record.killed or how is signal.SIGKILL
+        if (worker := self._workers.get(record.worker)) is not None:
+            _signal(worker, how)
+
+    async def _launch(self, record: WorkerRecord, assignment: Assignment) -> None:
+        folder = WorkerFolder(self._home.worker(record.worker))
+        launched_at, began = self._clock.time(), self._clock.monotonic()
+        group: MemoryGroup | None = None
+        try:
+            revision = await self._revision(record.function, record.revision)
+            bundle = self._bundles.find(revision.bundle) or await self._bundles.get(revision.bundle)
+            if record.asked_to_end_at is not None:
+                self._never_started(record, folder)
+                return
+            group = self._groups.create(record.worker, self._memory_limit(revision))
+            folder.create(self._config(record, revision, bundle, launched_at, group))
+            fifo = folder.open_output()
+            try:
+                launched = await self._launcher.launch(self._order(record, revision, folder, assignment))
+                self._attend(record, folder, group, launched.pid, fifo)
+            except BaseException:
+                if record.worker not in self._workers:
+                    os.close(fifo)
+                raise
+        except Exception as error:
+            if not isinstance(error, GpufnError):
+                log.exception("%s: the launch failed", record.worker)
+            self._launch_failed(record, folder, group, _info(error))
+            return
+        self._on_started(record, assignment, launched, launched_at, self._clock.monotonic() - began)
+
+    def _on_started(
+        self, record: WorkerRecord, assignment: Assignment, launched: Launched, launched_at: float, launch_s: float
+    ) -> None:
+        self._last_used[record.function, record.revision] = launched_at
+        log.info(
+            "%s of %s@%d is started: pid=%d standby=%s took_ms=%.1f",
+            record.worker, record.function, record.revision, launched.pid, launched.is_standby, launch_s * 1000,
+        )  # fmt: skip
+        place_s = max(0.0, launched_at - assignment.created_at)
+        cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
+        self._say(self._event(record, "started", cold_start=cold_start))
+        self._report_soon()
+        self._deploys.set()
+        if record.asked_to_end_at is not None or self._is_stopping:
+            self._end(record, signal.SIGKILL if record.killed else signal.SIGTERM, "it was to end before it started")
+
+    def _never_started(self, record: WorkerRecord, folder: WorkerFolder) -> None:
+        """It was told to end while its bundle was on the way: no failure of anybody."""
+        self._say(self._event(record, "exited", exit=Exit()))
+        record.phase = Phase.GONE
+        self._spawn(self._burials, self._bury(record, folder, None), f"bury-{record.worker}")
+
+    def _launch_failed(
+        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: ErrorInfo
+    ) -> None:
+        log.warning("%s of %s@%d cannot start: %s", record.worker, record.function, record.revision, error.message)
+        self._say(self._event(record, "start_failed", failure=StartFailure("launch", error)))
+        record.phase = Phase.GONE
+        self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
+
+    def _config(
+        self,
+        record: WorkerRecord,
+        revision: Revision,
+        bundle: Path,
+        launched_at: float,
+        group: MemoryGroup | None,
+    ) -> WorkerConfig:
+        return WorkerConfig(
+            worker=record.worker,
+            function=record.function,
+            revision=record.revision,
+            spec=revision.spec,
+            bundle_dir=os.fspath(bundle),
+            socket=os.fspath(self._home.worker_socket(record.worker)),
+            launched_at=launched_at,
+            memory_limit_bytes=self._memory_limit(revision) if group is None else None,
+            cgroup_procs=() if group is None else (os.fspath(group.procs),),
+        )
+
+    def _order(
+        self, record: WorkerRecord, revision: Revision, folder: WorkerFolder, assignment: Assignment
+    ) -> LaunchOrder:
+        return LaunchOrder(
+            worker=record.worker,
+            folder=folder.path,
+            config=folder.config,
+            output=folder.output,
+            environment=worker_environment(revision.spec, folder.scratch, assignment.share.gpu_device),
+            modules=self._modules(revision),
+        )
+
+    def _attend(
+        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, pid: int, fifo: int
+    ) -> None:
+        """Take charge of a process that was just started. Raises PlatformError when it is gone already."""
+        process = processes.identify(pid)
+        if process is None or not self._watch(record, process, folder, group, fifo):
+            raise PlatformError("Its process ended at once.")
+        record.started_at = self._clock.time()
+        folder.write_process(
+            ProcessFile(
+                worker=record.worker,
+                function=record.function,
+                revision=record.revision,
+                process=process,
+                started_at=record.started_at,
+                cgroup=os.fspath(group.path) if group else None,
+            )
+        )
+
+    def _watch(
+        self,
+        record: WorkerRecord,
+        process: processes.Process,
+        folder: WorkerFolder,
+        group: MemoryGroup | None,
+        fifo: int,
+    ) -> bool:
+        """Hear of its end and its output. False when it is gone already."""
+        pidfd = processes.open_pidfd(process)
+        if pidfd is None:
+            return False
+        worker = _Worker(record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd)
+        self._workers[record.worker] = worker
+        record.process, record.phase = process, Phase.RUNNING
+        self._loop.add_reader(fifo, self._on_output, worker)
+        self._loop.add_reader(pidfd, self._on_exit, worker)
+        return True
+
+    # --- output and exits ---------------------------------------------------------------------------------------------
+
+    def _on_output(self, worker: _Worker) -> None:
+        """One read at a time: a worker that floods us shares the loop with the rest."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(worker.fifo, _READ_BYTES)
+            self._log_lines(worker, worker.output.feed(data, self._clock.monotonic()))
+
+    def _log_lines(self, worker: _Worker, lines: list[str]) -> None:
+        record, at = worker.record, self._clock.time()
+        subject = subjects.logs(record.function)
+        for text in lines:
+            line = LogLine(at, record.function, record.revision, record.worker, "stderr", text)
+            with contextlib.suppress(BusUnavailable):  # its tail is kept in any case
+                self._bus.publish(subject, encode(line))
+
+    def _on_exit(self, worker: _Worker) -> None:
+        record = worker.record
+        self._loop.remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        _signal(worker, signal.SIGKILL)  # the rest of its group, before its pid can be another's
+        code, signum = processes.reap(worker.process.pid)
+        self._read_rest(worker)
+        del self._workers[record.worker]
+        self._one_gone.set()
+        was_oom = not record.killed and code is None and worker.group is not None and worker.group.has_killed()
+        end = Exit(
+            code=code,
+            signal=signum,
+            out_of_memory=was_oom and signum in (None, signal.SIGKILL),
+            tail=worker.output.tail(),
+        )
+        log.info("%s of %s@%d %s", record.worker, record.function, record.revision, end.describe())
+        self._say(self._event(record, "exited", exit=end))
+        record.phase = Phase.GONE
+        self._report_soon()
+        self._spawn(self._burials, self._bury(record, worker.folder, worker.group), f"bury-{record.worker}")
+
+    def _read_rest(self, worker: _Worker) -> None:
+        self._loop.remove_reader(worker.fifo)
+        now = self._clock.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_LAST_READS):
+                self._log_lines(worker, worker.output.feed(os.read(worker.fifo, _READ_BYTES), now))
+        self._log_lines(worker, worker.output.flush(now))
+        os.close(worker.fifo)
+
+    async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
+        """Remove all that a worker left; its Assignment last, for that frees the lease."""
+        if group is None:
+            # It may have left processes in sessions of their own.
+            processes.kill_each(await asyncio.to_thread(processes.writing_to, folder.output))
+        else:
+            await self._empty(group)
+        await asyncio.to_thread(folder.remove)
+        if record.assignment is not None:
+            await self._delete(record.worker)
+        self._fleet.forget(record.worker)
+
+    async def _empty(self, group: MemoryGroup) -> None:
+        """End all that is left in it, and remove it; what takes longer is removed by a later step."""
+        for _ in range(_REMOVE_TRIES):
+            if group.remove():
+                return
+            processes.kill_each(group.pids())
+            await asyncio.sleep(_REMOVE_PAUSE_S)
+        self._old_groups.append(group)
+
+    async def _delete(self, worker: str) -> None:
+        """Again and again until the bus has taken it: the lease is held until then."""
+        key = subjects.assignment_key(self._node, worker)
+        has_said_why = False
+        while True:
+            try:
+                await self._assignments.delete(key)
+                return
+            except PlatformError as error:
+                if not has_said_why:
+                    has_said_why = True
+                    log.warning("%s: its assignment cannot be deleted yet: %s", worker, error.message)
+            await asyncio.sleep(self._tick_s)
+
+    def _reap_strangers(self) -> None:
+        """Templates that have ended, and what workers left to us by dying. While a launch is under way, an unknown
+        child may be the worker that is about to be known."""
+        if self._launches:
+            return
+        known = {worker.process.pid for worker in self._workers.values()} | self._launcher.pids
+        for pid in processes.children():
+            if pid not in known:
+                processes.reap(pid)
+
+    # --- start and end ------------------------------------------------------------------------------------------------
+
+    def _take_over(self, left: list[WorkerFolder]) -> None:
+        """Deal with what an earlier agent left, then with everything that is assigned."""
+        assigned, self._told_early = self._told_early or {}, None
+        by_name = {folder.worker: folder for folder in left}
+        files = {name: folder.read_process() for name, folder in by_name.items()}
+        found = [
+            Found(name, file is not None and processes.is_running(file.process), by_name[name].was_begun)
+            for name, file in files.items()
+        ]
+        for action in reconcile.at_start(found, assigned):
+            folder, file = by_name[action.worker], files[action.worker]
+            match action:
+                case Adopt(worker) if file is not None:
+                    self._adopt(folder, file, assigned.get(worker))
+                case Bury(worker):
+                    self._bury_left(folder, file, assigned[worker])
+                case _:
+                    log.info("%s: what it left is removed", action.worker)
+                    self._sweep(folder, file)
+        for worker, assignment in assigned.items():
+            record = self._fleet.records.get(worker)
+            if record is None:
+                self._consider(worker, assignment)
+            elif record.phase is Phase.RUNNING and assignment.desired is Desired.DRAIN:
+                self._act(Drain(assignment))
+
+    def _adopt(self, folder: WorkerFolder, file: ProcessFile, assignment: Assignment | None) -> None:
+        record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
+        self._fleet.records[record.worker] = record
+        fifo = folder.open_output()
+        if not self._watch(record, file.process, folder, self._group_left(file.worker, file), fifo):
+            os.close(fifo)
+            if assignment is not None:
+                self._bury_left(folder, file, assignment)
+            return
+        log.info("%s of %s@%d is adopted: pid=%d", file.worker, file.function, file.revision, file.process.pid)
+        if assignment is None:
+            self._act(Stop(record.worker, "nobody has assigned it"))
+
+    def _bury_left(self, folder: WorkerFolder, file: ProcessFile | None, assignment: Assignment) -> None:
+        record = self._fleet.add(assignment)
+        record.phase = Phase.GONE
+        group = self._group_left(record.worker, file)
+        log.info("%s of %s@%d ended while no agent looked", record.worker, record.function, record.revision)
+        was_oom = group is not None and group.has_killed()
+        self._say(self._event(record, "exited", exit=Exit(out_of_memory=was_oom)))
+        processes.kill_each(processes.writing_to(folder.output))
+        self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
+
+    def _sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
+        """It may have been started without having been written down."""
+        processes.kill_each(processes.writing_to(folder.output))
+        if (group := self._group_left(folder.worker, file)) is not None:
+            processes.kill_each(group.pids())
+            self._old_groups.append(group)
+        folder.remove()
+
+    def _group_left(self, worker: str, file: ProcessFile | None) -> MemoryGroup | None:
+        if file is None:
+            return self._groups.find_left(worker)
+        return MemoryGroup(Path(file.cgroup)) if file.cgroup else None
+
+    async def _shut_down(self) -> None:
+        self._is_stopping = True
+        log.info("stopping: %d workers", len(self._workers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stop_grace_s):
+                for worker in list(self._workers.values()):
+                    self._end(worker.record, signal.SIGTERM, "the agent stops")
+                await self._all_done(self._launches)  # each ends its worker as soon as it has one
+                await self._all_gone()
+        for task in self._launches:
+            task.cancel()
+        for worker in list(self._workers.values()):
+            self._end(worker.record, signal.SIGKILL, f"it did not end within {self._stop_grace_s:g} s of SIGTERM")
+        try:
+            async with asyncio.timeout(_BURY_TIMEOUT_S):
+                await self._all_gone()
+                await self._all_done(self._burials)
+        except TimeoutError:
+            log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
+
+    def _let_go(self) -> None:
+        for task in [*self._launches, *self._burials]:
+            task.cancel()
+        for worker in self._workers.values():
+            for descriptor in (worker.pidfd, worker.fifo):
+                self._loop.remove_reader(descriptor)
+                os.close(descriptor)
+        self._workers.clear()
+
+    async def _all_gone(self) -> None:
+        while self._workers:
+            self._one_gone.clear()
+            await self._one_gone.wait()
+
+    async def _all_done(self, tasks: set[asyncio.Task[None]]) -> None:
+        while tasks:
+            await asyncio.wait(tasks)
+
+    # --- reports, events, preparation ---------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        self._report_is_due = False
+        report = NodeReport(
+            node=self._node,
+            sent_at=self._clock.time(),
+            devices=self._devices,
+            processes=tuple(
+                ProcessReport(
+                    worker=worker.record.worker,
+                    function=worker.record.function,
+                    revision=worker.record.revision,
+                    pid=worker.process.pid,
+                    started_at=worker.record.started_at,
+                    resident_bytes=processes.resident_bytes(worker.process.pid),
+                )
+                for worker in self._workers.values()
+            ),
+            templates=self._launcher.templates,
+            hostname=platform.node(),
+            python=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+        )
+        with contextlib.suppress(BusUnavailable):  # the next one follows in a second
+            self._bus.publish(subjects.node_report(self._node), encode(report))
+
+    def _report_soon(self) -> None:
+        if not self._report_is_due:
+            self._report_is_due = True
+            self._loop.call_soon(self._report)
+
+    def _event(self, record: WorkerRecord, kind: str, **what: Any) -> WorkerEvent:
+        return WorkerEvent(
+            kind=kind,
+            worker=record.worker,
+            function=record.function,
+            revision=record.revision,
+            node=self._node,
+            at=self._clock.time(),
+            **what,
+        )
+
+    def _say(self, event: WorkerEvent) -> None:
+        """At once, or, while there is no bus, later."""
+        self._unsent.append(event)
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        with contextlib.suppress(BusUnavailable):
+            while self._unsent:
+                event = self._unsent[0]
+                self._bus.publish(subjects.worker_event(event.function), encode(event))
+                self._unsent.popleft()
+
+    async def _prepare(self) -> None:
+        """After each deploy: bundles unpacked and templates made before the first call asks for them."""
+        while True:
+            await self._deploys.wait()
+            self._deploys.clear()
+            current = self._current_revisions()
+            self._launcher.want(
+                Use(self._modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
+                for revision in current
+            )
+            for revision in current:
+                try:
+                    await self._bundles.get(revision.bundle)
+                except Exception as error:  # its launch will try again, and tell who waits for it
+                    log.warning("%s: its bundle is not here yet: %s", revision, error)
+
+    def _current_revisions(self) -> list[Revision]:
+        """The newest of each function, and those that run here."""
+        newest: dict[str, int] = {}
+        for function, number in self._known_revisions:
+            newest[function] = max(number, newest.get(function, 0))
+        keys = set(newest.items()) | {(record.function, record.revision) for record in self._fleet.records.values()}
+        return [self._known_revisions[key] for key in sorted(keys) if key in self._known_revisions]
+
+    async def _revision(self, function: str, number: int) -> Revision:
+        """Raises RevisionNotFound, BusUnavailable."""
+        if (known := self._known_revisions.get((function, number))) is not None:
+            return known
+        entry = await self._revisions.get(subjects.revision_key(function, number))
+        if entry is None:
+            raise RevisionNotFound(f"{function}@{number} was assigned to this node, but there is no such revision.")
+        return _revision.decode(entry.value)
+
+    def _memory_limit(self, revision: Revision) -> int:
+        return revision.spec.resources.memory_bytes or self._default_memory
+
+    def _modules(self, revision: Revision) -> frozenset[str]:
+        reported = self._reported_modules.get((revision.function, revision.number))
+        return frozenset(revision.spec.modules) if reported is None else reported
+
+    def _timeout_s(self, record: WorkerRecord) -> float:
+        revision = self._known_revisions.get((record.function, record.revision))
+        return revision.spec.timeout_s if revision else 0.0
+
+    def _spawn(self, owner: set[asyncio.Task[None]], work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        owner.add(task)
+        task.add_done_callback(lambda done: _finished(done, owner.discard))
+
+
+def _finished(task: asyncio.Task[None], discard: Callable[[asyncio.Task[None]], None]) -> None:
+    discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _signal(worker: _Worker, how: signal.Signals) -> None:
+    processes.signal_group(worker.process.pid, how)
+    if how is signal.SIGKILL and worker.group is not None:
+        processes.kill_each(worker.group.pids())
+
+
+def _info(error: Exception) -> ErrorInfo:
+    if isinstance(error, GpufnError):
+        return error.info()
+    return PlatformError(f"{type(error).__name__}: {error}").info()

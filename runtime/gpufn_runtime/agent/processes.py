@@ -1,0 +1,127 @@
+"""Processes by identity: a pid together with its start time, for pids are used again.
+
+An agent adopts processes that an earlier one started, so it cannot rely on being their parent: pidfds tell the end of
+anybody's process, and an exit status is had only from one's own children. Forked workers become our children because
+the agent is their nearest subreaper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from gpufn.errors import PlatformError
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Process(msgspec.Struct, frozen=True):
+    pid: int
+    start_time: int  # clock ticks since boot, as in /proc/<pid>/stat
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children instead of init's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise PlatformError(f"prctl(PR_SET_CHILD_SUBREAPER) failed: {os.strerror(ctypes.get_errno())}.")
+
+
+def identify(pid: int) -> Process | None:
+    """None when there is no such process. One that has ended but is not reaped yet is still there."""
+    fields = _stat(pid)
+    return Process(pid, int(fields[19])) if fields else None
+
+
+def is_running(process: Process) -> bool:
+    fields = _stat(process.pid)
+    return bool(fields) and int(fields[19]) == process.start_time and fields[0] not in ("Z", "X")
+
+
+def open_pidfd(process: Process) -> int | None:
+    """A descriptor that becomes readable when the process ends; None when it is gone already."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if identify(process.pid) != process:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def reap(pid: int) -> tuple[int | None, int | None]:
+    """Exit code and signal of a child that has ended; (None, None) when it is not ours, or still runs."""
+    try:
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return None, None
+    if status is None:
+        return None, None
+    return (status.si_status, None) if status.si_code == os.CLD_EXITED else (None, status.si_status)
+
+
+def signal_group(pid: int, signum: signal.Signals) -> None:
+    """Signal the process and its group, when it leads one. Before reaping: until then the pid cannot be another's."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_each(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def resident_bytes(pid: int) -> int:
+    """0 when it is gone."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
+def children() -> list[int]:
+    """Our children, whether they run or wait to be reaped."""
+    own = os.getpid()
+    with contextlib.suppress(OSError):
+        found: list[int] = []
+        for task in os.listdir(f"/proc/{own}/task"):
+            found += map(int, Path(f"/proc/{own}/task/{task}/children").read_text().split())
+        return found
+    return []
+
+
+def writing_to(output: Path) -> list[int]:
+    """Processes whose standard output or error is the FIFO `output`: a worker's, whatever session they fled to."""
+    path = os.fspath(output)
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and _writes_to(path, name):
+            found.append(int(name))
+    return found
+
+
+def _writes_to(path: str, pid: str) -> bool:
+    for descriptor in ("1", "2"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/{descriptor}").removesuffix(" (deleted)") == path:
+                return True
+    return False
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the state on; the name before them may hold spaces and parentheses."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -1,0 +1,45 @@
+"""Which standby templates are worth their memory, and which one a worker forks from. Pure.
+
+A template is its module set. A worker may fork from any: what the template lacks, the worker imports itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ModuleSet = frozenset[str]
+EMPTY: ModuleSet = frozenset()
+
+
+@dataclass(frozen=True)
+class Use:
+    """A revision's modules and when it was last launched or deployed (unix seconds)."""
+
+    modules: ModuleSet
+    last_used_at: float
+
+
+def worth_having(uses: Iterable[Use], limit: int, refused: Iterable[ModuleSet] = ()) -> list[ModuleSet]:
+    """At most `limit` module sets, in the order to make them: first the empty one, which serves any worker that has no
+    modules and costs next to nothing, then those used last. A set that another one covers needs no template of its
+    own. `refused` cannot be had."""
+    avoid = set(refused)
+    chosen: list[ModuleSet] = []
+    newest_first = sorted(uses, key=lambda use: -use.last_used_at)
+    if newest_first and EMPTY not in avoid:
+        chosen.append(EMPTY)
+    for use in newest_first:
+        if use.modules not in avoid and not any(use.modules <= other for other in chosen):
+            chosen.append(use.modules)
+    return chosen[:limit]
+
+
+def closest(templates: Iterable[ModuleSet], modules: ModuleSet) -> ModuleSet | None:
+    """The smallest of `templates` that has all of `modules`, else the one that has most of them and nothing more.
+
+    Even the empty one saves the interpreter's start: 35 ms instead of 125 until the worker is on its socket.
+    """
+    have = list(templates)
+    whole = min((one for one in have if modules <= one), key=len, default=None)
+    return whole if whole is not None else max((one for one in have if one <= modules), key=len, default=None)

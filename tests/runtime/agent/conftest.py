@@ -1,0 +1,286 @@
+"""A node for tests: the real bus, the real agent in this process, and a fake worker that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import os
+import sys
+import time
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.device import Device, DeviceShare, DeviceType
+from gpufn.errors import ArtifactUnavailable, GpufnError
+from gpufn.home import Home
+from gpufn.ids import Digest, digest_of, new_worker_id
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import KillOrder, LogLine, NodeReport, WorkerEvent, encode
+from gpufn.revision import Revision
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
+from gpufn.workers import Assignment, Desired
+from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_runtime.agent.devices.declared import DeclaredInventory
+from gpufn_runtime.agent.launchers.process import ProcessLauncher
+from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.loop import Agent
+
+FAKE_WORKER = (sys.executable, "-S", os.fspath(Path(__file__).with_name("fake_worker.py")))
+_numbers = itertools.count(1)
+
+
+def _archive(files: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return buffer.getvalue()
+
+
+class Node:
+    """`events` and `lines` are what the agent said, in order."""
+
+    def __init__(self, bus: Bus, home: Home, assignments: KeyValue, revisions: KeyValue) -> None:
+        number = next(_numbers)
+        self.name = f"n{number}-{os.getpid()}"
+        self.function = f"f{number}-{os.getpid()}"
+        self.bus, self.home, self.assignments, self.revisions = bus, home, assignments, revisions
+        self.bundles: dict[Digest, bytes] = {}
+        self.fetches = 0
+        self.server: EmbeddedServer | None = None
+        self.connected: dict[str, asyncio.Event] = {}
+        self.events: list[WorkerEvent] = []
+        self.lines: list[LogLine] = []
+        self.reports: list[NodeReport] = []
+        self._heard = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.launcher: StandbyLauncher | None = None
+        bus.subscribe(subjects.worker_event(self.function), self._keep(self.events, WorkerEvent))
+        bus.subscribe(subjects.logs(self.function), self._keep(self.lines, LogLine))
+        bus.subscribe(subjects.node_report(self.name), self._keep(self.reports, NodeReport))
+
+    def _keep(self, into: list[Any], kind: Any) -> Callable[[Message], None]:
+        decode = msgspec.msgpack.Decoder(kind).decode
+
+        def on_message(message: Message) -> None:
+            into.append(decode(message.payload))
+            self._heard.set()
+
+        return on_message
+
+    async def open_revisions(self) -> KeyValue:
+        """The bucket that an agent in a process of its own reads."""
+        return await KeyValue.open(self.bus, subjects.REVISIONS)
+
+    async def fetch(self, digest: Digest) -> bytes:
+        if digest not in self.bundles:
+            raise ArtifactUnavailable("It belongs to another test.")
+        self.fetches += 1
+        return self.bundles[digest]
+
+    async def start(
+        self,
+        *,
+        command: tuple[str, ...] = FAKE_WORKER,
+        templates: int = 0,
+        groups: MemoryGroups | None = None,
+        **options: Any,
+    ) -> None:
+        self._stop = asyncio.Event()
+        self.launcher = StandbyLauncher(
+            ProcessLauncher(command),
+            scratch=self.home.run / "t",
+            limit=templates,
+            command=command,
+            fork_timeout_s=options.pop("fork_timeout_s", 2.0),
+        )
+        pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
+        agent = Agent(
+            node=self.name,
+            home=self.home,
+            bus=self.bus,
+            assignments=self.assignments,
+            revisions=self.revisions,
+            bundles=BundleCache(self.home.bundles, self.fetch),
+            launcher=self.launcher,
+            groups=groups or MemoryGroups(None),
+            inventory=DeclaredInventory((), pool),
+            clock=SystemClock(),
+            **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
+        )
+        self._tasks = [
+            asyncio.create_task(self.launcher.run(), name="templates"),
+            asyncio.create_task(agent.run(self._stop), name="agent"),
+        ]
+        await self.until(lambda: self.reports)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._tasks:
+            templates, agent = self._tasks
+            self._tasks = []
+            await agent
+            templates.cancel()
+            await asyncio.wait([templates])
+
+    async def vanish(self) -> None:
+        """Stop as a crash would: nothing is said or ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        self._tasks = []
+
+    async def deploy(
+        self, fake: str = "sleep", *, number: int = 1, files: dict[str, str] | None = None, **options: Any
+    ) -> Revision:
+        data = _archive(files or {"app.py": f"def hello(): return {self.function!r}\n"})
+        digest = digest_of(data)
+        self.bundles[digest] = data
+        options.setdefault("resources", Resources())
+        spec = FunctionSpec(
+            name=self.function,
+            entry=EntryPoint("app", "hello"),
+            methods=(MethodSpec(),),
+            env={"FAKE": fake, **options.pop("env", {})},
+            **options,
+        )
+        revision = Revision(function=self.function, number=number, spec=spec, bundle=digest, created_at=time.time())
+        await self.revisions.put(subjects.revision_key(self.function, number), encode(revision))
+        return revision
+
+    async def assign(
+        self,
+        worker: str = "",
+        *,
+        desired: Desired = Desired.RUN,
+        epoch: int = 1,
+        revision: int = 1,
+        gpu: str | None = None,
+    ) -> str:
+        worker = worker or new_worker_id()
+        assignment = Assignment(
+            worker=worker,
+            node=self.name,
+            function=self.function,
+            revision=revision,
+            share=DeviceShare(f"cpu-{self.name}", 0.1, 1 << 28, gpu_device=gpu),
+            epoch=epoch,
+            created_at=time.time(),
+            desired=desired,
+        )
+        await self.assignments.put(subjects.assignment_key(self.name, worker), encode(assignment))
+        return worker
+
+    async def unassign(self, worker: str) -> None:
+        await self.assignments.delete(subjects.assignment_key(self.name, worker))
+
+    def kill(self, worker: str) -> None:
+        self.bus.publish(subjects.kill(self.name), encode(KillOrder(worker, "it took too long")))
+
+    async def until_disconnected(self) -> None:
+        """Wait until this side has seen that the server is gone."""
+        with contextlib.suppress(GpufnError):
+            await self.bus.flush()
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+        """Wait until something heard makes `condition` true."""
+        async with asyncio.timeout(timeout_s):
+            while not (value := condition()):
+                self._heard.clear()
+                await self._heard.wait()
+        return value
+
+    async def event(self, worker: str, kind: str) -> WorkerEvent:
+        found: list[WorkerEvent] = await self.until(
+            lambda: [event for event in self.events if (event.worker, event.kind) == (worker, kind)]
+        )
+        return found[0]
+
+    async def line(self, start: str) -> str:
+        found: list[str] = await self.until(lambda: [line.text for line in self.lines if line.text.startswith(start)])
+        return found[0]
+
+    async def assigned(self) -> list[str]:
+        return [key.rpartition(".")[2] for key in await self.assignments.keys(f"{self.name}.")]
+
+    async def until_deleted(self, worker: str) -> None:
+        """Wait until the agent has deleted the Assignment."""
+        gone = asyncio.Event()
+        key = subjects.assignment_key(self.name, worker)
+        known: set[str] = set()
+
+        def on_change(changed: str, entry: object) -> None:
+            (known.add if entry else known.discard)(changed)
+            if key not in known:
+                gone.set()
+
+        watch = await self.assignments.watch(on_change, prefix=key)
+        try:
+            if key in known:
+                gone.clear()
+                async with asyncio.timeout(10):
+                    await gone.wait()
+        finally:
+            watch.stop()
+
+    async def pid(self, worker: str) -> int:
+        await self.event(worker, "started")
+        process = msgspec.json.decode((self.home.worker(worker) / "process.json").read_bytes())
+        pid: int = process["process"]["pid"]
+        return pid
+
+
+@pytest.fixture
+def memory_groups() -> MemoryGroups:
+    groups = MemoryGroups.find()
+    if not groups.available:
+        pytest.skip("no memory cgroup can be made here")
+    return groups
+
+
+Run = Callable[..., None]
+
+
+@pytest.fixture
+def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
+    """`on_node(test)` runs the coroutine function `test(node)`; the agent is stopped after it."""
+
+    @contextlib.asynccontextmanager
+    async def node(server: EmbeddedServer) -> AsyncIterator[Node]:
+        bus = await Bus.connect(server.url, name="test")
+        home = Home(tmp_path / "h")
+        made = Node(
+            bus,
+            home,
+            await KeyValue.open(bus, subjects.ASSIGNMENTS),
+            await KeyValue.open(bus, f"revisions_{next(_numbers)}"),  # what other tests deployed is not prepared here
+        )
+        made.server = server
+        try:
+            yield made
+        finally:
+            with contextlib.suppress(GpufnError):
+                await made.stop()
+            await bus.close()
+
+    def run(test: Callable[[Node], Any], server: EmbeddedServer = nats) -> None:
+        async def main() -> None:
+            async with node(server) as made:
+                await test(made)
+
+        asyncio.run(main())
+
+    return run

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.errors import ArtifactUnavailable, InvalidBundle
+from gpufn.ids import Digest, digest_of
+from gpufn_runtime.agent.bundles import BundleCache, unpack
+
+
+def archive(*names: str, mode: int = 0) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        for name in names:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = mode << 16
+            made.writestr(info, f"# {name}\n")
+    return buffer.getvalue()
+
+
+def test_a_bundle_is_unpacked_whole_and_read_only(tmp_path: Path) -> None:
+    data = archive("app.py", "pkg/__init__.py", "pkg/deep/mod.py")
+    unpack(data, digest_of(data), tmp_path)
+    root = tmp_path / digest_of(data)
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.py")) == [
+        "app.py",
+        "pkg/__init__.py",
+        "pkg/deep/mod.py",
+    ]
+    assert stat.S_IMODE((root / "app.py").stat().st_mode) == 0o444
+    assert [path.name for path in tmp_path.iterdir()] == [root.name]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (archive("/etc/passwd"), "outside of itself"),
+        (archive("../up.py"), "outside of itself"),
+        (archive("a/../../up.py"), "outside of itself"),
+        (archive("a\\b.py"), "outside of itself"),
+        (archive("link", mode=stat.S_IFLNK | 0o777), "neither file nor folder"),
+        (archive("fifo", mode=stat.S_IFIFO | 0o600), "neither file nor folder"),
+        (b"not a zip", "cannot be read"),
+    ],
+)
+def test_an_archive_that_is_not_to_be_trusted_leaves_nothing(data: bytes, why: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidBundle, match=why):
+        unpack(data, digest_of(data), tmp_path)
+    assert list(tmp_path.parent.glob("up.py")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Duplicate"):
+        data = archive("a.py", "a.py")
+    with pytest.raises(InvalidBundle, match="twice"):
+        unpack(data, digest_of(data), tmp_path)
+
+
+def test_a_file_that_is_a_folder_as_well_is_refused(tmp_path: Path) -> None:
+    data = archive("a", "a/b.py")
+    with pytest.raises((InvalidBundle, ArtifactUnavailable)):
+        unpack(data, digest_of(data), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    data = archive("app.py")
+    with pytest.raises(ArtifactUnavailable, match="the disk is full"):
+        unpack(data, digest_of(data), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_who_ask_at_once_cost_one_fetch_and_a_failure_is_tried_again(tmp_path: Path) -> None:
+    data = archive("app.py")
+    digest = digest_of(data)
+    answers: list[bytes] = [b"damaged", data]
+
+    async def fetch(_digest: Digest) -> bytes:
+        return answers.pop(0)
+
+    async def run() -> None:
+        cache = BundleCache(tmp_path / "bundles", fetch)
+        failed = await asyncio.gather(*[cache.get(digest) for _ in range(5)], return_exceptions=True)
+        assert [type(error).__name__ for error in failed] == ["ArtifactUnavailable"] * 5
+        paths = await asyncio.gather(*[cache.get(digest) for _ in range(5)])
+        assert {path.name for path in paths} == {digest}
+        assert answers == []
+        assert BundleCache(tmp_path / "bundles", fetch).find(digest) == paths[0]
+
+    asyncio.run(run())

@@ -1,0 +1,341 @@
+"""The agent with real processes and the real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Any
+
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.spec import Resources
+from gpufn.workers import Desired
+
+
+async def ended(pid: int) -> None:
+    """Wait until the process is gone; at once when it is."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        readable, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], 10.0)
+        assert readable, f"process {pid} still runs"
+    finally:
+        os.close(descriptor)
+
+
+def test_an_assignment_becomes_a_process_and_a_started_event(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        worker = await node.assign()
+        event = await node.event(worker, "started")
+        assert event.cold_start is not None
+        assert event.cold_start.standby is False
+        assert 0 < event.cold_start.launch_s < 1
+        os.kill(await node.pid(worker), 0)
+        assert await node.line("hello") == f"hello from {worker}"
+        report = await node.until(lambda: [r for r in node.reports if r.processes])
+        assert report[0].processes[0].worker == worker
+        assert report[0].processes[0].resident_bytes > 0
+
+    on_node(run)
+
+
+def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("GPUFN_NATS_URL", "nats://secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    async def run(node: Any) -> None:
+        await node.deploy("env", env={"MODE": "fast"}, resources=Resources(cpu=2.5))
+        await node.start()
+        worker = await node.assign(gpu="GPU-1234")
+        environment = json.loads((await node.line("ENV ")).removeprefix("ENV "))
+        folder = node.home.worker(worker)
+        assert environment["HOME"] == str(folder / "tmp")
+        assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+        assert (environment["OMP_NUM_THREADS"], environment["MODE"]) == ("3", "fast")
+        assert "secret" not in json.dumps(environment)
+        assert not [name for name in environment if name.startswith("GPUFN")]
+        config = json.loads((await node.line("CONFIG ")).removeprefix("CONFIG "))
+        assert config["socket"] == str(folder / "s")
+        assert config["memory_limit_bytes"] == 1 << 30  # a quarter of the node's
+        assert os.listdir(config["bundle_dir"]) == ["app.py"]
+        assert await node.line("CWD ") == f"CWD {folder}"
+
+    on_node(run)
+
+
+def test_an_exit_is_told_with_code_and_tail_then_all_is_removed(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 7")
+        await node.start()
+        worker = await node.assign()
+        event = await node.event(worker, "exited")
+        assert (event.exit.code, event.exit.signal, event.exit.out_of_memory) == (7, None, False)
+        assert event.exit.tail == f"hello from {worker}\nlast words"
+        await node.until_deleted(worker)
+        assert not node.home.worker(worker).exists()
+        assert [e.kind for e in node.events] == ["started", "exited"]
+
+    on_node(run)
+
+
+def test_a_crash_is_told_with_its_signal(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("segv")
+        await node.start()
+        event = await node.event(await node.assign(), "exited")
+        assert event.exit.describe() == "was killed by SIGSEGV"
+
+    on_node(run)
+
+
+def test_memory_above_the_limit_is_told_as_such(on_node: Any, memory_groups: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("eat", resources=Resources(memory_bytes=64 << 20))
+        await node.start(groups=memory_groups)
+        worker = await node.assign()
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() == "was killed because it used more memory than allowed"
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_a_memory_group_ends_with_its_worker_and_takes_runaways_along(on_node: Any, memory_groups: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("runaway")
+        await node.start(groups=memory_groups)
+        worker = await node.assign()
+        pid = int((await node.line("runaway ")).split()[1])
+        await node.event(worker, "exited")
+        await ended(pid)
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_a_gigabyte_of_output_does_not_reach_the_log_stream(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("flood 1000")  # 100 MB, read at the same pace as a gigabyte would be
+        await node.start()
+        event = await node.event(await node.assign(), "exited")
+        assert event.exit.code == 0
+        assert event.exit.tail.endswith("flood over")
+        assert len(event.exit.tail) <= 8 << 10
+        assert sum(len(line.text) for line in node.lines) < 3 << 20
+        assert [line.text for line in node.lines if "were dropped: more than 128 KiB/s" in line.text]
+
+    on_node(run)
+
+
+def test_the_rest_of_a_group_ends_with_its_worker(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("child")
+        await node.start()
+        worker = await node.assign()
+        event = await node.event(worker, "exited")
+        assert event.exit.code == 0
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_a_runaway_session_ends_with_its_worker_even_without_a_memory_group(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("runaway")
+        await node.start()
+        worker = await node.assign()
+        pid = int((await node.line("runaway ")).split()[1])
+        await node.until_deleted(worker)
+        await ended(pid)
+
+    on_node(run)
+
+
+def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("stubborn")
+        await node.start()
+        worker = await node.assign()
+        await node.line("no")
+        node.kill(worker)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() == "was killed by SIGKILL"
+
+    on_node(run)
+
+
+def test_a_worker_whose_assignment_is_gone_gets_sigterm(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        worker = await node.assign()
+        await node.line("hello")
+        await node.unassign(worker)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() == "was killed by SIGTERM"
+
+    on_node(run)
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("stubborn")
+        await node.start(kill_after_s=0.1)
+        worker = await node.assign()
+        await node.line("no")
+        await node.unassign(worker)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() == "was killed by SIGKILL"
+
+    on_node(run)
+
+
+def test_a_drained_worker_that_does_not_end_is_ended(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(timeout_s=0.05)
+        await node.start(drain_grace_s=0.1)
+        worker = await node.assign()
+        await node.line("hello")
+        await node.assign(worker, desired=Desired.DRAIN)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() == "was killed by SIGTERM"
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_an_assignment_of_a_replaced_controller_is_refused(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        first = await node.assign(epoch=5)
+        await node.event(first, "started")
+        late = await node.assign(epoch=4)
+        await node.until_deleted(late)
+        assert [e.worker for e in node.events if e.kind == "started"] == [first]
+
+    on_node(run)
+
+
+def test_a_bundle_that_cannot_be_had_is_a_failed_start(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        revision = await node.deploy()
+        node.bundles[revision.bundle] = b"something else"
+        await node.start()
+        worker = await node.assign()
+        event = await node.event(worker, "start_failed")
+        assert event.failure.phase == "launch"
+        assert event.failure.error.code == "artifact_unavailable"
+        assert "arrived damaged" in event.failure.error.message
+        await node.until_deleted(worker)
+        assert not node.home.worker(worker).exists()
+
+    on_node(run)
+
+
+def test_an_unknown_revision_is_a_failed_start(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.start()
+        event = await node.event(await node.assign(revision=9), "start_failed")
+        assert event.failure.error.code == "revision_not_found"
+
+    on_node(run)
+
+
+def test_a_later_agent_adopts_what_lives_and_buries_what_died(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        alive, dead, unwanted = [await node.assign() for _ in range(3)]
+        pids = {worker: await node.pid(worker) for worker in (alive, dead, unwanted)}
+        await node.until(lambda: len(node.lines) == 3)
+        await node.vanish()
+        os.kill(pids[dead], signal.SIGKILL)
+        await asyncio.to_thread(os.waitpid, pids[dead], 0)
+        await node.unassign(unwanted)
+        node.events.clear()
+        node.reports.clear()
+        await node.start()
+        event = await node.event(dead, "exited")
+        assert (event.exit.code, event.exit.signal) == (None, None)
+        event = await node.event(unwanted, "exited")
+        assert event.exit.describe() == "was killed by SIGTERM"
+        await node.until_deleted(dead)
+        report = await node.until(lambda: [r for r in node.reports if len(r.processes) == 1])
+        assert [(p.worker, p.pid) for p in report[-1].processes] == [(alive, pids[alive])]
+        node.kill(alive)
+        event = await node.event(alive, "exited")
+        assert event.exit.describe() == "was killed by SIGKILL"
+        assert "started" not in {e.kind for e in node.events}
+
+    on_node(run)
+
+
+def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("sleep")
+        await node.deploy("stubborn", number=2)
+        await node.start(stop_grace_s=0.2)
+        polite, stubborn = await node.assign(), await node.assign(revision=2)
+        await node.line("no")
+        await node.line(f"hello from {polite}")
+        await node.stop()
+        assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
+        assert (await node.event(stubborn, "exited")).exit.describe() == "was killed by SIGKILL"
+        assert await node.assigned() == []
+        assert not list(node.home.worker("x").parent.iterdir())
+
+    on_node(run)
+
+
+def test_workers_of_one_bundle_cost_one_fetch(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        workers = [await node.assign() for _ in range(5)]
+        for worker in workers:
+            await node.event(worker, "started")
+        assert node.fetches == 1
+
+    on_node(run)
+
+
+def test_a_folder_that_only_the_runner_made_is_launched_at_start(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        worker = await node.assign()
+        node.home.worker(worker).mkdir(parents=True)
+        node.home.worker_socket(worker).touch()
+        await node.start()
+        await node.event(worker, "started")
+        assert node.home.worker_socket(worker).exists()
+
+    on_node(run)
+
+
+def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        worker = await node.assign()
+        pid = await node.pid(worker)
+        node.server.kill()
+        await node.until_disconnected()
+        os.kill(pid, signal.SIGKILL)
+        await ended(pid)
+        assert not [event for event in node.events if event.kind == "exited"]
+        with EmbeddedServer.start(node.server.directory):
+            event = await node.event(worker, "exited")
+            assert event.exit.describe() == "was killed by SIGKILL"
+            await node.until_deleted(worker)
+            await node.stop()
+
+    with EmbeddedServer.start(tmp_path / "own") as server:
+        on_node(run, server)

@@ -1,0 +1,166 @@
+"""`python -m gpufn_runtime.agent` with the real worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import objects
+from gpufn.protocol import subjects
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(node: Any, url: str, log: Path, **settings: str) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpufn_runtime.agent"],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("sdk", "runtime")),
+                "GPUFN_NODE": node.name,
+                "GPUFN_NATS_URL": url,
+                "GPUFN_HOME": str(node.home.root),
+                **settings,
+            },
+            stdout=output,
+            stderr=output,
+        )
+
+
+async def wait(process: subprocess.Popen[bytes]) -> int:
+    return await asyncio.to_thread(process.wait, 15)
+
+
+def is_alive(pid: int) -> bool:
+    descriptor = os.pidfd_open(pid)
+    try:
+        return not select.select([descriptor], [], [], 0)[0]
+    finally:
+        os.close(descriptor)
+
+
+async def deploy(node: Any, **options: Any) -> None:
+    revision = await node.deploy(files={"app.py": "def hello():\n    return 1\n"}, **options)
+    await objects.ensure_bucket(node.bus, subjects.BUNDLES)
+    await objects.put(node.bus, subjects.BUNDLES, node.bundles[revision.bundle])
+    node.revisions = await node.open_revisions()
+    await node.revisions.put(subjects.revision_key(node.function, 1), msgspec.msgpack.encode(revision))
+
+
+async def listen(node: Any, worker: str) -> asyncio.Server:
+    """In place of the runner: takes the worker's connection and says nothing."""
+    path = node.home.worker_socket(worker)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connected = asyncio.Event()
+    node.connected[worker] = connected
+
+    async def on_connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read(-1)
+        writer.close()
+
+    return await asyncio.start_unix_server(on_connect, path)
+
+
+def test_the_real_worker_is_started_outlives_a_killed_agent_and_ends_with_the_next(
+    on_node: Any, nats: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "agent.log"
+
+    async def run(node: Any) -> None:
+        await deploy(node)
+        agent = start(node, nats.url_for("agent"), log)
+        servers = []
+        try:
+            await node.until(lambda: any("" in r.templates for r in node.reports))
+            worker = "w-real00000000"
+            servers.append(await listen(node, worker))
+            await node.assign(worker)
+            event = await node.event(worker, "started")
+            assert event.cold_start.standby is True
+            async with asyncio.timeout(10):
+                await node.connected[worker].wait()
+            pid = await node.pid(worker)
+            agent.kill()
+            await wait(agent)
+            assert is_alive(pid)
+            node.reports.clear()
+            agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0", GPUFN_STOP_GRACE_S="3")
+            report = await node.until(lambda: [r for r in node.reports if r.processes])
+            assert [(p.worker, p.pid) for p in report[0].processes] == [(worker, pid)]
+            agent.send_signal(signal.SIGTERM)
+            assert await wait(agent) == 0
+            event = await node.event(worker, "exited")
+            assert await node.assigned() == []
+            assert not list(node.home.worker("x").parent.iterdir())
+        finally:
+            agent.kill()
+            await wait(agent)
+            for server in servers:
+                server.close()
+            print(log.read_text())
+
+    on_node(run)
+
+
+def test_a_cold_start_of_the_real_worker(on_node: Any, nats: Any, tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+
+    async def run(node: Any) -> None:
+        await deploy(node)
+        agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0")
+        try:
+            await node.until(lambda: node.reports)
+            server = await listen(node, "w-cold00000000")
+            began = time.monotonic()
+            await node.assign("w-cold00000000")
+            async with asyncio.timeout(10):
+                await node.connected["w-cold00000000"].wait()
+            print(f"cold: connected after {time.monotonic() - began:.3f} s")
+            server.close()
+        finally:
+            agent.terminate()
+            await wait(agent)
+            print(log.read_text())
+        assert await node.assigned() == []
+
+    on_node(run)
+
+
+def test_a_second_agent_of_one_home_is_refused(on_node: Any, nats: Any, tmp_path: Path) -> None:
+    async def run(node: Any) -> None:
+        first = start(node, nats.url, tmp_path / "first.log")
+        try:
+            await node.until(lambda: node.reports)
+            second = start(node, nats.url, tmp_path / "second.log")
+            assert await wait(second) == 2
+            assert "Another agent runs on" in (tmp_path / "second.log").read_text()
+        finally:
+            first.terminate()
+            await wait(first)
+
+    on_node(run)
+
+
+def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpufn_runtime.agent"],
+        env={"PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("sdk", "runtime"))},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert "GPUFN_NATS_URL is not set" in ended.stderr

@@ -1,0 +1,126 @@
+"""Workers forked from templates, with real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import RunnerReport, WorkerReport, encode
+from gpufn.workers import WorkerState
+
+
+async def settled(node: Any) -> None:
+    """The templates for what is deployed are made."""
+    await node.until(lambda: any(report.templates for report in node.reports))
+    await node.launcher.settled()
+
+
+def test_a_worker_is_forked_from_the_empty_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign(gpu="GPU-7")
+        event = await node.event(worker, "started")
+        assert event.cold_start.standby is True
+        assert '"CUDA_VISIBLE_DEVICES": "GPU-7"' in await node.line("ENV ")
+        assert await node.line("CWD ") == f"CWD {node.home.worker(worker)}"
+        assert os.getpgid(await node.pid(worker)) == await node.pid(worker)
+
+    on_node(run)
+
+
+def test_a_forked_worker_is_reaped_with_its_exit_code(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 5")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign()
+        event = await node.event(worker, "exited")
+        assert (event.exit.code, event.exit.tail.splitlines()[-1]) == (5, "last words")
+        await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_forked_workers_outlive_templates_and_agent(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("chatty")
+        await node.start(templates=1)
+        await settled(node)
+        worker = await node.assign()
+        pid = await node.pid(worker)
+        await node.line("still here")
+        await node.vanish()
+        node.lines.clear()
+        node.reports.clear()
+        await node.start(templates=0)
+        await node.line("still here")
+        os.kill(pid, signal.SIGKILL)
+        event = await node.event(worker, "exited")
+        assert event.exit.describe() in ("was killed by SIGKILL", "ended")
+
+    on_node(run)
+
+
+def test_a_revision_gets_a_template_for_its_modules(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("numpy", "json"))
+        await node.start(templates=2)
+        report = await node.until(lambda: [r for r in node.reports if len(r.templates) == 2])
+        assert report[0].templates == ("", "json,numpy")
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+
+    on_node(run)
+
+
+def test_a_template_with_threads_is_never_forked_from(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("threads",))
+        await node.start(templates=3)
+        await settled(node)
+        assert node.launcher.templates == ("",)
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True  # from the empty one
+
+    on_node(run)
+
+
+def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(templates=2)
+        await settled(node)
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=("torch",))
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.until(lambda: any(r.templates == ("", "torch") for r in node.reports))
+
+    on_node(run)
+
+
+def _falls_back(on_node: Any, module: str) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 0", modules=(module,))
+        await node.start(templates=2, fork_timeout_s=0.2)
+        await node.until(lambda: any(module in report.templates for report in node.reports))
+        worker = await node.assign()
+        event = await node.event(worker, "started")
+        assert event.cold_start.standby is False
+        assert (await node.event(worker, "exited")).exit.code == 0
+
+    on_node(run)
+
+
+def test_a_template_that_dies_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "breaks")
+
+
+def test_a_template_that_hangs_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "hangs")
+
+
+def test_a_template_that_says_no_costs_a_cold_start_only(on_node: Any) -> None:
+    _falls_back(on_node, "says-no")
