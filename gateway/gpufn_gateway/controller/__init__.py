@@ -1,0 +1,9 @@
+"""How many workers, where. One controller per gateway process; the one that holds the lease acts.
+
+window, policy   what was seen, and how many workers that asks for
+circuit          when to stop starting what fails to start
+rollout          from one revision to the next
+placement, leases  where a worker can run, and what is taken
+state, plan      the world, and one step of the whole as a pure function
+loop             the only module here that knows the bus: hears, steps, acts
+"""

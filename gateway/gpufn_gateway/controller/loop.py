@@ -1,0 +1,449 @@
+"""The controller's loop: hear, step, act.
+
+1. Watches and subscriptions keep the World current, on every controller: a successor starts warm.
+2. Each second: renew or try the lease; the leader reads the depths and takes a full step.
+3. In between a poke names functions (a doorbell, a worker that got ready or ended, a changed record) and a step looks
+   at those only. It is synchronous: nothing stands between a doorbell and its Assignment but the publish.
+4. Actions run as tasks, and the World knows of them before the bus does, so that no step repeats one.
+5. A ControllerReport goes out in full each second, and at once for functions whose counts or waiting changed.
+
+A lost bus stops the steps, not the workers: nothing is decided, and the silence of others is forgiven afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpufn.bus import records, streams
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.bus.leases import Lease
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable, Conflict, PlatformError
+from gpufn.ids import new_worker_id
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import (
+    ControllerReport,
+    FunctionStatus,
+    NodeReport,
+    RunnerReport,
+    WorkerEvent,
+    encode,
+)
+from gpufn.revision import Function, Revision
+from gpufn.workers import Assignment, Desired
+
+from .placement import Limits
+from .plan import Action, Delete, Drain, EndQueued, MoveServing, Purge, Start, plan
+from .state import World
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LEASE_TTL_S = 5.0
+COALESCE_S = 0.002
+AWAY_S = 4.0  # a tick this late means that we were suspended: others' silence is ours
+_STARTUP_RETRY_S = 0.5
+_DEPTHS_TIMEOUT_S = 2.0
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+_assignment = msgspec.msgpack.Decoder(Assignment)
+_node_report = msgspec.msgpack.Decoder(NodeReport)
+_runner_report = msgspec.msgpack.Decoder(RunnerReport)
+_worker_event = msgspec.msgpack.Decoder(WorkerEvent)
+
+T = TypeVar("T")
+
+
+class Controller:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        functions: KeyValue,
+        revisions: KeyValue,
+        assignments: KeyValue,
+        leases: KeyValue,
+        name: str,
+        clock: Clock,
+        limits: Limits | None = None,
+    ) -> None:
+        self._bus = bus
+        self._functions = functions
+        self._revisions = revisions
+        self._assignments = assignments
+        self._clock = clock
+        self._name = name
+        self._limits = limits or Limits()
+        self._lease = Lease(leases, "controller", name, LEASE_TTL_S)
+        self.world = World(clock.monotonic())
+        self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record
+        self._poked = asyncio.Event()
+        self._poke_names: set[str] = set()
+        self._poke_all = False
+        self._statuses: dict[str, FunctionStatus] = {}
+        self._led = False
+        self._loaded = False
+        self._trouble = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._acting: set[Action] = set()
+
+    def __repr__(self) -> str:
+        return f"<Controller {self._name} [{'leads' if self._led else 'stands by'}] {self.world!r}>"
+
+    @property
+    def leads(self) -> bool:
+        """Certain: the lease's time runs by our clock."""
+        return self._lease.is_held(self._clock.monotonic())
+
+    async def run(self) -> None:
+        """Until cancelled; then the lease is given back, so that a successor need not wait for it."""
+        async with contextlib.AsyncExitStack() as stack:
+            self._listen(stack)
+            await self._load(stack)
+            stack.push_async_callback(self._give_back)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tick(), name="controller-tick")
+                tasks.create_task(self._steps(), name="controller-steps")
+
+    # --- hear ---
+
+    def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        bus = self._bus
+        for subject, handler in (
+            (subjects.DOORBELLS, self._on_doorbell),
+            (subjects.NODE_REPORTS, _decoded(_node_report, self._on_node_report)),
+            (subjects.RUNNER_REPORTS, _decoded(_runner_report, self._on_runner_report)),
+            (subjects.WORKER_EVENTS, _decoded(_worker_event, self._on_event)),
+        ):
+            stack.callback(bus.subscribe(subject, handler).unsubscribe)
+        stack.callback(bus.on_reconnect(self._on_reconnect))
+
+    async def _load(self, stack: contextlib.AsyncExitStack) -> None:
+        """Revisions before the Functions that point at them, and those before the workers that run them."""
+        for bucket, on_change in (
+            (self._revisions, self._on_revision),
+            (self._functions, self._on_function),
+            (self._assignments, self._on_assignment),
+        ):
+            while True:
+                try:
+                    watch = await bucket.watch(on_change)
+                except PlatformError as error:
+                    self._complain(f"cannot read {bucket.bucket} yet: {error}")
+                    await asyncio.sleep(_STARTUP_RETRY_S)
+                else:
+                    stack.callback(watch.stop)
+                    break
+        self._loaded = True
+
+    def _on_function(self, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._records.pop(name, None)
+            self._statuses.pop(name, None)
+            self.world.on_function(name, None)
+        else:
+            self._records[name] = entry.revision
+            self.world.on_function(name, _function.decode(entry.value))
+        self._poke(name)
+
+    def _on_revision(self, key: str, entry: Entry | None) -> None:
+        name, _, number = key.rpartition(".")
+        self.world.on_revision((name, int(number)), None if entry is None else _revision.decode(entry.value))
+        self._poke(name)
+
+    def _on_assignment(self, key: str, entry: Entry | None) -> None:
+        worker = key.rpartition(".")[2]
+        known = self.world.workers.get(worker)
+        assignment = None if entry is None else _assignment.decode(entry.value)
+        self.world.on_assignment(worker, assignment, self._clock.monotonic())
+        if assignment is None and known is not None:
+            self._poke(known.key[0], *self.world.waiting)  # room for those who wait for it
+
+    def _on_doorbell(self, message: Message) -> None:
+        name = message.subject.rpartition(".")[2]
+        self.world.on_doorbell(name, self._clock.monotonic())
+        self._poke(name)
+
+    def _on_node_report(self, report: NodeReport) -> None:
+        if self.world.on_node_report(report, self._clock.monotonic()):
+            self._poke(*self.world.waiting)
+
+    def _on_runner_report(self, report: RunnerReport) -> None:
+        if changed := self.world.on_runner_report(report, self._clock.monotonic()):
+            self._poke(*changed, *self.world.waiting)
+
+    def _on_event(self, event: WorkerEvent) -> None:
+        self.world.on_event(event, self._clock.monotonic())
+        self._poke(event.function, *self.world.waiting)
+
+    def _on_reconnect(self) -> None:
+        self.world.forgive(self._clock.monotonic())
+
+    # --- step ---
+
+    def _poke(self, *names: str) -> None:
+        if names:
+            self._poke_names.update(names)
+            self._poked.set()
+
+    async def _tick(self) -> None:
+        """Each second by the clock; a late tick is not made up for."""
+        last = self._clock.monotonic()
+        while True:
+            now = self._clock.monotonic()
+            if now - last > AWAY_S:
+                self.world.forgive(now)
+            last = now
+            try:
+                await self._lead(now)
+            except PlatformError as error:
+                self._complain(str(error))
+            except Exception:
+                log.exception("a tick failed; the next one tries again", extra={"controller": self._name})
+            else:
+                self._complain("")
+            self._poke_all = True
+            self._poked.set()
+            await asyncio.sleep(max(0.0, TICK_S - (self._clock.monotonic() - now)))
+
+    async def _lead(self, now: float) -> None:
+        if not self._bus.connected:
+            self.world.forgive(now)
+            raise BusUnavailable("not connected to the message bus")
+        leads = await self._lease.try_acquire(now)
+        if leads and not self._led:
+            log.info("this controller leads now", extra={"controller": self._name, "epoch": self._lease.epoch})
+            self.world.take_over(now)
+        elif self._led and not leads:
+            log.warning("another controller leads now", extra={"controller": self._name})
+        self._led = leads
+        if not leads:
+            return
+        asked_at = self._clock.monotonic()
+        depths: dict[tuple[str, int], int] | None = None
+        try:
+            async with asyncio.timeout(_DEPTHS_TIMEOUT_S):
+                depths = {key: depth.total for key, depth in (await streams.depths(self._bus)).items()}
+        except TimeoutError as error:
+            raise BusUnavailable("the depths of the queues did not come in time") from error
+        finally:
+            # None when it failed: unknown, so that the last decisions stand.
+            self.world.on_depths(depths, asked_at, self._clock.monotonic())
+
+    async def _steps(self) -> None:
+        while True:
+            await self._poked.wait()
+            self._poked.clear()
+            names, self._poke_names = self._poke_names, set()
+            is_full, self._poke_all = self._poke_all, False
+            began = self._clock.monotonic()
+            try:
+                self.step(began, None if is_full else names)
+            except Exception:
+                log.exception("a step failed; the next tick tries again", extra={"controller": self._name})
+            # What comes in meanwhile is taken together, so that a storm of events costs at most half of a core.
+            took_s = 0.0 if is_full else self._clock.monotonic() - began
+            await asyncio.sleep(max(COALESCE_S, took_s))
+
+    def step(self, now: float, only: Iterable[str] | None = None) -> None:
+        """Decide and set in motion; does nothing unless this controller leads and the bus is there."""
+        if not (self._loaded and self._bus.connected and self._lease.is_held(now)):
+            return
+        planned = plan(self.world, now, only=only, limits=self._limits)
+        for action in planned.actions:
+            self._act(action, now)
+        self._report(planned.statuses, is_full=only is None)
+
+    # --- act ---
+
+    def _act(self, action: Action, now: float) -> None:
+        if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
+            if action in self._acting:
+                return
+            self._acting.add(action)
+        match action:
+            case Start():
+                doing = self._start(action, now)
+            case Drain():
+                doing = self._drain(action)
+            case Delete():
+                doing = self._delete(action)
+            case MoveServing():
+                doing = self._move(action)
+            case EndQueued():
+                doing = self._end_queued(action)
+            case Purge():
+                doing = self._purge(action)
+        task = asyncio.get_running_loop().create_task(self._guarded(action, doing), name=type(action).__name__)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await doing
+        except PlatformError as error:
+            log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
+        except Exception:
+            log.exception("%s failed", type(action).__name__, extra=_ids(action))
+        finally:
+            self._acting.discard(action)
+
+    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
+        assignment = Assignment(
+            worker=new_worker_id(),
+            node=action.node,
+            function=action.function,
+            revision=action.revision,
+            share=action.share,
+            epoch=self._lease.epoch,
+            created_at=self._clock.time(),
+            reason=action.reason,
+        )
+        self.world.on_assignment(assignment.worker, assignment, now)
+        self._poke(action.function)  # to report it
+
+        async def create() -> None:
+            try:
+                await self._assignments.create(_key(assignment), encode(assignment))
+            except PlatformError:
+                # If it was stored after all, the watch says so.
+                self.world.on_assignment(assignment.worker, None, self._clock.monotonic())
+                raise
+            log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
+
+        return create()
+
+    def _drain(self, action: Drain) -> Coroutine[Any, Any, None]:
+        worker = self.world.workers.get(action.worker)
+        if worker is not None:
+            worker.drain_asked = True
+
+        async def drain() -> None:
+            if worker is None:
+                return
+            key = _key(worker.assignment)
+            try:
+                while (entry := await self._assignments.get(key)) is not None:
+                    current = _assignment.decode(entry.value)
+                    drained = msgspec.structs.replace(
+                        current, desired=Desired.DRAIN, epoch=self._lease.epoch, reason=action.reason
+                    )
+                    with contextlib.suppress(Conflict):
+                        await self._assignments.update(key, encode(drained), entry.revision)
+                        log.info("drains a worker: %s", action.reason, extra={"worker": action.worker})
+                        return
+            except PlatformError:
+                worker.drain_asked = False
+                raise
+
+        return drain()
+
+    async def _delete(self, action: Delete) -> None:
+        worker = self.world.workers.get(action.worker)
+        if worker is not None:
+            log.warning("gives up a worker: %s", action.reason, extra={"worker": action.worker})
+            await self._assignments.delete(_key(worker.assignment))
+
+    async def _move(self, action: MoveServing) -> None:
+        function = self.world.functions.get(action.function)
+        if function is None or function.active != action.revision:
+            return
+        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
+        try:
+            await self._functions.update(action.function, encode(moved), self._records[action.function])
+        except Conflict:
+            return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
+        log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
+
+    async def _end_queued(self, action: EndQueued) -> None:
+        ended = await records.end_queued(
+            self._bus,
+            action.function,
+            action.revision,
+            kind=OutcomeKind.NOT_STARTED,
+            error=action.error,
+            now=self._clock.time(),
+        )
+        log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
+
+    async def _purge(self, action: Purge) -> None:
+        await streams.purge(self._bus, subjects.SYNC, subjects.sync_queue(action.function, action.revision))
+
+    async def _give_back(self) -> None:
+        """The order of going: what was begun is finished, then somebody else may lead."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
+        with contextlib.suppress(PlatformError):
+            await self._lease.release()
+        self._led = False
+
+    # --- tell ---
+
+    def _report(self, statuses: dict[str, FunctionStatus], *, is_full: bool) -> None:
+        if is_full:
+            self._statuses = statuses
+            told = statuses
+        else:
+            told = {
+                name: status for name, status in statuses.items() if _gist(status) != _gist(self._statuses.get(name))
+            }
+            self._statuses.update(statuses)
+            if not told:
+                return
+        report = ControllerReport(
+            controller=self._name,
+            epoch=self._lease.epoch,
+            sent_at=self._clock.time(),
+            functions=tuple(told.values()),
+            partial=not is_full,
+        )
+        try:
+            self._bus.publish(subjects.CONTROLLER_REPORT, encode(report))
+        except PlatformError as error:
+            self._complain(f"could not report: {error}")
+
+    def _complain(self, trouble: str) -> None:
+        """Once per trouble, and once when it is over."""
+        if trouble and not self._trouble:
+            log.warning("the controller keeps its last decisions: %s", trouble, extra={"controller": self._name})
+        elif self._trouble and not trouble:
+            log.info("the controller goes on", extra={"controller": self._name})
+        self._trouble = trouble
+
+
+def _gist(status: FunctionStatus | None) -> object:
+    """What others act upon at once; the rest can wait for the second to end."""
+    if status is None:
+        return None
+    waiting = None if status.waiting is None else status.waiting.reason
+    return status.workers, status.serving, waiting, status.start_error
+
+
+def _key(assignment: Assignment) -> str:
+    return subjects.assignment_key(assignment.node, assignment.worker)
+
+
+def _ids(action: Action) -> dict[str, object]:
+    names = ("function", "revision", "worker", "node")
+    return {name: getattr(action, name) for name in names if hasattr(action, name)}
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], take: Callable[[T], None]) -> Callable[[Message], None]:
+    def on_message(message: Message) -> None:
+        try:
+            told = decoder.decode(message.payload)
+        except msgspec.DecodeError as error:
+            log.warning("cannot read what came on %s: %s", message.subject, error)
+            return
+        take(told)
+
+    return on_message

@@ -1,0 +1,492 @@
+"""One step of the controller as a pure function: `plan(world, now) -> Plan`, its actions and what to tell.
+
+1. Assignments on lost nodes are given up.
+2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
+3. Workers above their revision's count drain, the longest idle first.
+4. Missing workers are placed: functions that have none first, then who has waited longest.
+5. Where there is no room for a function that has calls, idle workers of others drain, the longest idle first; when
+   nobody is idle and it has waited `PATIENCE_S`, one of a function that has several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpufn.device import DeviceShare
+from gpufn.errors import ErrorInfo, FunctionNotFound
+from gpufn.protocol.messages import FunctionStatus, Waiting, WorkerCounts
+from gpufn.revision import Function, Revision
+from gpufn.workers import WorkerState
+
+from . import policy, rollout
+from .circuit import CircuitState
+from .leases import LeaseBook
+from .placement import Limits, NoRoom, Placement, place
+from .policy import Demand, ScaleDecision
+from .rollout import Role, Standing
+from .state import Key, RevisionView, WorkerView, World, window_for
+
+PATIENCE_S = 2.0
+DELETED_FOR_S = 2.0
+SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
+START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must not keep others from starting
+START_OVERDUE_S = 30.0  # beyond the startup timeout, which is the runner's to enforce
+
+
+class Start(msgspec.Struct, frozen=True):
+    function: str
+    revision: int
+    node: str
+    share: DeviceShare
+    reason: str
+
+
+class Drain(msgspec.Struct, frozen=True):
+    worker: str
+    reason: str
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Give the lease up without hearing from the node."""
+
+    worker: str
+    reason: str
+
+
+class MoveServing(msgspec.Struct, frozen=True):
+    function: str
+    revision: int
+    reason: str
+
+
+class EndQueued(msgspec.Struct, frozen=True):
+    function: str
+    revision: int
+    error: ErrorInfo
+
+
+class Purge(msgspec.Struct, frozen=True):
+    """Empty the sync queue of a revision; EndQueued empties the other one."""
+
+    function: str
+    revision: int
+
+
+Action = Start | Drain | Delete | MoveServing | EndQueued | Purge
+
+
+class Plan(msgspec.Struct, frozen=True):
+    actions: tuple[Action, ...] = ()
+    statuses: dict[str, FunctionStatus] = {}
+
+
+def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
+    """What to do now. `only`: just these functions (one doorbell need not pay for a look at all of them)."""
+    return _Step(world, now, limits or Limits()).run(only)
+
+
+class _Need(msgspec.Struct):
+    """A revision that lacks workers, on its way through placement."""
+
+    key: Key
+    spec: Revision
+    view: RevisionView
+    missing: int
+    calls: int
+    waits_for_first: bool
+    reason: str
+    no_room: NoRoom | None = None
+    is_slot_limited: bool = False
+
+
+class _Decided(msgspec.Struct):
+    key: Key
+    role: Role
+    view: RevisionView
+    decision: ScaleDecision
+    demand: Demand | None
+    spec: Revision | None
+    need: _Need | None = None
+
+
+class _Step:
+    def __init__(self, world: World, now: float, limits: Limits) -> None:
+        self.world = world
+        self.now = now
+        self.limits = limits
+        self.actions: list[Action] = []
+        self.needs: list[_Need] = []
+        self.decided: dict[str, list[_Decided]] = {}
+        self.leaving: set[str] = set()  # workers that this step drains or gives up
+        self.notes: dict[str, str] = {}  # of rollouts
+        self._room: LeaseBook | None = None
+
+    def run(self, only: Iterable[str] | None) -> Plan:
+        names: Iterable[str]
+        if only is None:
+            self._give_up_lost_nodes()
+            self._purge_deleted()
+            names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
+        else:
+            names = only
+        for name in sorted(names):
+            function = self.world.functions.get(name)
+            if function is None:
+                self._drain_all(name, "the function was deleted")
+            else:
+                self._decide(function)
+        if only is not None and self.needs:
+            # Room is given in order: who waits for it has a say, whoever's turn it was to be looked at.
+            for name in sorted(self.world.waiting - self.decided.keys()):
+                if name in self.world.functions:
+                    self._decide(self.world.functions[name])
+        without_room = self._start()
+        self._make_room(without_room)
+        still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
+        self.world.waiting = still_waiting | {need.key[0] for need in without_room}
+        return Plan(
+            tuple(self.actions),
+            {name: self._status(self.world.functions[name], decided) for name, decided in self.decided.items()},
+        )
+
+    # 1
+
+    def _give_up_lost_nodes(self) -> None:
+        lost = set(self.world.lost_nodes(self.now))
+        if not lost:
+            return
+        for worker in self.world.workers.values():
+            if worker.assignment.node in lost:
+                self.leaving.add(worker.assignment.worker)
+                self.actions.append(Delete(worker.assignment.worker, f"node {worker.assignment.node} is silent"))
+
+    def _purge_deleted(self) -> None:
+        for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
+            error = FunctionNotFound(f"{name} was deleted").info()
+            for number in sorted(self.world.numbers(name)):
+                self.actions += [EndQueued(name, number, error), Purge(name, number)]
+
+    # 2
+
+    def _decide(self, function: Function) -> None:
+        numbers = self.world.numbers(function.name) | {function.serving, function.active}
+        # The serving revision first: how many the next one gets depends on it.
+        decided: dict[int, _Decided] = {}
+        for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
+            decided[number] = self._decide_revision(function, number, decided.get(function.serving))
+        self.decided[function.name] = list(decided.values())
+        if function.active != function.serving and not function.paused:
+            self._move(function, decided[function.serving], decided[function.active])
+        for one in decided.values():
+            self._drain_surplus(one)
+
+    def _decide_revision(self, function: Function, number: int, serving: _Decided | None) -> _Decided:
+        world, now = self.world, self.now
+        key = (function.name, number)
+        view = world.view(key)
+        record = world.revisions.get(key)
+        role = rollout.role_of(function, number)
+        demand = world.demand(key, now)
+        slots = record.spec.slots if record is not None else 1
+        workers = world.workers_of(view, slots, now)
+        if function.paused:
+            decision = ScaleDecision(0, "paused", want=0)
+        elif record is None:
+            decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
+        elif role is Role.SERVING:
+            scaling = policy.effective(record.spec.scaling, function)
+            window = window_for(view, scaling.scaledown_window_s, workers.held, now)
+            decision = policy.decide(scaling, demand, workers, peak=window.at(now), last=view.last)
+            window.record(now, decision.keep)
+        elif role is Role.NEXT:
+            assert serving is not None
+            highest = policy.effective(record.spec.scaling, function).max_workers
+            count = min(rollout.workers_for_next(self._standing(serving)), highest)
+            count = max(count, min(workers.held, highest))
+            decision = ScaleDecision(count, f"revision {number} takes over: {count} to begin with", want=count)
+        else:
+            calls = None if demand is None else demand.calls
+            count = rollout.workers_for_retired(calls, workers.held)
+            decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
+        view.last = decision
+        one = _Decided(key, role, view, decision, demand, record)
+        self._end_queued(one)
+        if record is not None and decision.count > workers.held:
+            self._need(one, record, decision.count - workers.held, workers.starting, workers.held)
+        elif demand is None or not demand.calls or workers.ready:
+            view.waiting_since = None
+        return one
+
+    def _need(self, one: _Decided, record: Revision, missing: int, starting: int, held: int) -> None:
+        allowed = one.view.circuit.starts_allowed(self.now, missing, starting)
+        calls = one.demand.calls if one.demand is not None else 0
+        if one.view.waiting_since is None:
+            one.view.waiting_since = self.now
+        if allowed == 0:
+            return
+        one.need = _Need(
+            key=one.key,
+            spec=record,
+            view=one.view,
+            missing=allowed,
+            calls=calls,
+            # The next revision of a function that is called takes part as if it had the calls itself.
+            waits_for_first=held == 0 and (calls > 0 or one.role is Role.NEXT),
+            reason=one.decision.reason,
+        )
+        self.needs.append(one.need)
+
+    def _standing(self, one: _Decided) -> Standing:
+        return Standing(
+            ready=len(one.view.in_state(WorkerState.READY, WorkerState.PARKED)),
+            want=one.decision.want,
+            is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
+        )
+
+    def _move(self, function: Function, serving: _Decided, following: _Decided) -> None:
+        moves, why = rollout.may_move(self._standing(serving), self._standing(following))
+        if moves:
+            self.actions.append(MoveServing(function.name, function.active, why))
+        else:
+            self.notes[function.name] = f"revision {function.active}: {why}"
+
+    def _end_queued(self, one: _Decided) -> None:
+        circuit = one.view.circuit
+        if circuit.openings < 2:
+            one.view.ended_at_opening = 0
+        elif one.view.ended_at_opening < circuit.openings and circuit.last_error is not None and one.demand is not None:
+            one.view.ended_at_opening = circuit.openings
+            if one.demand.calls:
+                self.actions.append(EndQueued(one.key[0], one.key[1], circuit.last_error))
+
+    # 3
+
+    def _drain_surplus(self, one: _Decided) -> None:
+        held = one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.STARTING)
+        held = [worker for worker in held if worker.assignment.worker not in self.leaving]
+        surplus = len(held) - one.decision.count
+        if one.spec is not None:
+            overdue_s = one.spec.spec.startup_timeout_s + START_OVERDUE_S
+            for worker in held:
+                if worker.state is WorkerState.STARTING and self.now - worker.since > overdue_s:
+                    self._drain(worker, f"not ready after {self.now - worker.since:.0f} s")
+                    surplus -= 1
+        if surplus <= 0:
+            return
+        going = sorted(held, key=self._idle_longest_first)
+        # What is paused or retired with nothing queued goes as it is: draining lets a call finish.
+        may_be_busy = one.decision.count == 0 and (one.role is Role.RETIRED or one.decision.reason == "paused")
+        if not may_be_busy:
+            going = [worker for worker in going if self.world.idle_for(worker, self.now) is not None]
+        for worker in going[:surplus]:
+            self._drain(worker, one.decision.reason)
+
+    def _drain_all(self, name: str, reason: str) -> None:
+        for number in self.world.numbers(name):
+            for worker in self.world.view((name, number)).workers.values():
+                if worker.state in (WorkerState.READY, WorkerState.PARKED, WorkerState.STARTING):
+                    self._drain(worker, reason)
+
+    def _drain(self, worker: WorkerView, reason: str) -> None:
+        if worker.assignment.worker not in self.leaving:
+            self.leaving.add(worker.assignment.worker)
+            self.actions.append(Drain(worker.assignment.worker, reason))
+
+    def _idle_longest_first(self, worker: WorkerView) -> tuple[float, str]:
+        return -(self.world.idle_for(worker, self.now) or 0.0), worker.assignment.worker
+
+    # 4
+
+    def _start(self) -> list[_Need]:
+        """Place what can be placed, one worker at a time in turn, so that nobody's tenth comes before another's first.
+
+        Returns those who found no room.
+        """
+        if not self.needs:
+            return []
+        world, now = self.world, self.now
+        reports = world.reports(now)
+        room = self._room = world.leases.copy()
+        slots = {report.node: self.limits.starts_per_node for report in reports}
+        for worker in world.workers.values():
+            node = worker.assignment.node
+            if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
+                slots[node] -= 1
+        turn = sorted(self.needs, key=lambda need: (not need.waits_for_first, need.view.waiting_since or now, need.key))
+        without_room: list[_Need] = []
+        while turn:
+            later: list[_Need] = []
+            for need in turn:
+                nodes = [report for report in reports if slots[report.node] > 0]
+                found = place(need.spec.spec.resources, nodes, room, self.limits)
+                if isinstance(found, NoRoom):
+                    need.is_slot_limited = len(nodes) < len(reports)
+                    need.no_room = found
+                    without_room.append(need)
+                    continue
+                room.grant(f"new-{len(self.actions)}", found.node, found.share)
+                slots[found.node] -= 1
+                self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
+                need.missing -= 1
+                if need.missing:
+                    later.append(need)
+            turn = later
+        return without_room
+
+    # 5
+
+    def _make_room(self, waiting: list[_Need]) -> None:
+        waiting = [need for need in waiting if (need.calls or need.waits_for_first) and not need.is_slot_limited]
+        if not waiting or self._room is None:
+            return
+        # What is already on its way out is room to come, first for those who wait for it.
+        for worker in self.world.workers.values():
+            if worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker.assignment.worker in self.leaving:
+                self._room.release(worker.assignment.worker)
+        idle = self._idle_workers()
+        for need in waiting:
+            if self._claim(need):
+                continue
+            others = [worker for worker in idle if worker.key[0] != need.key[0]]
+            older = [worker for worker in idle if worker.key[0] == need.key[0] and worker.key != need.key]
+            if not self._evict_for(need, others + older) and self._has_lost_patience(need):
+                self._evict_for(need, self._surplus_of_others(need))
+
+    def _claim(self, need: _Need) -> bool:
+        assert self._room is not None
+        found = place(need.spec.spec.resources, self.world.reports(self.now), self._room, self.limits)
+        if isinstance(found, Placement):
+            self._room.grant(f"claim-{need.key}", found.node, found.share)
+        return isinstance(found, Placement)
+
+    def _evict_for(self, need: _Need, candidates: list[WorkerView]) -> bool:
+        """Drain the first of `candidates` whose going makes room, and no more than needed."""
+        assert self._room is not None
+        reports = self.world.reports(self.now)
+        resources = need.spec.spec.resources
+        trial = self._room.copy()
+        gone: list[WorkerView] = []
+        found: Placement | NoRoom = NoRoom()
+        for worker in candidates:
+            if worker.assignment.worker in self.leaving or not self._can_spare(worker, gone):
+                continue
+            trial.release(worker.assignment.worker)
+            gone.append(worker)
+            found = place(resources, reports, trial, self.limits)
+            if isinstance(found, Placement):
+                break
+        if isinstance(found, NoRoom):
+            return False
+        for victim in gone:
+            # Without those whose going did not help: they are on other nodes, or too small.
+            lease = victim.assignment
+            trial.grant(lease.worker, lease.node, lease.share)
+            if isinstance(place(resources, reports, trial, self.limits), Placement):
+                continue
+            trial.release(lease.worker)
+            self._drain(victim, f"makes room for {need.key[0]}, which has calls and no room")
+        self._room = trial
+        return self._claim(need)
+
+    def _idle_workers(self) -> list[WorkerView]:
+        found: list[WorkerView] = []
+        for worker in self.world.workers.values():
+            idle_s = self.world.idle_for(worker, self.now)
+            if idle_s is None or idle_s < SETTLE_S or worker.assignment.worker in self.leaving:
+                continue
+            if self.world.calls(worker.key, self.now) == 0 and not self.world.has_rung(worker.key[0]):
+                found.append(worker)
+        return sorted(found, key=self._idle_longest_first)
+
+    def _surplus_of_others(self, need: _Need) -> list[WorkerView]:
+        """READY workers of functions that have several, from who has most; they finish what they run."""
+        found: list[tuple[int, str, WorkerView]] = []
+        for key, view in self.world.views.items():
+            ready = view.in_state(WorkerState.READY)
+            is_same = key[0] == need.key[0]
+            if key == need.key or (len(ready) < 2 and not is_same):
+                continue
+            found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
+        return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+
+    def _has_lost_patience(self, need: _Need) -> bool:
+        since = need.view.waiting_since
+        return need.waits_for_first and since is not None and self.now - since >= PATIENCE_S
+
+    def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
+        """min_workers hold against others as well; a revision that is being replaced has none."""
+        function = self.world.functions.get(worker.key[0])
+        record = self.world.revisions.get(worker.key)
+        if function is None or record is None or worker.key[1] != function.active:
+            return True
+        view = self.world.view(worker.key)
+        leaving = self.leaving | {other.assignment.worker for other in gone}
+        left = sum(other.assignment.worker not in leaving for other in view.in_state(WorkerState.READY)) - 1
+        return left >= policy.effective(record.spec.scaling, function).min_workers
+
+    # what to tell
+
+    def _status(self, function: Function, decided: list[_Decided]) -> FunctionStatus:
+        serving = next(one for one in decided if one.key[1] == function.serving)
+        view, decision = serving.view, serving.decision
+        counts = {state: len(view.in_state(state)) for state in WorkerState}
+        draining = sum(len(one.view.in_state(WorkerState.DRAINING)) for one in decided)
+        note = self.notes.get(function.name)
+        circuit = view.circuit
+        return FunctionStatus(
+            function=function.name,
+            serving=function.serving,
+            workers=WorkerCounts(
+                ready=counts[WorkerState.READY],
+                starting=counts[WorkerState.STARTING],
+                draining=draining,
+                parked=counts[WorkerState.PARKED],
+            ),
+            queued=None if serving.demand is None else serving.demand.queued,
+            running=None if serving.demand is None else serving.demand.running,
+            wanted=decision.count,
+            reason=f"{decision.reason}; {note}" if note else decision.reason,
+            terms=decision.terms,
+            waiting=self._waiting(function, serving, counts),
+            service_s=view.service_s,
+            cold_start_s=self.world.cold_start_s(view),
+            # Not while it is half open: the call that is let in is what asks for the next try.
+            start_error=circuit.last_error if circuit.state(self.now) is CircuitState.OPEN else None,
+        )
+
+    def _waiting(self, function: Function, one: _Decided, counts: dict[WorkerState, int]) -> Waiting | None:
+        """Why calls wait, if any do."""
+        demand = one.demand
+        slots = one.spec.spec.slots if one.spec is not None else 1
+        ready = counts[WorkerState.READY]
+        if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
+            return None
+        if function.paused:
+            return Waiting("paused", f"{function.name} is paused")
+        if one.view.circuit.openings and not ready:
+            return self._crash_looping(one.view)
+        if counts[WorkerState.STARTING] == 0 and one.need is not None and one.need.no_room is not None:
+            return self._no_room(one.need, one.need.no_room)
+        if counts[WorkerState.STARTING] or one.need is not None:
+            return self._starting(one.view)
+        return Waiting("limit", f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
+
+    @staticmethod
+    def _no_room(need: _Need, no_room: NoRoom) -> Waiting:
+        if need.is_slot_limited:
+            return Waiting("starting", "waits its turn: many workers are being started")
+        return Waiting("no_capacity", str(no_room))
+
+    def _crash_looping(self, view: RevisionView) -> Waiting:
+        last = view.circuit.last_error.message if view.circuit.last_error is not None else "unknown"
+        retry_in_s = view.circuit.retry_in_s(self.now)
+        return Waiting("crash_looping", f"its workers fail to start: {last}", retry_in_s or None)
+
+    def _starting(self, view: RevisionView) -> Waiting:
+        since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
+        typical_s = self.world.cold_start_s(view)
+        for_s = self.now - min(since) if since else 0.0
+        eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
+        return Waiting("starting", f"a worker is starting, for {for_s:.1f} s", eta_s)

@@ -1,0 +1,60 @@
+"""From one revision to the next: who gets workers, and when calls move over.
+
+1. Deploy sets `active`. While `serving` is another revision, that one scales by its policy as before, and `active` gets
+   as many workers as are READY there and needed, at least one.
+2. When as many of `active` are READY, so that capacity does not dip, or when `serving` has nobody READY, `serving`
+   moves. While `active` fails to start it does not: calls stay with what works.
+3. A retired revision keeps its workers while anything is queued or running for it, then they drain.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from gpufn.revision import Function
+
+
+class Role(enum.StrEnum):
+    SERVING = "serving"
+    NEXT = "next"  # active, and calls do not go there yet
+    RETIRED = "retired"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a revision stands: READY workers, those that its policy wants (None: unknown), whether its starts fail."""
+
+    ready: int = 0
+    want: int | None = None
+    is_failing: bool = False
+
+
+def role_of(function: Function, revision: int) -> Role:
+    if revision == function.serving:
+        return Role.SERVING
+    return Role.NEXT if revision == function.active else Role.RETIRED
+
+
+def workers_for_next(serving: Standing) -> int:
+    needed = serving.ready if serving.want is None else min(serving.ready, serving.want)
+    return max(1, needed)
+
+
+def workers_for_retired(calls: int | None, held: int) -> int:
+    """Unknown changes nothing; with calls there is always somebody to take them."""
+    if calls is None:
+        return held
+    return max(held, 1) if calls > 0 else 0
+
+
+def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
+    """Whether calls go to the next revision from now on, and why."""
+    if following.is_failing:
+        return False, "the new revision's workers fail to start: calls stay with the old one"
+    if serving.ready == 0:
+        return True, "no worker of the old revision is ready"
+    needed = workers_for_next(serving)
+    if following.ready >= needed:
+        return True, f"{following.ready} of the new revision ready"
+    return False, f"{following.ready} of {needed} of the new revision ready"

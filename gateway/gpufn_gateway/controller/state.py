@@ -1,0 +1,448 @@
+"""The world as the controller sees it: what was told, joined. Pure: every method that needs the time takes `now`.
+
+`now` is monotonic seconds; what other processes say in unix seconds is used only as differences between two of their
+own times, so that no clock has to agree with another.
+
+What is known of a worker is joined from three sources: its Assignment (it shall exist), the runner's reports and events
+(how it is), the agent's `exited` event (it is gone). A node that is silent for `NODE_LOST_S` is lost; a controller that
+just started, or was itself cut off, waits that long for the first report: unknown is not zero.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterator
+
+from gpufn.errors import ErrorInfo, FunctionStartFailed
+from gpufn.protocol.messages import (
+    NodeReport,
+    RevisionTraffic,
+    RunnerReport,
+    WorkerEvent,
+    WorkerReport,
+)
+from gpufn.revision import Function, Revision
+from gpufn.workers import Assignment, Desired, WorkerState
+
+from .circuit import Circuit
+from .leases import LeaseBook
+from .policy import Demand, ScaleDecision, Workers
+from .window import Average, Peak, Rate
+
+NODE_LOST_S = 10.0
+REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
+DEPTHS_STALE_S = 5.0
+_ARRIVALS_S = 6.0
+_AVERAGE_S = 60.0
+_COLD_STARTS_KEPT = 15
+_SERVICE_WEIGHT = 0.1  # of one call in the running average
+
+Key = tuple[str, int]  # function, revision
+
+
+class WorkerView:
+    """One Assignment and what is known of its worker."""
+
+    def __init__(self, assignment: Assignment, now: float) -> None:
+        self.assignment = assignment
+        self.since = now  # STARTING since
+        self.reported: WorkerState | None = None
+        self.slots = 0
+        self.in_use = 0
+        self.idle_since: float | None = None
+        self.drain_asked = assignment.desired is Desired.DRAIN
+        self.was_ready = False
+        self.has_failed = False  # its start did
+        self.is_gone = False  # the process is; the lease is until the Assignment is
+
+    def __repr__(self) -> str:
+        return f"<WorkerView {self.assignment.worker} {self.state}>"
+
+    @property
+    def key(self) -> Key:
+        return self.assignment.function, self.assignment.revision
+
+    @property
+    def state(self) -> WorkerState:
+        if self.is_gone or self.has_failed:
+            return WorkerState.FAILED
+        if self.drain_asked:
+            return WorkerState.DRAINING
+        return self.reported or WorkerState.STARTING
+
+
+class NodeView:
+    def __init__(self, now: float) -> None:
+        self.seen_at = now  # the last report, or since when one is awaited
+        self.report: NodeReport | None = None
+        self.runner = ""
+        self.counters: dict[Key, RevisionTraffic] = {}  # as the runner told them last
+        self.runner_seen_at: float | None = None
+
+
+class RevisionView:
+    """What is remembered of a revision: its windows, its circuit, the last decision."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerView] = {}
+        self.circuit = Circuit()
+        self.ended_at_opening = 0  # queued calls were ended at this many openings of the circuit
+        self.cold_starts: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
+        self.service_s: float | None = None
+        self.ended = 0
+        self.failed = 0
+        self.busy_since: float | None = None  # calls run since then and none has ended
+        self.waiting_since: float | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what only a leader that looked all the time can know."""
+        self.in_flight = Average(_AVERAGE_S)
+        self.arrivals = Rate(_ARRIVALS_S)
+        self.most_calls = Peak(_AVERAGE_S)
+        self.most_lately = Peak(_ARRIVALS_S)
+        self.want: Peak | None = None
+        self.last: ScaleDecision | None = None
+
+    def in_state(self, *states: WorkerState) -> list[WorkerView]:
+        return [worker for worker in self.workers.values() if worker.state in states]
+
+
+class World:
+    def __init__(self, now: float) -> None:
+        self.functions: dict[str, Function] = {}
+        self.revisions: dict[Key, Revision] = {}
+        self.views: dict[Key, RevisionView] = {}
+        self.workers: dict[str, WorkerView] = {}
+        self.nodes: dict[str, NodeView] = {}
+        self.leases = LeaseBook()
+        self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
+        self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
+        self._depths: dict[Key, int] | None = None
+        self._depths_at = now
+        self._depths_asked_at = now
+        self._rung: dict[str, float] = {}
+        self._unknown_since: dict[str, float] = {}  # functions with calls that no longer exist
+
+    def __repr__(self) -> str:
+        return f"<World [{len(self.functions)} functions, {len(self.workers)} workers, {len(self.nodes)} nodes]>"
+
+    # --- records ---
+
+    def on_function(self, name: str, function: Function | None) -> None:
+        if function is None:
+            self.functions.pop(name, None)
+            self.waiting.discard(name)
+        else:
+            self.functions[name] = function
+            self._unknown_since.pop(name, None)
+
+    def on_revision(self, key: Key, revision: Revision | None) -> None:
+        if revision is None:
+            self.revisions.pop(key, None)
+        else:
+            self.revisions[key] = revision
+
+    def on_assignment(self, worker: str, assignment: Assignment | None, now: float) -> None:
+        """A lease begins, changes or ends. Told twice is told once: by ourselves when we decide, then by the watch."""
+        known = self.workers.get(worker)
+        if assignment is None:
+            if known is not None:
+                del self.workers[worker]
+                self.view(known.key).workers.pop(worker, None)
+            self.leases.release(worker)
+            return
+        if known is not None:
+            # What we asked for stays asked: the watch may still be telling how it was before.
+            known.drain_asked = known.drain_asked or assignment.desired is Desired.DRAIN
+            known.assignment = assignment
+            return
+        self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
+            assignment, now
+        )
+        self.leases.grant(worker, assignment.node, assignment.share)
+        if assignment.node not in self.nodes:
+            self.nodes[assignment.node] = NodeView(now)
+
+    # --- reports and events ---
+
+    def on_node_report(self, report: NodeReport, now: float) -> bool:
+        """Whether the node is new, or offers other devices than before."""
+        node = self.nodes.get(report.node)
+        if node is None:
+            node = self.nodes[report.node] = NodeView(now)
+        has_changed = node.report is None or node.report.devices != report.devices
+        node.report = report
+        node.seen_at = now
+        return has_changed
+
+    def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
+        """The functions whose workers got ready, left, or became idle."""
+        node = self.nodes.get(report.node)
+        if node is None:
+            node = self.nodes[report.node] = NodeView(now)
+        is_known = node.runner == report.runner
+        node.runner = report.runner
+        node.runner_seen_at = now
+        changed: set[str] = set()
+        told = {worker.worker for worker in report.workers}
+        for worker in report.workers:
+            if self._on_worker_report(worker, report.sent_at, now):
+                changed.add(worker.function)
+        for view in self.workers.values():
+            if view.assignment.node == report.node and view.reported is not None and view.assignment.worker not in told:
+                # The runner started again and has not heard from it yet: it may be back in a moment.
+                view.reported, view.idle_since, view.since = None, None, now
+                changed.add(view.assignment.function)
+        counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
+        if is_known:  # what a runner counted before we listened is no traffic of now
+            for key, traffic in counters.items():
+                self._on_traffic(key, node.counters.get(key), traffic)
+        node.counters = counters
+        return changed
+
+    def on_event(self, event: WorkerEvent, now: float) -> None:
+        worker = self.workers.get(event.worker)
+        view = self.view((event.function, event.revision))
+        match event.kind:
+            case "ready":
+                view.circuit.became_ready()
+                if event.cold_start is not None:
+                    view.cold_starts.append(event.cold_start.total_s)
+                if worker is not None:
+                    worker.was_ready = True
+                    worker.reported = WorkerState.READY
+                    worker.idle_since = now
+            case "start_failed" if event.failure is not None:
+                if worker is None or not worker.has_failed:
+                    view.circuit.failed(now, event.failure.error)
+                if worker is not None:
+                    worker.has_failed = True
+            case "exited" if worker is not None:
+                if not (worker.was_ready or worker.has_failed or worker.drain_asked):
+                    view.circuit.failed(now, _exit_error(event))
+                    worker.has_failed = True
+                worker.is_gone = True
+            case _:
+                pass
+
+    def on_doorbell(self, function: str, now: float) -> None:
+        """A call was queued for a function without READY workers: at least one waits, whatever the last depths say."""
+        self._rung[function] = now
+
+    def on_depths(self, depths: dict[Key, int] | None, asked_at: float, now: float) -> None:
+        """Calls stored per revision, queued and running; None when they could not be read."""
+        self._depths = depths
+        self._depths_at = now
+        self._depths_asked_at = asked_at
+        self._rung = {name: at for name, at in self._rung.items() if at > asked_at}
+        if depths is None:
+            return
+        for key in depths:
+            self.view(key)
+        for key, view in list(self.views.items()):
+            calls = depths.get(key, 0)
+            running = self.running(view, now)
+            view.in_flight.record(now, running)
+            view.arrivals.record(now, view.ended + calls)
+            view.most_calls.record(now, calls)
+            view.most_lately.record(now, calls)
+            if not running:
+                view.busy_since = None
+            elif view.busy_since is None:
+                view.busy_since = now
+            self._forget_if_unused(key, view, calls)
+        queued = {name for (name, _), count in depths.items() if count and name not in self.functions}
+        self._unknown_since = {name: self._unknown_since.get(name, now) for name in queued}
+
+    def forgive(self, now: float) -> None:
+        """We were away ourselves (the bus, a suspended machine): nobody else's silence counts until now."""
+        for node in self.nodes.values():
+            node.seen_at = now
+            node.runner_seen_at = None
+        self._depths = None
+
+    def take_over(self, now: float) -> None:
+        """We lead from now on: the workers that there are become the floor for one window (see `plan`)."""
+        for view in self.views.values():
+            view.forget()
+        self._depths = None
+        self._unknown_since.clear()
+
+    # --- what follows from it ---
+
+    def view(self, key: Key) -> RevisionView:
+        found = self.views.get(key)
+        if found is None:
+            found = self.views[key] = RevisionView()
+            self._numbers.setdefault(key[0], set()).add(key[1])
+        return found
+
+    def numbers(self, function: str) -> set[int]:
+        """The revisions of a function that anything is remembered of."""
+        return self._numbers.get(function, set())
+
+    def calls(self, key: Key, now: float) -> int | None:
+        """Queued and running; None when unknown."""
+        if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
+            return None
+        return self._depths.get(key, 0)
+
+    def has_rung(self, function: str) -> bool:
+        """Whether a doorbell rang that the last depths do not cover."""
+        return function in self._rung
+
+    def running(self, view: RevisionView, now: float) -> int | None:
+        """Calls that run, as far as every runner concerned has told lately."""
+        running = 0
+        for worker in view.workers.values():
+            node = self.nodes.get(worker.assignment.node)
+            if node is None or node.runner_seen_at is None or now - node.runner_seen_at > REPORT_STALE_S:
+                if worker.reported is None:
+                    continue  # it has not begun
+                return None
+            running += worker.in_use
+        return running
+
+    def demand(self, key: Key, now: float) -> Demand | None:
+        """None when nobody knows."""
+        view = self.view(key)
+        function = self.functions.get(key[0])
+        calls = self.calls(key, now)
+        if self.has_rung(key[0]) and function is not None and function.serving == key[1]:
+            if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.PARKED):
+                return None
+            calls = max(calls or 0, 1)
+        if calls is None:
+            return None
+        running = min(self.running(view, now) or 0, calls)
+        return Demand(
+            queued=calls - running,
+            running=running,
+            average_in_flight=view.in_flight.at(now),
+            arrivals_per_s=view.arrivals.per_second(now),
+            most_calls=view.most_calls.at(now),
+            most_lately=view.most_lately.at(now),
+            service_s=self.service_s(view, now),
+            cold_start_s=self.cold_start_s(view),
+            idle_s=None if calls else self.idle_s(view, now),
+        )
+
+    def workers_of(self, view: RevisionView, slots: int, now: float) -> Workers:
+        ready = view.in_state(WorkerState.READY, WorkerState.PARKED)
+        return Workers(
+            ready=len(ready),
+            starting=len(view.in_state(WorkerState.STARTING)),
+            idle=sum(self.idle_for(worker, now) is not None for worker in ready),
+            slots=slots,
+        )
+
+    def idle_for(self, worker: WorkerView, now: float) -> float | None:
+        """Seconds without a call; None while it has one, is not READY, or its runner is silent."""
+        if worker.state not in (WorkerState.READY, WorkerState.PARKED) or worker.idle_since is None:
+            return None
+        node = self.nodes.get(worker.assignment.node)
+        if node is None or node.runner_seen_at is None or now - node.runner_seen_at > REPORT_STALE_S:
+            return None
+        return max(0.0, now - worker.idle_since)
+
+    def idle_s(self, view: RevisionView, now: float) -> float | None:
+        """For how long no worker of a revision has had a call."""
+        shortest: float | None = None
+        for worker in view.workers.values():
+            if worker.state is WorkerState.STARTING:
+                return None
+            if worker.state in (WorkerState.READY, WorkerState.PARKED):
+                idle = self.idle_for(worker, now)
+                if idle is None:
+                    return None
+                shortest = idle if shortest is None else min(shortest, idle)
+        return shortest
+
+    def service_s(self, view: RevisionView, now: float) -> float | None:
+        """Seconds per call. Before the first call ends: at least as long as it has run."""
+        if view.busy_since is None:
+            return view.service_s
+        return max(view.service_s or 0.0, now - view.busy_since) or None
+
+    def cold_start_s(self, view: RevisionView) -> float | None:
+        return statistics.median(view.cold_starts) if view.cold_starts else None
+
+    def reports(self, now: float) -> list[NodeReport]:
+        """The nodes where workers can be placed."""
+        return [
+            node.report for node in self.nodes.values() if node.report is not None and now - node.seen_at <= NODE_LOST_S
+        ]
+
+    def lost_nodes(self, now: float) -> Iterator[str]:
+        for name, node in self.nodes.items():
+            if now - node.seen_at > NODE_LOST_S:
+                yield name
+
+    def deleted_functions(self, now: float, after_s: float) -> Iterator[str]:
+        """Functions that are gone and still have calls: for `after_s`, as a new one's record may reach us late."""
+        for name, since in self._unknown_since.items():
+            if now - since >= after_s:
+                yield name
+
+    # --- inside ---
+
+    def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
+        worker = self.workers.get(report.worker)
+        if worker is None:
+            return False
+        was = worker.state, worker.idle_since is None
+        if report.state is WorkerState.READY and worker.reported is not WorkerState.READY:
+            view = self.view(worker.key)
+            view.circuit.became_ready()  # its event may have been lost: events are sent once
+            if report.cold_start is not None and not view.cold_starts:
+                view.cold_starts.append(report.cold_start.total_s)
+        worker.was_ready = worker.was_ready or report.state is WorkerState.READY
+        worker.reported = report.state
+        worker.slots = report.slots
+        worker.in_use = report.in_use
+        worker.idle_since = None if report.idle_since is None else now - max(0.0, sent_at - report.idle_since)
+        if not report.state.live:
+            worker.is_gone = True
+        return was != (worker.state, worker.idle_since is None)
+
+    def _on_traffic(self, key: Key, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
+        if before is None:
+            before = RevisionTraffic(traffic.function, traffic.revision)
+        ended = traffic.ended - before.ended
+        if ended <= 0:
+            return
+        view = self.view(key)
+        view.ended += ended
+        view.failed += max(0, traffic.failed - before.failed)
+        view.busy_since = None
+        each_s = max(0.0, traffic.run_seconds - before.run_seconds) / ended
+        weight = 1.0 - (1.0 - _SERVICE_WEIGHT) ** ended
+        view.service_s = each_s if view.service_s is None else view.service_s + weight * (each_s - view.service_s)
+
+    def _forget_if_unused(self, key: Key, view: RevisionView, calls: int) -> None:
+        function = self.functions.get(key[0])
+        is_used = function is not None and key[1] in (function.serving, function.active)
+        if is_used or view.workers or calls:
+            return
+        del self.views[key]
+        numbers = self._numbers[key[0]]
+        numbers.discard(key[1])
+        if not numbers:
+            del self._numbers[key[0]]
+
+
+def _exit_error(event: WorkerEvent) -> ErrorInfo:
+    how = event.exit.describe() if event.exit is not None else "ended"
+    tail = f"\n{event.exit.tail}" if event.exit is not None and event.exit.tail else ""
+    return FunctionStartFailed(f"{event.function}: the worker {how} before it was ready{tail}").info()
+
+
+def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:
+    """The window of what was wanted. It begins with the workers that are there: a restarted controller has no history,
+    and that is no reason to stop what runs."""
+    if view.want is None:
+        view.want = Peak(span_s)
+        view.want.record(now, held)
+    return view.want

@@ -1,0 +1,173 @@
+"""The loop on a real nats-server, with a node that is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import SystemClock
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import ControllerReport, RunnerReport, WorkerEvent, WorkerReport, encode
+from gpufn.revision import Function
+from gpufn.spec import ScalingPolicy
+from gpufn.workers import Assignment, ColdStart, Desired, WorkerState
+from gpufn_gateway.controller.loop import Controller
+from tests.gateway.controller.simulation import function, node, revision
+
+_report = msgspec.msgpack.Decoder(ControllerReport)
+
+
+class Stage:
+    """A bus with its buckets, and a node "a" that reports but leaves its workers to the test."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.assignments: dict[str, Assignment] = {}
+        self.reports: list[ControllerReport] = []
+        self.changed = asyncio.Event()
+        self.workers: tuple[WorkerReport, ...] = ()
+
+    async def open(self) -> None:
+        await streams.ensure_streams(self.bus)
+        self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
+        self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
+        self.assigned = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
+        self.leases = await KeyValue.open(self.bus, subjects.LEASES)
+        await self.assigned.watch(self._on_assignment)
+        self.bus.subscribe(subjects.CONTROLLER_REPORT, self._on_report)
+
+    def controller(self, name: str = "gateway-1", bus: Bus | None = None) -> Controller:
+        return Controller(
+            bus or self.bus,
+            functions=self.functions,
+            revisions=self.revisions,
+            assignments=self.assigned,
+            leases=self.leases,
+            name=name,
+            clock=SystemClock(),
+        )
+
+    async def deploy(self, number: int = 1, scaling: ScalingPolicy | None = None) -> None:
+        record = revision("f", number, scaling)
+        await self.revisions.put(subjects.revision_key("f", number), encode(record))
+        await self.functions.put("f", encode(function("f", 1, number)))
+
+    def report(self) -> None:
+        self.bus.publish(subjects.node_report("a"), encode(msgspec.structs.replace(node(), sent_at=time.time())))
+        self.bus.publish(subjects.runner_report("a"), encode(RunnerReport("a", "r-1", time.time(), self.workers)))
+
+    def ready(self, worker: str) -> None:
+        was = self.assignments[worker]
+        event = WorkerEvent(
+            "ready", worker, was.function, was.revision, "a", time.time(), cold_start=ColdStart(load_s=0.02)
+        )
+        self.workers += (
+            WorkerReport(worker, was.function, was.revision, WorkerState.READY, 1, idle_since=time.time()),
+        )
+        self.bus.publish(subjects.worker_event(was.function), encode(event))
+        self.report()
+
+    async def gone(self, worker: str) -> None:
+        self.workers = tuple(report for report in self.workers if report.worker != worker)
+        await self.assigned.delete(subjects.assignment_key("a", worker))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():
+                self.changed.clear()
+                await self.changed.wait()
+
+    def _on_assignment(self, key: str, entry: Entry | None) -> None:
+        worker = key.rpartition(".")[2]
+        if entry is None:
+            self.assignments.pop(worker, None)
+        else:
+            self.assignments[worker] = msgspec.msgpack.decode(entry.value, type=Assignment)
+        self.changed.set()
+
+    def _on_report(self, message: Message) -> None:
+        self.reports.append(_report.decode(message.payload))
+        self.changed.set()
+
+
+def play(nats: EmbeddedServer, scene: Callable[[Stage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        bus = await Bus.connect(nats.url, name="test")
+        stage = Stage(bus)
+        try:
+            await stage.open()
+            await scene(stage)
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_drain(nats: EmbeddedServer) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.deploy()
+        task = asyncio.create_task(stage.controller().run())
+        await stage.until(lambda: bool(stage.reports))
+        stage.report()
+        await stage.bus.flush()
+
+        stage.bus.publish(subjects.sync_queue("f", 1), b"a call")
+        stage.bus.publish(subjects.doorbell("f"), b"")
+        await stage.until(lambda: len(stage.assignments) == 1)
+        first = next(iter(stage.assignments.values()))
+        assert (first.function, first.revision, first.node, first.desired) == ("f", 1, "a", Desired.RUN)
+
+        stage.ready(first.worker)
+        await stage.until(lambda: stage.reports[-1].functions[0].workers.ready == 1)
+        assert stage.reports[-1].functions[0].cold_start_s == 0.02
+        await streams.purge(stage.bus, subjects.SYNC, subjects.sync_queue("f", 1))
+
+        await stage.deploy(2, ScalingPolicy(idle_timeout_s=0.5))
+        await stage.until(lambda: any(one.revision == 2 for one in stage.assignments.values()))
+        second = next(one for one in stage.assignments.values() if one.revision == 2)
+        stage.ready(second.worker)
+        await stage.until(lambda: stage.assignments[first.worker].desired is Desired.DRAIN)
+        entry = await stage.functions.get("f")
+        assert entry is not None
+        assert msgspec.msgpack.decode(entry.value, type=Function).serving == 2
+        await stage.gone(first.worker)
+
+        await stage.until(lambda: stage.assignments[second.worker].desired is Desired.DRAIN)
+        assert "idle for" in stage.assignments[second.worker].reason
+        await stage.gone(second.worker)
+        await _stop(task)
+        assert await stage.leases.get("controller") is None
+
+    play(nats, scene)
+
+
+def test_a_second_controller_stands_by_and_takes_over_when_the_first_stops(nats: EmbeddedServer) -> None:
+    async def scene(stage: Stage) -> None:
+        other = await Bus.connect(nats.url, name="other")
+        try:
+            first = asyncio.create_task(stage.controller("first").run())
+            await stage.until(lambda: bool(stage.reports))
+            second = asyncio.create_task(stage.controller("second", other).run())
+            await stage.until(lambda: len(stage.reports) >= 3)
+            assert {report.controller for report in stage.reports} == {"first"}
+            epoch = stage.reports[-1].epoch
+            await _stop(first)
+            await stage.until(lambda: stage.reports[-1].controller == "second")
+            assert stage.reports[-1].epoch > epoch
+            await _stop(second)
+        finally:
+            await other.close()
+
+    play(nats, scene)

@@ -1,0 +1,238 @@
+"""Steps on a world that was told exactly so much."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from gpufn.errors import ErrorInfo
+from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerReport
+from gpufn.spec import ScalingPolicy
+from gpufn.workers import Assignment, Desired, Exit, StartFailure, WorkerState
+from gpufn_gateway.controller.plan import Delete, Drain, MoveServing, Start, plan
+from gpufn_gateway.controller.rollout import Standing, may_move, workers_for_next, workers_for_retired
+from gpufn_gateway.controller.state import World
+from tests.gateway.controller.simulation import assignment, function, node, revision
+
+
+def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: object) -> World:
+    """One function `f` on node `a`; its workers are READY and idle, the depths known to be empty, at 100 s."""
+    made = World(100.0)
+    made.on_revision(("f", 1), revision("f", 1, scaling))
+    made.on_function("f", function("f", **options))  # type: ignore[arg-type]
+    made.on_node_report(node(), 100.0)
+    names = [f"w{number}" for number in range(workers)]
+    for name in names:
+        made.on_assignment(name, assignment(name), 100.0)
+    tell(made, 100.0, *names)
+    made.on_depths({}, 100.0, 100.0)
+    return made
+
+
+def tell(world: World, now: float, *idle: str, since: float = 0.0, traffic: RevisionTraffic | None = None) -> None:
+    workers = tuple(WorkerReport(name, "f", 1, WorkerState.READY, 1, idle_since=since) for name in idle)
+    world.on_node_report(node(), now)
+    world.on_runner_report(RunnerReport("a", "r", now, workers, () if traffic is None else (traffic,)), now)
+
+
+def test_a_restarted_controller_keeps_what_runs_for_one_window() -> None:
+    at_work = world(4, ScalingPolicy(scaledown_window_s=30))
+    at_work.take_over(100.0)
+    counts = []
+    for now in (100.0, 129.0, 131.0):
+        tell(at_work, now, "w0", "w1", "w2", "w3", since=now - 5)
+        at_work.on_depths({}, now, now)
+        counts.append(sum(isinstance(action, Drain) for action in plan(at_work, now).actions))
+    assert counts == [0, 0, 2]
+
+
+@pytest.mark.parametrize("depths_known", [True, False])
+def test_workers_go_only_when_the_depths_are_known(depths_known: bool) -> None:
+    idle = world(2)
+    if not depths_known:
+        idle.on_depths(None, 100.0, 100.0)
+    actions = plan(idle, 100.0).actions
+    assert [type(action) for action in actions] == ([Drain] if depths_known else [])
+
+
+def test_depths_that_are_old_are_unknown() -> None:
+    idle = world(1)
+    tell(idle, 110.0, "w0")
+    assert plan(idle, 110.0).statuses["f"].reason == "demand unknown: keep 1 worker"
+
+
+def test_workers_of_a_silent_runner_are_not_idle() -> None:
+    idle = world(1)
+    idle.on_node_report(node(), 106.0)
+    idle.on_depths({}, 106.0, 106.0)
+    assert plan(idle, 106.0).actions == ()
+
+
+def test_a_doorbell_starts_a_worker_without_any_depths() -> None:
+    empty = world()
+    empty.on_depths(None, 100.0, 100.0)
+    empty.on_doorbell("f", 100.1)
+    planned = plan(empty, 100.1, only={"f"})
+    assert [(action.node, action.revision) for action in planned.actions if isinstance(action, Start)] == [("a", 1)]
+    waiting = planned.statuses["f"].waiting
+    assert waiting is not None
+    assert waiting.reason == "starting"
+
+
+def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
+    empty = world()
+    empty.on_doorbell("f", 100.1)
+    empty.on_depths({}, 100.0, 100.2)
+    assert empty.has_rung("f")
+    empty.on_depths({}, 100.3, 100.4)
+    assert not empty.has_rung("f")
+
+
+def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_report() -> None:
+    started = World(100.0)
+    started.on_function("f", function("f"))
+    started.on_assignment("w", assignment("w", node="b"), 100.0)
+    assert plan(started, 109.0).actions == ()
+    assert plan(started, 111.0).actions == (Delete("w", "node b is silent"),)
+    started.forgive(111.0)  # it was us who were away
+    assert plan(started, 112.0).actions == ()
+
+
+def test_a_lost_node_gets_no_workers() -> None:
+    empty = world()
+    empty.on_doorbell("f", 120.0)
+    status = plan(empty, 120.0).statuses["f"]
+    assert status.waiting is not None
+    assert (status.waiting.reason, status.waiting.detail) == ("no_capacity", "no node is up")
+
+
+def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
+    starting = world()
+    view = starting.view(("f", 1))
+    for number in range(3):
+        name = f"w{number}"
+        starting.on_assignment(name, assignment(name), 100.0)
+        failure = StartFailure("load", ErrorInfo("function_start_failed", "boom"))
+        starting.on_event(WorkerEvent("start_failed", name, "f", 1, "a", 0.0, failure=failure), 100.0)
+        starting.on_event(WorkerEvent("exited", name, "f", 1, "a", 0.0, exit=Exit(code=3)), 100.0)
+    assert repr(view.circuit) == "<Circuit [3 failures, 1 openings]>"
+    starting.on_assignment("w9", assignment("w9", number=2), 100.0)
+    starting.on_event(WorkerEvent("exited", "w9", "f", 2, "a", 0.0, exit=Exit(signal=11, tail="oh")), 100.0)
+    error = starting.view(("f", 2)).circuit.last_error
+    assert error is not None
+    assert error.message == "f: the worker was killed by SIGSEGV before it was ready\noh"
+
+
+def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
+    crashed = world(1)
+    crashed.on_runner_report(RunnerReport("a", "r2", 100.0), 100.0)  # a restarted runner that has not heard from it
+    crashed.on_event(WorkerEvent("exited", "w0", "f", 1, "a", 0.0, exit=Exit(signal=9)), 100.0)
+    assert repr(crashed.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
+
+
+def test_a_drained_worker_that_ends_is_no_failure() -> None:
+    idle = world(1)
+    idle.on_assignment("w0", msgspec.structs.replace(assignment("w0"), desired=Desired.DRAIN), 100.0)
+    idle.on_event(WorkerEvent("exited", "w0", "f", 1, "a", 0.0, exit=Exit(code=0)), 100.0)
+    assert repr(idle.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
+
+
+def test_what_was_asked_to_drain_stays_so_while_the_watch_tells_older_news() -> None:
+    idle = world(1)
+    idle.workers["w0"].drain_asked = True
+    idle.on_assignment("w0", assignment("w0"), 100.0)
+    assert repr(idle.workers["w0"]) == "<WorkerView w0 draining>"
+
+
+def test_a_restarted_runner_counts_from_zero_and_that_is_no_traffic() -> None:
+    told = world(1)
+    tell(told, 101.0, "w0", traffic=RevisionTraffic("f", 1, 10, 10, 0, 5.0))
+    tell(told, 102.0, "w0", traffic=RevisionTraffic("f", 1, 20, 20, 0, 25.0))
+    view = told.view(("f", 1))
+    assert view.ended == 20
+    restarted = RunnerReport("a", "r2", 103.0, (), (RevisionTraffic("f", 1, 5, 5, 0, 1.0),))
+    told.on_runner_report(restarted, 103.0)
+    assert view.ended == 20
+    assert view.service_s == pytest.approx(1.48, abs=0.01)
+
+
+def test_a_paused_function_lets_its_workers_finish_and_says_so() -> None:
+    paused = world(1, paused=True)
+    paused.on_depths({("f", 1): 2}, 100.0, 100.0)
+    planned = plan(paused, 100.0)
+    assert planned.actions == (Drain("w0", "paused"),)
+    paused.on_assignment("w0", None, 100.0)
+    waiting = plan(paused, 100.0).statuses["f"].waiting
+    assert waiting is not None
+    assert (waiting.reason, waiting.detail) == ("paused", "f is paused")
+
+
+def test_a_limit_is_a_reason_to_wait() -> None:
+    limited = world(1, ScalingPolicy(max_workers=1))
+    limited.view(("f", 1)).service_s = 5.0
+    limited.on_depths({("f", 1): 9}, 100.0, 100.0)
+    waiting = plan(limited, 100.0).statuses["f"].waiting
+    assert waiting is not None
+    assert (waiting.reason, waiting.detail) == ("limit", "max_workers is reached: 1")
+
+
+def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() -> None:
+    stuck = world()
+    stuck.on_assignment("w0", assignment("w0"), 100.0)
+    stuck.on_depths({("f", 1): 1}, 731.0, 731.0)
+    stuck.on_node_report(node(), 731.0)
+    assert Drain("w0", "not ready after 631 s") in plan(stuck, 731.0).actions
+
+
+def test_calls_move_at_once_when_the_old_revision_has_nobody_ready() -> None:
+    asleep = world(0, active=2)
+    asleep.on_revision(("f", 2), revision("f", 2))
+    assert MoveServing("f", 2, "no worker of the old revision is ready") in plan(asleep, 100.0).actions
+
+
+@pytest.mark.parametrize(
+    ("serving", "following", "moves"),
+    [
+        (Standing(ready=0), Standing(), True),
+        (Standing(ready=0), Standing(is_failing=True), False),
+        (Standing(ready=1, want=1), Standing(ready=0), False),
+        (Standing(ready=1, want=1), Standing(ready=1), True),
+        (Standing(ready=4, want=3), Standing(ready=2), False),
+        (Standing(ready=4, want=3), Standing(ready=3), True),
+        (Standing(ready=4, want=None), Standing(ready=3), False),  # unknown: as many as there are
+        (Standing(ready=4, want=0), Standing(ready=1), True),
+        (Standing(ready=4, want=1), Standing(ready=1, is_failing=True), False),
+    ],
+)
+def test_when_calls_move(serving: Standing, following: Standing, moves: bool) -> None:
+    assert may_move(serving, following)[0] is moves
+
+
+def test_how_many_workers_the_next_and_a_retired_revision_have() -> None:
+    assert [workers_for_next(Standing(ready, want)) for ready, want in ((0, 0), (3, 5), (5, 3), (2, None))] == [
+        1,
+        3,
+        3,
+        2,
+    ]
+    assert [workers_for_retired(calls, held) for calls, held in ((None, 2), (0, 2), (1, 0), (1, 3))] == [2, 0, 1, 3]
+
+
+def test_a_step_over_one_function_leaves_the_others_alone() -> None:
+    two = world()
+    two.on_revision(("g", 1), revision("g"))
+    two.on_function("g", function("g"))
+    two.on_depths({("f", 1): 1, ("g", 1): 1}, 100.0, 100.0)
+    planned = plan(two, 100.0, only={"g"})
+    assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
+    assert set(planned.statuses) == {"g"}
+
+
+def test_equal_records_told_twice_are_one_worker() -> None:
+    told = world()
+    one: Assignment = assignment("w0")
+    told.on_assignment("w0", one, 100.0)
+    told.on_assignment("w0", one, 101.0)
+    assert repr(told) == "<World [1 functions, 1 workers, 1 nodes]>"
+    told.on_assignment("w0", None, 102.0)
+    assert repr(told.leases) == "<LeaseBook [0 leases on 0 nodes]>"
