@@ -1,0 +1,1 @@
+"""The gateway: HTTP in, invocations out. `gpufn_gateway.__main__` puts it together."""

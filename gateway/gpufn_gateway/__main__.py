@@ -1,0 +1,301 @@
+"""``python -m gpufn_gateway``: the gateway process, put together here and nowhere else.
+
+Start     settings → bus → streams and buckets → registry → caller → controller → listen, and say where on stdout
+Shutdown  1. stop listening; calls in flight get `shutdown_timeout_s`   2. the controller gives up its lease
+          3. ticks and watches stop   4. the bus is closed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from gpufn.bus import objects, streams
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.ids import new_ulid
+from gpufn.protocol import subjects
+from gpufn_gateway import protocol
+from gpufn_gateway.app import App
+from gpufn_gateway.auth import Access, NotProtected, is_loopback
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.calls import Calls
+from gpufn_gateway.controller.loop import Controller
+from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.functions import FunctionRoutes
+from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.settings import GatewaySettings, InvalidSetting
+from gpufn_gateway.submit import Submissions
+from gpufn_gateway.telemetry import Telemetry
+
+log = logging.getLogger("gpufn_gateway")
+
+_BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
+_BUS_RETRY_S: Final = 0.25
+_TICK_S: Final = 0.1
+_MANAGE_BYTES: Final = 4 << 20  # a deploy's spec, with its schemas
+EXIT_CONFIGURATION: Final = 78  # sysexits: another start with the same settings fails the same way
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, without its hands on our signals: it would end the process before the rest is shut down."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Storage:
+    """The streams and buckets on the bus, made again whenever the bus comes back without them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._task: asyncio.Task[None] | None = None
+        self.is_ready = False
+        bus.on_reconnect(self._on_reconnect)
+
+    async def ensure(self) -> None:
+        await streams.ensure_streams(self._bus)
+        await objects.ensure_bucket(self._bus, subjects.BUNDLES)
+        self.is_ready = True
+
+    def _on_reconnect(self) -> None:
+        self.is_ready = False
+        self._task = asyncio.ensure_future(self._again())
+
+    async def _again(self) -> None:
+        while not self.is_ready and self._bus.connected:
+            try:
+                await self.ensure()
+            except GpufnError as error:
+                log.warning("the streams could not be made yet: %s", error)
+                await asyncio.sleep(_BUS_RETRY_S)
+
+
+async def main(settings: GatewaySettings) -> None:
+    clock = SystemClock()
+    name = f"gw-{new_ulid()[-12:]}"
+    bus = await _connect(settings.nats_url, name)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(bus.close)
+        storage = Storage(bus)
+        await storage.ensure()
+        functions = await KeyValue.open(bus, subjects.FUNCTIONS)
+        revisions = await KeyValue.open(bus, subjects.REVISIONS)
+        assignments = await KeyValue.open(bus, subjects.ASSIGNMENTS)
+        leases = await KeyValue.open(bus, subjects.LEASES)
+        keys = await KeyValue.open(bus, subjects.API_KEYS)
+
+        access = Access(loopback=is_loopback(settings.host))
+        registry = Registry(clock, access)
+        stack.callback(registry.stop)
+        await registry.start(bus, functions, revisions, keys)
+        access.check_protected(settings.host)
+        listener = _listen(settings)
+        stack.callback(listener.close)
+
+        caller = Caller(bus, name=name, clock=clock)
+        caller.start()
+        telemetry = Telemetry(lambda: caller.pending)
+        registry.on_deleted = telemetry.forget
+        call_bodies = BodyReader(settings.max_call_bytes, settings.body_timeout_s, what="a call's arguments")
+        bundle_bodies = BodyReader(settings.max_body_bytes, settings.body_timeout_s * 10, what="a bundle")
+        bodies = BodyReader(min(_MANAGE_BYTES, settings.max_body_bytes), settings.body_timeout_s, what="this request")
+        calls = Calls(
+            bus=bus,
+            queue=caller,
+            registry=registry,
+            access=access,
+            telemetry=telemetry,
+            bodies=call_bodies,
+            clock=clock,
+        )
+        submissions = Submissions(bus, calls)
+        invoke = Invoke(calls, submissions)
+        deploys = Deploys(bus, functions, revisions, registry, clock)
+
+        def why_not_ready() -> str | None:
+            if not bus.connected:
+                return "the message bus is not connected"
+            if not storage.is_ready:
+                return "the queues are being made"
+            return registry.why_not_ready()
+
+        routes = [
+            *FunctionRoutes(
+                bus=bus,
+                registry=registry,
+                deploys=deploys,
+                submissions=submissions,
+                bodies=bodies,
+                bundle_bodies=bundle_bodies,
+            ).routes(),
+            *InvocationRoutes(submissions).routes(),
+            *OperationRoutes(
+                registry=registry,
+                counters=telemetry,
+                access=access,
+                keys=keys,
+                bodies=bodies,
+                clock=clock,
+                why_not_ready=why_not_ready,
+            ).routes(),
+        ]
+        app = App(invoke, access, routes)
+        server = _Server(_uvicorn_config(app, settings))
+        _stop_on_signals(server)
+
+        controller = Controller(
+            bus,
+            functions=functions,
+            revisions=revisions,
+            assignments=assignments,
+            leases=leases,
+            name=name,
+            clock=clock,
+        )
+        ticking = asyncio.create_task(_tick(caller, invoke, server, clock), name="ticks")
+        stack.push_async_callback(_cancel, ticking)
+        controlling = asyncio.create_task(_control(controller), name="controller")
+        stack.push_async_callback(_cancel, controlling)
+        announcing = asyncio.create_task(_announce(server, listener), name="announce")
+        stack.push_async_callback(_cancel, announcing)
+        await server.serve([listener])
+
+
+async def _connect(url: str, name: str) -> Bus:
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _BUS_PATIENCE_S
+    while True:
+        try:
+            return await Bus.connect(url, name=name)
+        except BusUnavailable as error:
+            if loop.time() >= give_up:
+                raise
+            log.info("waiting for the bus: %s", error)
+            await asyncio.sleep(_BUS_RETRY_S)
+
+
+def _listen(settings: GatewaySettings) -> socket.socket:
+    try:
+        return socket.create_server(
+            (settings.host, settings.port),
+            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+            backlog=2048,
+        )
+    except OSError as error:
+        raise InvalidSetting(
+            f"cannot listen on GPUFN_HOST={settings.host} GPUFN_PORT={settings.port}: {error.strerror}"
+        ) from error
+
+
+def _uvicorn_config(app: App, settings: GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol.GuardedProtocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
+    )
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if server.should_exit:
+            server.force_exit = True
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+async def _tick(caller: Caller, invoke: Invoke, server: uvicorn.Server, clock: SystemClock) -> None:
+    loop = asyncio.get_running_loop()
+    beat = 0
+    while True:
+        await asyncio.sleep(_TICK_S)
+        beat += 1
+        now = clock.time()
+        try:
+            invoke.tick(now)
+            if beat % 3 == 0:
+                caller.tick(now)
+            if beat % 10 == 0:
+                protocol.sweep(list(server.server_state.connections), loop.time())
+        except Exception:
+            log.exception("a tick failed; the next one goes on")
+
+
+async def _control(controller: Controller) -> None:
+    """The controller classifies its own failures; one that gets here is a defect, and calls must go on without it."""
+    while True:
+        try:
+            await controller.run()
+        except Exception:
+            log.exception("the controller failed; it starts again")
+        await asyncio.sleep(1.0)
+
+
+async def _announce(server: uvicorn.Server, listener: socket.socket) -> None:
+    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+        await asyncio.sleep(0.005)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    if ipaddress.ip_address(host).is_unspecified:
+        shown = "127.0.0.1"
+    sys.stdout.write(json.dumps({"event": "listening", "url": f"http://{shown}:{port}"}) + "\n")
+    sys.stdout.flush()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def run() -> int:
+    try:
+        settings = GatewaySettings.from_env()
+    except InvalidSetting as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CONFIGURATION
+    logging.basicConfig(
+        level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    try:
+        uvloop.run(main(settings))
+    except (InvalidSetting, NotProtected) as error:
+        log.error("%s", error)
+        return EXIT_CONFIGURATION
+    except BusUnavailable as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run())

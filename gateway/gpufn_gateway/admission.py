@@ -1,0 +1,77 @@
+"""Whether a call may join its function's queue, and when a refused one should come back. Pure."""
+
+from __future__ import annotations
+
+from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, GpufnError, PayloadTooLarge, QueueFull
+from gpufn.protocol.messages import FunctionStatus
+from gpufn.revision import Function, Revision
+
+# The controller tries a function that cannot start again after a while; asking more often learns nothing.
+_CIRCUIT_RETRY_S = 15.0
+_SHORTEST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 120.0
+
+
+class Refused(FunctionStartFailed):
+    """The function's workers fail to start."""
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(self.code, self.message, retry_after_s=_CIRCUIT_RETRY_S)
+
+
+def refusal(function: Function, revision: Revision, status: FunctionStatus | None) -> GpufnError | None:
+    """Why nobody should wait for a call of `revision` now; None when it may queue.
+
+    `status` None means unknown: then the call queues.
+    """
+    if function.paused:
+        return CapacityError(f"{function.name} is paused: resume it, or submit the call to run later.")
+    if is_switched_off(function, revision):
+        return CapacityError(
+            f"{function.name} has max_workers=0: allow it workers (`gpufn scale {function.name} --max 1`), "
+            "or submit the call to run later."
+        )
+    if status is not None:
+        return start_failure(function.name, revision.number, status)
+    return None
+
+
+def is_switched_off(function: Function, revision: Revision) -> bool:
+    highest = revision.spec.scaling.max_workers if function.max_workers is None else function.max_workers
+    return highest == 0
+
+
+def start_failure(function: str, revision: int, status: FunctionStatus) -> FunctionStartFailed | None:
+    """Set while the circuit of this very revision is open and nobody else serves it."""
+    if status.start_error is None or status.serving != revision or status.workers.ready:
+        return None
+    return Refused(f"{function} cannot start: {status.start_error.message}")
+
+
+def too_large(what: str, limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is larger than the {_mib(limit_bytes)} that {what} may have here.")
+
+
+def queue_full(revision: Revision, status: FunctionStatus | None) -> QueueFull:
+    return QueueFull(
+        f"The queue of {revision.function} is full; come back later.", retry_after_s=retry_after_s(revision, status)
+    )
+
+
+def retry_after_s(revision: Revision, status: FunctionStatus | None) -> float:
+    """When half of what is queued now will have been served, by what is known of depth, workers and service time.
+
+    Half, because a queue that has room again should not stay empty until its callers come back.
+    """
+    if status is None or status.queued is None:
+        return 5.0
+    slots = max(1, status.workers.ready or status.wanted) * revision.spec.slots
+    service_s = status.service_s if status.service_s is not None else 1.0
+    wait_s = status.queued / 2 * service_s / slots
+    if not status.workers.ready:
+        wait_s += status.cold_start_s or 0.0
+    return min(max(wait_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):g} MiB" if size >= 1 << 20 else f"{size:,} bytes"

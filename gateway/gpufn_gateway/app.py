@@ -1,0 +1,77 @@
+"""The ASGI application: the edge every request passes, then the hot path or Starlette's router.
+
+1. methods outside the allow-list and heads with too many headers are refused
+2. invoke goes straight to `Invoke`
+3. everything else is authenticated, then routed
+4. whatever was raised before the answer began becomes a problem; a foreign exception shows only an incident id
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+
+from gpufn.errors import GpufnError
+from gpufn_gateway import problems
+from gpufn_gateway.auth import METHODS, Access
+from gpufn_gateway.bodies import ClientGone, Receive, Scope, Send
+from gpufn_gateway.invoke import Invoke, send_problem
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.protocol import MAX_HEADERS
+
+log = logging.getLogger(__name__)
+
+_FUNCTIONS: Final = "/v1/functions/"
+_INVOKE: Final = "/invoke"
+_OPEN: Final = frozenset({"/healthz", "/readyz"})  # probes have neither a key nor our name
+
+
+class App:
+    def __init__(self, invoke: Invoke, access: Access, routes: Sequence[Route]) -> None:
+        self._invoke = invoke
+        self._access = access
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"this application does not speak {scope['type']}")
+        path: str = scope["path"]
+        try:
+            if len(scope["headers"]) > MAX_HEADERS:
+                raise RouteError(431, f"A request has at most {MAX_HEADERS} headers.")
+            if scope["method"] == "POST" and path.endswith(_INVOKE) and path.startswith(_FUNCTIONS):
+                name = path[len(_FUNCTIONS) : -len(_INVOKE)]
+                if name and "/" not in name:
+                    await self._invoke.serve(name, scope, receive, send)
+                    return
+            await self._route(path, scope, receive, send)
+        except ClientGone:
+            return
+        except Exception as error:
+            await self._refuse(error, scope, send)
+
+    async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in METHODS:
+            raise RouteError(405, f"{scope['method']} is not allowed here.")
+        if path not in _OPEN:
+            scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
+        scope["app"] = self  # makes Starlette raise its errors instead of answering them
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
+            if error.status_code == 405:
+                reason = f"{scope['method']} is not allowed here; {(error.headers or {}).get('Allow', '')} is."
+            raise RouteError(error.status_code, reason) from None
+
+    async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
+        problem = problems.problem_of(error)
+        try:
+            await send_problem(send, problem)
+        except RuntimeError:  # the answer had begun: the server breaks the connection, which is the truth
+            if not isinstance(error, GpufnError):
+                raise RuntimeError("an answer broke off; its incident is in the log") from None

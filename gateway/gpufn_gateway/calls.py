@@ -1,0 +1,216 @@
+"""What every call goes through before it is queued, whichever way its result is wanted.
+
+1. who asks (`Access`)   2. what it names (`Registry`)   3. its body, within limits   4. whether it fits the signature
+5. whether anybody could serve it (`admission`)   6. its deadline   7. a doorbell when no worker is ready
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from typing import Final, Protocol
+
+import msgspec
+
+from gpufn.bus.calls import PendingCall, PendingStream
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, UnsupportedMediaType
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import FunctionStatus
+from gpufn.revision import Revision
+from gpufn_gateway import admission, media
+from gpufn_gateway.auth import Access, Principal
+from gpufn_gateway.bodies import BodyReader, Receive
+from gpufn_gateway.registry import Registry, Target
+from gpufn_gateway.telemetry import Telemetry
+
+_LONGEST_TIMEOUT_S: Final = 7 * 86400.0
+_DOORBELL_APART_S: Final = 0.002  # the controller reads the whole depth at each ring
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Queue(Protocol):
+    """The part of `gpufn.bus.calls.Caller` that the gateway uses."""
+
+    @property
+    def pending(self) -> int: ...
+
+    def invoke(
+        self,
+        revision: Revision,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        accept: str,
+        deadline: float,
+        parent: str = "",
+        trace: str = "",
+    ) -> PendingCall: ...
+
+    def open_stream(
+        self,
+        revision: Revision,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        accept: str,
+        deadline: float,
+        parent: str = "",
+        trace: str = "",
+    ) -> PendingStream: ...
+
+    def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+
+class Publisher(Protocol):
+    def publish(self, subject: str, payload: bytes) -> None: ...
+
+
+class PreparedCall(msgspec.Struct, frozen=True):
+    """A call that may be queued. `timeout_s` is what the client asked for, if it did."""
+
+    principal: Principal
+    target: Target
+    content_type: str
+    accept: str
+    body: bytes
+    now: float
+    timeout_s: float | None
+    trace: str
+
+    @property
+    def deadline(self) -> float:
+        """For a call that somebody waits for."""
+        return self.now + (self.target.budget_s if self.timeout_s is None else self.timeout_s)
+
+    @property
+    def submit_deadline(self) -> float:
+        """For one that nobody waits for: none unless the client or the spec limits the time in the queue."""
+        if self.timeout_s is not None:
+            return self.now + self.timeout_s
+        return 0.0 if self.target.revision.spec.queue_timeout_s is None else self.now + self.target.budget_s
+
+
+class Calls:
+    def __init__(
+        self,
+        *,
+        bus: Publisher,
+        queue: Queue,
+        registry: Registry,
+        access: Access,
+        telemetry: Telemetry,
+        bodies: BodyReader,
+        clock: Clock,
+    ) -> None:
+        self.queue = queue
+        self.clock = clock
+        self.telemetry = telemetry
+        self.access = access
+        self.registry = registry
+        self._bus = bus
+        self._bodies = bodies
+        self._rang_at: dict[str, float] = {}
+        registry.on_status = self._on_status
+
+    async def prepare(
+        self, name: str, headers: dict[bytes, bytes], receive: Receive, *, waits: bool = True
+    ) -> PreparedCall:
+        """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses."""
+        principal = self.access.authenticate(headers)
+        target = self.registry.resolve(name)
+        principal.need_invoke(target.name)
+        try:
+            if waits:
+                status = self.registry.statuses.get(target.name)
+                refused = admission.refusal(target.function, target.revision, status)
+                if refused is not None:
+                    raise refused
+            body = await self._bodies.read(headers, receive)
+            content_type = media.of_body(headers.get(b"content-type"))
+            if content_type is media.JSON:
+                body = body or b"{}"
+                target.signature.check(body)
+            elif not media.is_arguments(content_type) and target.method.raw_parameter is None:
+                raise UnsupportedMediaType(
+                    f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
+                )
+            trace = headers.get(b"traceparent")
+            return PreparedCall(
+                principal,
+                target,
+                content_type,
+                media.wanted(headers.get(b"accept")),
+                body,
+                self.clock.time(),
+                _timeout(headers.get(b"x-gpufn-timeout")),
+                "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
+            )
+        except GpufnError as error:
+            self.telemetry.of(target.name).refused(error.code)
+            raise
+
+    def start(self, call: PreparedCall) -> PendingCall:
+        """Queue it for a result. Raises BusUnavailable."""
+        target = call.target
+        pending = self.queue.invoke(
+            target.revision,
+            target.method.name,
+            call.content_type,
+            call.body,
+            accept=call.accept,
+            deadline=call.deadline,
+            trace=call.trace,
+        )
+        self._ring_if_cold(target)
+        return pending
+
+    def start_stream(self, call: PreparedCall) -> PendingStream:
+        target = call.target
+        pending = self.queue.open_stream(
+            target.revision,
+            target.method.name,
+            call.content_type,
+            call.body,
+            accept=call.accept,
+            deadline=call.deadline,
+            trace=call.trace,
+        )
+        self._ring_if_cold(target)
+        return pending
+
+    def queue_full(self, target: Target) -> GpufnError:
+        return admission.queue_full(target.revision, self.registry.status(target.name))
+
+    def _ring_if_cold(self, target: Target) -> None:
+        status = self.registry.statuses.get(target.name)
+        if status is not None and status.workers.ready and status.serving == target.number:
+            return
+        now = self.clock.monotonic()
+        if now - self._rang_at.get(target.name, -1.0) >= _DOORBELL_APART_S:
+            self._rang_at[target.name] = now
+            with contextlib.suppress(BusUnavailable):  # the call itself was sent; its reply will tell
+                self._bus.publish(subjects.doorbell(target.name), b"")
+
+    def _on_status(self, status: FunctionStatus) -> None:
+        """An open circuit ends the calls that wait for workers which will not come."""
+        failure = admission.start_failure(status.function, status.serving, status)
+        if failure is not None:
+            self.queue.fail(status.function, status.serving, failure)
+
+
+def _timeout(header: bytes | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+        raise InvalidInput("X-Gpufn-Timeout is a number of seconds above 0, at most 7 days", field="X-Gpufn-Timeout")
+    return seconds

@@ -1,0 +1,249 @@
+"""Functions and their revisions, changed by compare-and-set. Two changes at once both happen, one after the other.
+
+deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: the first free number
+          3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY
+delete    the Function's record goes; queued calls end as cancelled; revisions stay, retired, so that no number ever
+          means two things
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gpufn.bus import objects, records, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import StoredMessage
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import Clock
+from gpufn.errors import (
+    BusUnavailable,
+    Conflict,
+    FunctionNotFound,
+    InvalidBundle,
+    InvocationCancelled,
+    RevisionNotFound,
+)
+from gpufn.ids import Digest
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import InvocationMessage, ResultReply, encode, unpack_invocation
+from gpufn.revision import Function, Revision, RevisionState
+from gpufn.spec import FunctionSpec, ScalingPolicy
+from gpufn_gateway.bundles import check_bundle
+from gpufn_gateway.registry import Registry, is_usable
+
+log = logging.getLogger(__name__)
+
+_TRIES: Final = 50  # each lost race means that somebody else's change went through
+_ASK_AT_ONCE: Final = 64
+
+_function = msgspec.msgpack.Decoder(Function)
+
+
+class Deploys:
+    def __init__(self, bus: Bus, functions: KeyValue, revisions: KeyValue, registry: Registry, clock: Clock) -> None:
+        self._bus = bus
+        self._functions = functions
+        self._revisions = revisions
+        self._registry = registry
+        self._clock = clock
+
+    # --- bundles -----------------------------------------------------------------------------------------------------
+
+    async def has_bundle(self, digest: str) -> bool:
+        return await objects.exists(self._bus, subjects.BUNDLES, digest)
+
+    async def put_bundle(self, digest: str, data: bytes) -> None:
+        """Raises InvalidBundle."""
+        await asyncio.to_thread(check_bundle, data, digest)
+        await objects.put(self._bus, subjects.BUNDLES, data)
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+
+    async def deploy(self, spec: FunctionSpec, bundle: str) -> Function:
+        """Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once."""
+        if not await self.has_bundle(bundle):
+            raise InvalidBundle(f"The bundle {bundle[:12]} is not here: PUT /v1/bundles/{bundle} first.")
+        revision = await self._create_revision(spec, Digest(bundle))
+        return await self._move_active(spec.name, revision.number)
+
+    async def rollback(self, name: str, number: int | None) -> Function:
+        """Make an earlier revision active: `number`, or the one before the active. Raises RevisionNotFound."""
+
+        def change(function: Function) -> Function:
+            known = self._registry.revisions.get(name, {})
+            usable = [each for each, revision in known.items() if is_usable(revision)]
+            if number is None:
+                earlier = [each for each in usable if each < function.active]
+                if not earlier:
+                    raise RevisionNotFound(f"{name} has no revision before {function.active}.")
+                wanted = max(earlier)
+            elif number in usable:
+                wanted = number
+            else:
+                raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
+            return self._with_active(function, wanted)
+
+        return await self._change(name, change)
+
+    async def scale(
+        self, name: str, least: int | msgspec.UnsetType | None, most: int | msgspec.UnsetType | None
+    ) -> Function:
+        """Bounds in place of the spec's; None goes back to the spec's, UNSET leaves it. Raises InvalidSpec."""
+
+        def change(function: Function) -> Function:
+            spec = self._registry.serving(function).spec.scaling
+            min_workers = function.min_workers if least is msgspec.UNSET else least
+            max_workers = function.max_workers if most is msgspec.UNSET else most
+            ScalingPolicy(
+                min_workers=spec.min_workers if min_workers is None else min_workers,
+                max_workers=spec.max_workers if max_workers is None else max_workers,
+            )
+            return msgspec.structs.replace(function, min_workers=min_workers, max_workers=max_workers)
+
+        return await self._change(name, change)
+
+    async def delete(self, name: str) -> None:
+        """Calls that run finish; those that are queued end as cancelled. Raises FunctionNotFound."""
+        for _ in range(_TRIES):
+            entry = await self._functions.get(name)
+            if entry is None:
+                raise FunctionNotFound(f"There is no function {name!r}.")
+            try:
+                await self._functions.delete(name, entry.revision)
+                break
+            except Conflict:
+                continue
+        else:
+            raise _busy(name)
+        self._registry.on_function(name, None)
+        numbers = self._registry.numbers(name)
+        for number in numbers:
+            await self._retire(name, number)
+        for number in numbers:
+            await self._cancel_queued(subjects.SYNC, subjects.sync_queue(name, number))
+            await self._cancel_queued(subjects.ASYNC, subjects.async_queue(name, number, "*"))
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _create_revision(self, spec: FunctionSpec, bundle: Digest) -> Revision:
+        number = max(self._registry.numbers(spec.name), default=0)
+        for _ in range(_TRIES):
+            number += 1
+            revision = Revision(
+                function=spec.name, number=number, spec=spec, bundle=bundle, created_at=self._clock.time()
+            )
+            key = subjects.revision_key(spec.name, number)
+            try:
+                stored_at = await self._revisions.create(key, encode(revision))
+            except Conflict:
+                continue
+            self._registry.on_revision(key, Entry(key, encode(revision), stored_at))
+            return revision
+        raise _busy(spec.name)
+
+    async def _move_active(self, name: str, number: int) -> Function:
+        now = self._clock.time()
+        first = Function(name=name, active=number, serving=number, latest=number, updated_at=now)
+
+        def change(function: Function) -> Function:
+            if function.latest > number:
+                return function  # a later deploy was quicker: it stays active
+            return msgspec.structs.replace(self._with_active(function, number), latest=number)
+
+        return await self._change(name, change, absent=first)
+
+    def _with_active(self, function: Function, number: int) -> Function:
+        """`serving` moves at once only when that makes no warm call cold; else the controller moves it."""
+        is_cold = self._registry.ready_workers(function) == 0
+        return msgspec.structs.replace(
+            function,
+            active=number,
+            serving=number if is_cold else function.serving,
+            updated_at=self._clock.time(),
+        )
+
+    async def _change(
+        self, name: str, change: Callable[[Function], Function], *, absent: Function | None = None
+    ) -> Function:
+        for _ in range(_TRIES):
+            entry = await self._functions.get(name)
+            if entry is None and absent is None:
+                raise FunctionNotFound(f"There is no function {name!r}.")
+            try:
+                if entry is None:
+                    assert absent is not None
+                    changed, value = absent, encode(absent)
+                    stored_at = await self._functions.create(name, value)
+                else:
+                    changed = change(_function.decode(entry.value))
+                    value = encode(changed)
+                    stored_at = await self._functions.update(name, value, entry.revision)
+            except Conflict:
+                continue
+            self._registry.on_function(name, Entry(name, value, stored_at))
+            return changed
+        raise _busy(name)
+
+    async def _retire(self, name: str, number: int) -> None:
+        revision = self._registry.revisions[name][number]
+        if revision.state is RevisionState.READY:
+            key = subjects.revision_key(name, number)
+            value = encode(msgspec.structs.replace(revision, state=RevisionState.RETIRED))
+            self._registry.on_revision(key, Entry(key, value, await self._revisions.put(key, value)))
+
+    async def _cancel_queued(self, stream: str, queue: str) -> None:
+        """End what waits in a queue. What a runner holds stays: it is still stored there, but somebody has it."""
+        seq = 1
+        while batch := await self._next_messages(stream, queue, seq):
+            seq = batch[-1].seq + 1
+            await asyncio.gather(*(self._cancel_unless_held(stream, message) for message in batch))
+
+    async def _next_messages(self, stream: str, queue: str, seq: int) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
+        while len(found) < _ASK_AT_ONCE and (
+            message := await streams.next_message(self._bus, stream, queue, found[-1].seq + 1 if found else seq)
+        ):
+            found.append(message)
+        return found
+
+    async def _cancel_unless_held(self, stream: str, message: StoredMessage) -> None:
+        invocation, _ = unpack_invocation(message.payload)
+        try:
+            if await records.where(self._bus, invocation.id) is not None:
+                return
+            if invocation.reply:
+                if await streams.delete_message(self._bus, stream, message.seq):
+                    self._bus.publish(invocation.reply, pack(_cancelled(invocation)))
+            elif (known := await records.read(self._bus, invocation.id)) is not None:
+                await records.cancel(self._bus, known[0], self._clock.time())
+        except BusUnavailable as error:
+            log.warning("invocation %s of a deleted function is left in its queue: %s", invocation.id, error)
+
+
+def _cancelled(invocation: InvocationMessage) -> ResultReply:
+    error = InvocationCancelled(f"{invocation.function} was deleted before this call started.")
+    return ResultReply(
+        invocation=invocation.id,
+        kind=OutcomeKind.CANCELLED,
+        error=error.info(),
+        content_type="",
+        revision=invocation.revision,
+        attempt=invocation.attempt,
+        queue_s=0.0,
+        run_s=0.0,
+    )
+
+
+def _busy(name: str) -> Conflict:
+    return Conflict(f"{name} is being changed by too many at once; try again.")
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(str(number) for number in sorted(numbers)) or "none"

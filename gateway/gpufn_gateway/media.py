@@ -1,0 +1,68 @@
+"""Content types: what a request's body is, and what its sender wants back."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+GPUFN: Final = "application/vnd.gpufn.msgpack"
+ITEMS: Final = "application/vnd.gpufn.items"
+EVENTS: Final = "text/event-stream"
+BYTES: Final = "application/octet-stream"
+
+# `curl -d` says the first of these; nobody means it.
+_AS_JSON = frozenset({"application/x-www-form-urlencoded", JSON, ""})
+_ARGUMENTS = frozenset({JSON, MSGPACK, GPUFN})
+_PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
+_CACHE_SIZE = 512
+
+_kinds: dict[bytes | None, str] = {None: JSON}
+_accepts: dict[bytes | None, str] = {None: ""}
+
+
+def of_body(content_type: bytes | None) -> str:
+    """`JSON` for everything that is read as JSON, `MSGPACK`, `GPUFN`, or the type of a raw body as it was given."""
+    kind = _kinds.get(content_type)
+    if kind is None:
+        assert content_type is not None
+        text = content_type.decode("latin-1").strip()
+        essence = text.partition(";")[0].strip().lower()
+        kind = JSON if essence in _AS_JSON else essence if essence in _ARGUMENTS else clean(text)
+        _remember(_kinds, content_type, kind)
+    return kind
+
+
+def is_arguments(kind: str) -> bool:
+    """True when a body of this kind holds keyword arguments rather than one parameter's bytes."""
+    return kind in _ARGUMENTS
+
+
+def wanted(accept: bytes | None) -> str:
+    """The encoding of the result that `Accept` asks for; empty when the sender leaves it to us."""
+    want = _accepts.get(accept)
+    if want is None:
+        assert accept is not None
+        types = [part.partition(";")[0].strip() for part in accept.decode("latin-1").lower().split(",")]
+        known = [each for each in (GPUFN, MSGPACK, JSON) if each in types]
+        if known:
+            want = known[0]
+        elif ITEMS in types:
+            want = GPUFN
+        elif EVENTS in types:
+            want = JSON
+        else:
+            want = next((clean(each) for each in types if each and "*" not in each), "")
+        _remember(_accepts, accept, want)
+    return want
+
+
+def clean(content_type: str) -> str:
+    """A content type that is safe in a header; one that is not becomes plain bytes."""
+    return content_type if _PLAIN.fullmatch(content_type) else BYTES
+
+
+def _remember(cache: dict[bytes | None, str], key: bytes, value: str) -> None:
+    if len(cache) < _CACHE_SIZE and len(key) <= 200:
+        cache[key] = value

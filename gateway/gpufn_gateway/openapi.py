@@ -1,0 +1,122 @@
+"""OpenAPI 3.1 made from the deployed functions: their signatures, as given, under the paths that call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpufn.revision import Revision
+from gpufn.spec import MethodSpec
+from gpufn_gateway import media
+
+_PROBLEM = "#/components/schemas/Problem"
+_PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "retryable"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "retryable": {"type": "boolean"},
+        "retry_after_s": {"type": "number"},
+        "field": {"type": "string"},
+        "error_type": {"type": "string"},
+        "traceback": {"type": "string"},
+    },
+}
+_STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "expired"]
+
+
+def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
+    """The description of one gateway. `serving`: each function's serving revision."""
+    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED}
+    paths: dict[str, Any] = {}
+    for revision in sorted(serving, key=lambda each: each.function):
+        for method in revision.spec.methods:
+            name = f"{revision.function}.{method.name}" if method.name else revision.function
+            paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}
+            paths[f"/v1/functions/{name}/submit"] = {"post": _submit(name, method, schemas)}
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "gpufn functions", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if needs_key:
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+_SUBMITTED: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "state", "links"],
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"enum": _STATES},
+        "links": {"type": "object", "properties": {"self": {"type": "string"}, "result": {"type": "string"}}},
+    },
+}
+
+
+def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
+    returns = _hoisted(method.returns, f"{name}.returns", schemas)
+    content: dict[str, Any] = {media.JSON: {"schema": returns}}
+    if method.kind.streams:
+        content[media.EVENTS] = {"schema": {"type": "string"}}
+    return {
+        "operationId": f"invoke {name}",
+        "summary": (method.doc.strip().splitlines() or [name])[0],
+        "description": method.doc,
+        "tags": [revision.function],
+        "requestBody": _body(name, method, schemas),
+        "responses": {"200": {"description": "The result", "content": content}, "default": _PROBLEM_ANSWER},
+    }
+
+
+def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
+    accepted = {"schema": {"$ref": "#/components/schemas/Submitted"}}
+    return {
+        "operationId": f"submit {name}",
+        "summary": f"Queue a call of {name} and come back for its result",
+        "tags": [name.partition(".")[0]],
+        "requestBody": _body(name, method, schemas),
+        "responses": {
+            "202": {"description": "Queued", "content": {media.JSON: accepted}},
+            "default": _PROBLEM_ANSWER,
+        },
+    }
+
+
+_PROBLEM_ANSWER: dict[str, Any] = {
+    "description": "A problem",
+    "content": {"application/problem+json": {"schema": {"$ref": _PROBLEM}}},
+}
+
+
+def _body(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {media.JSON: {"schema": _hoisted(method.parameters, f"{name}.arguments", schemas)}}
+    if method.raw_parameter:
+        content[media.BYTES] = {"schema": {}}
+    return {"required": bool(method.parameters.get("required")), "content": content}
+
+
+def _hoisted(schema: Mapping[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its `$defs` moved to the document's components, where its `$ref`s can find them."""
+    for name, definition in (schema.get("$defs") or {}).items():
+        schemas[f"{prefix}.{name}"] = _with_refs(definition, prefix)
+    moved: dict[str, Any] = _with_refs({key: value for key, value in schema.items() if key != "$defs"}, prefix)
+    return moved
+
+
+def _with_refs(node: Any, prefix: str) -> Any:
+    if isinstance(node, Mapping):
+        return {
+            key: value.replace("#/$defs/", f"#/components/schemas/{prefix}.", 1)
+            if key == "$ref" and isinstance(value, str)
+            else _with_refs(value, prefix)
+            for key, value in node.items()
+        }
+    return [_with_refs(item, prefix) for item in node] if isinstance(node, list) else node

@@ -1,0 +1,163 @@
+"""Errors as HTTP answers: the one place that knows statuses. RFC 9457 problem details with our stable `code`."""
+
+from __future__ import annotations
+
+import http
+import logging
+import math
+import re
+from typing import Any
+
+import msgspec
+
+from gpufn import errors
+from gpufn.bus.connection import JetStreamError
+from gpufn.errors import ErrorInfo, GpufnError, PlatformError
+from gpufn.ids import new_ulid
+from gpufn.invocation import InvocationState, OutcomeKind
+
+log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+_STATUSES: dict[type[GpufnError], int] = {
+    errors.RequestError: 400,
+    errors.InvalidSpec: 422,
+    errors.InvalidInput: 422,
+    errors.InvalidBundle: 422,
+    errors.FunctionNotFound: 404,
+    errors.RevisionNotFound: 404,
+    errors.InvocationNotFound: 404,
+    errors.PayloadTooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    errors.Conflict: 409,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.FunctionRaised: 500,
+    errors.CapacityError: 503,
+    errors.QueueFull: 429,
+    errors.InvocationEnded: 500,
+    errors.InvocationTimedOut: 504,
+    errors.InvocationCancelled: 409,
+    errors.InvocationExpired: 504,
+    errors.FunctionStartFailed: 503,
+    errors.PlatformError: 500,
+    errors.BusUnavailable: 503,
+    errors.ArtifactUnavailable: 503,
+    errors.WorkerLost: 502,
+    errors.DeviceFailed: 502,
+    errors.GatewayUnavailable: 503,
+}
+# Retry-After where nobody computed a better one.
+_RETRY_AFTER_S: dict[int, float] = {429: 1.0, 503: 1.0}
+
+# An attempt's end that came without an error of its own.
+_OUTCOMES: dict[OutcomeKind, type[GpufnError]] = {
+    OutcomeKind.RAISED: errors.FunctionRaised,
+    OutcomeKind.REJECTED: errors.InvalidInput,
+    OutcomeKind.TIMED_OUT: errors.InvocationTimedOut,
+    OutcomeKind.CANCELLED: errors.InvocationCancelled,
+    OutcomeKind.EXPIRED: errors.InvocationExpired,
+    OutcomeKind.LOST: errors.WorkerLost,
+    OutcomeKind.NOT_STARTED: errors.FunctionStartFailed,
+}
+_STATES: dict[InvocationState, type[GpufnError]] = {
+    InvocationState.CANCELLED: errors.InvocationCancelled,
+    InvocationState.TIMED_OUT: errors.InvocationTimedOut,
+    InvocationState.EXPIRED: errors.InvocationExpired,
+    InvocationState.FAILED: errors.InvocationEnded,
+}
+
+
+_INTERNAL = re.compile(r"gpufn\.v1|\$JS|\$KV|\$O\.|_INBOX|\bKV_|\bOBJ_|\bGPUFN_[A-Z]+\b|gpufn_[a-z]+/")
+
+
+class RouteError(errors.RequestError):
+    """An error of HTTP itself, with its own status: no such route, method not allowed, body too slow."""
+
+    def __init__(self, status: int, message: str | None = None) -> None:
+        super().__init__(message or http.HTTPStatus(status).phrase)
+        self.status = status
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """An error, ready to be sent."""
+
+    status: int
+    info: ErrorInfo
+
+    @property
+    def code(self) -> str:
+        return self.info.code
+
+    def body(self) -> bytes:
+        info = self.info
+        fields: dict[str, Any] = {
+            "type": "about:blank",
+            "title": http.HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": info.message,
+            "code": info.code,
+            "retryable": info.retryable,
+        }
+        for name in ("retry_after_s", "field", "error_type", "traceback"):
+            if (value := getattr(info, name)) is not None:
+                fields[name] = value
+        return msgspec.json.encode(fields)
+
+    def headers(self) -> Headers:
+        """Without the length. A body that was not read to its end makes the connection useless."""
+        headers: Headers = [(b"content-type", b"application/problem+json")]
+        retry_after_s = self.info.retry_after_s or _RETRY_AFTER_S.get(self.status)
+        if retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if self.status in (408, 413):
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+def problem_of(error: BaseException) -> Problem:
+    """The problem for any exception. One that is not ours is logged with an incident id, and only the id is told."""
+    if isinstance(error, RouteError):
+        return Problem(error.status, error.info())
+    if not isinstance(error, GpufnError):
+        incident = new_ulid()
+        log.error("incident %s", incident, exc_info=error)
+        return Problem(500, _platform_error(f"The platform failed. Its log has the details under {incident}."))
+    return from_info(_public(error))
+
+
+def from_info(info: ErrorInfo) -> Problem:
+    """The problem for an error that came over the bus; a code we do not know is a platform error's sibling: 500."""
+    kind: type[GpufnError] = errors.BY_CODE.get(info.code, GpufnError)
+    return Problem(next((_STATUSES[base] for base in kind.__mro__ if base in _STATUSES), 500), info)
+
+
+def from_outcome(kind: OutcomeKind, error: ErrorInfo | None) -> Problem:
+    return from_info(error or _OUTCOMES[kind]().info())
+
+
+def from_state(state: InvocationState, error: ErrorInfo | None) -> Problem:
+    return from_info(error or _STATES[state]().info())
+
+
+def _public(error: GpufnError) -> ErrorInfo:
+    """Names of subjects, streams and buckets, and the bus's address, are nobody's business outside."""
+    if isinstance(error, JetStreamError):
+        log.warning("the bus refused a request: %s", error)
+        return _platform_error("The platform failed: its message bus refused a request.")
+    if isinstance(error, errors.BusUnavailable):
+        log.warning("the bus was not available: %s", error)
+        message = "The message bus does not answer right now; a call that was under way may have run."
+        return ErrorInfo(errors.BusUnavailable.code, message, retryable=True)
+    info = error.info()
+    if _INTERNAL.search(info.message):
+        log.warning("a request failed: %s", error)
+        return msgspec.structs.replace(info, message=type(error)().message)
+    return info
+
+
+def _platform_error(message: str) -> ErrorInfo:
+    return ErrorInfo(PlatformError.code, message, retryable=True)

@@ -1,0 +1,234 @@
+"""What the gateway knows without asking: functions, revisions, keys and the last reports, kept in memory by watches.
+
+`resolve` is on the hot path: a name as it stands in the URL is one look-up once it has been seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from gpufn.bus.connection import Bus, Message
+from gpufn.bus.kv import Entry, KeyValue, Watch
+from gpufn.clock import Clock
+from gpufn.errors import FunctionNotFound, PlatformError
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import ApiKey, ControllerReport, FunctionStatus, NodeReport, RunnerReport
+from gpufn.revision import Function, Revision, RevisionState
+from gpufn.spec import MethodSpec, function_name
+from gpufn_gateway.auth import Access
+from gpufn_gateway.signature import Signature
+
+log = logging.getLogger(__name__)
+
+CONTROLLER_FRESH_S: Final = 5.0
+NODE_FRESH_S: Final = 10.0
+_MAX_SPELLINGS: Final = 10_000
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+_api_key = msgspec.msgpack.Decoder(ApiKey)
+_controller_report = msgspec.msgpack.Decoder(ControllerReport)
+_node_report = msgspec.msgpack.Decoder(NodeReport)
+_runner_report = msgspec.msgpack.Decoder(RunnerReport)
+
+
+class Target:
+    """What a call's name leads to: the serving revision's method, with all that a call needs worked out."""
+
+    __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature")
+
+    def __init__(self, function: Function, revision: Revision, method: MethodSpec, signature: Signature) -> None:
+        spec = revision.spec
+        queue_s = spec.startup_timeout_s if spec.queue_timeout_s is None else spec.queue_timeout_s
+        self.name = function.name
+        self.number = revision.number
+        self.function = function
+        self.revision = revision
+        self.method = method
+        self.signature = signature
+        self.budget_s = queue_s + spec.timeout_s  # from submission to the deadline
+        self.revision_header = str(revision).encode()
+
+
+class Registry:
+    """`on_status(status)` and `on_deleted(name)` tell whoever has calls waiting."""
+
+    def __init__(self, clock: Clock, access: Access) -> None:
+        self._clock = clock
+        self._access = access
+        self.functions: dict[str, Function] = {}
+        self.revisions: dict[str, dict[int, Revision]] = {}
+        self.statuses: dict[str, FunctionStatus] = {}
+        self.nodes: dict[str, NodeReport] = {}
+        self.runners: dict[str, RunnerReport] = {}
+        self.on_status: Callable[[FunctionStatus], None] = lambda status: None
+        self.on_deleted: Callable[[str], None] = lambda name: None
+        self.loaded = False
+        self._epoch = 0
+        self._controller_heard_at: float | None = None
+        self._changed_at: dict[str, int] = {}  # key → revision of its record, so that older news change nothing
+        self._targets: dict[str, Target] = {}
+        self._signatures: dict[tuple[str, int, str], Signature] = {}
+        self._watches: list[Watch] = []
+
+    # --- keeping up --------------------------------------------------------------------------------------------------
+
+    async def start(self, bus: Bus, functions: KeyValue, revisions: KeyValue, keys: KeyValue) -> None:
+        """Watch; returns when everything there is has been read."""
+        bus.subscribe(subjects.CONTROLLER_REPORT, _guarded(_controller_report, self.take_controller_report))
+        bus.subscribe(subjects.NODE_REPORTS, _guarded(_node_report, self.take_node_report))
+        bus.subscribe(subjects.RUNNER_REPORTS, _guarded(_runner_report, self.take_runner_report))
+        # Revisions first: a Function must never point at one that is not here yet.
+        self._watches.append(await revisions.watch(self.on_revision))
+        self._watches.append(await functions.watch(self.on_function))
+        self._watches.append(await keys.watch(self.on_key))
+        self.loaded = True
+
+    def stop(self) -> None:
+        for watch in self._watches:
+            watch.stop()
+
+    def on_function(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            if self.functions.pop(key, None) is not None:
+                self._targets.clear()
+                self.statuses.pop(key, None)
+                self.on_deleted(key)
+        elif entry.revision >= self._changed_at.get(f"function {key}", 0):
+            self._changed_at[f"function {key}"] = entry.revision
+            self.functions[key] = _function.decode(entry.value)
+            self._targets.clear()
+
+    def on_revision(self, key: str, entry: Entry | None) -> None:
+        name, _, number = key.rpartition(".")
+        if entry is None:
+            self.revisions.get(name, {}).pop(int(number), None)
+        else:
+            self.revisions.setdefault(name, {})[int(number)] = _revision.decode(entry.value)
+        self._targets.clear()
+
+    def on_key(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._access.remove(key)
+        else:
+            self._access.put(_api_key.decode(entry.value))
+
+    def take_controller_report(self, report: ControllerReport) -> None:
+        if report.epoch < self._epoch:
+            return  # from a controller that does not know yet that it leads no more
+        self._epoch = report.epoch
+        self._controller_heard_at = self._clock.monotonic()
+        told = {status.function: status for status in report.functions}
+        self.statuses = {**self.statuses, **told} if report.partial else told
+        for status in report.functions:
+            self.on_status(status)
+
+    def take_node_report(self, report: NodeReport) -> None:
+        self.nodes[report.node] = report
+
+    def take_runner_report(self, report: RunnerReport) -> None:
+        self.runners[report.node] = report
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def resolve(self, name: str) -> Target:
+        """What a call of `name` runs: either spelling, `fn.method` for a class. Raises FunctionNotFound."""
+        target = self._targets.get(name)
+        if target is None:
+            target = self._find(name)
+            if len(self._targets) >= _MAX_SPELLINGS:
+                self._targets.clear()
+            self._targets[name] = target
+        return target
+
+    def function(self, name: str) -> Function:
+        """A Function by either spelling, without a method. Raises FunctionNotFound."""
+        found = self.functions.get(function_name(name))
+        if found is None:
+            raise FunctionNotFound(f"There is no function {_shown(name)}.")
+        return found
+
+    def serving(self, function: Function) -> Revision:
+        try:
+            return self.revisions[function.name][function.serving]
+        except KeyError:
+            raise PlatformError(f"{function.name}@{function.serving} is not known here yet; try again.") from None
+
+    def numbers(self, name: str) -> list[int]:
+        """Every revision that `name` ever had, in order."""
+        return sorted(self.revisions.get(name, ()))
+
+    def status(self, name: str) -> FunctionStatus | None:
+        return self.statuses.get(name)
+
+    def ready_workers(self, function: Function) -> int | None:
+        """Of the serving revision; None while unknown."""
+        status = self.statuses.get(function.name)
+        if status is None or status.serving != function.serving or not self.hears_controller():
+            return None
+        return status.workers.ready
+
+    def hears_controller(self) -> bool:
+        heard = self._controller_heard_at
+        return heard is not None and self._clock.monotonic() - heard <= CONTROLLER_FRESH_S
+
+    def live_nodes(self) -> list[NodeReport]:
+        oldest = self._clock.time() - NODE_FRESH_S
+        return sorted((n for n in self.nodes.values() if n.sent_at >= oldest), key=lambda report: report.node)
+
+    def live_runners(self) -> list[RunnerReport]:
+        oldest = self._clock.time() - NODE_FRESH_S
+        return [runner for runner in self.runners.values() if runner.sent_at >= oldest]
+
+    def why_not_ready(self) -> str | None:
+        """What is missing until a call would be served; None when nothing is."""
+        if not self.loaded:
+            return "the functions are not loaded yet"
+        if not self.hears_controller():
+            return "no controller has reported for 5 seconds"
+        if not self.live_nodes():
+            return "no agent has reported: is one running?"
+        if not self.live_runners():
+            return "no runner has reported: is one running?"
+        return None
+
+    def _find(self, name: str) -> Target:
+        base, _, method_name = name.partition(".")
+        function = self.function(base)
+        revision = self.serving(function)
+        spec = revision.spec
+        method = spec.method(method_name)
+        if method is None:
+            names = [f"{function.name}.{each.name}" for each in spec.methods if each.name]
+            callable_as = " or ".join(names) or function.name
+            raise FunctionNotFound(f"{_shown(name)} cannot be called; call {callable_as}.")
+        key = (function.name, revision.number, method.name)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._signatures[key] = Signature(method.parameters)
+        return Target(function, revision, method, signature)
+
+
+def is_usable(revision: Revision) -> bool:
+    return revision.state is RevisionState.READY
+
+
+def _shown(name: str) -> str:
+    """A name from a URL, for a message."""
+    return repr(name if len(name) <= 80 else f"{name[:80]}...")
+
+
+def _guarded(decoder: msgspec.msgpack.Decoder[Any], take: Callable[[Any], None]) -> Callable[[Message], None]:
+    def on_message(message: Message) -> None:
+        try:
+            report = decoder.decode(message.payload)
+        except msgspec.DecodeError as error:
+            log.warning("a report on %s could not be read: %s", message.subject, error)
+            return
+        take(report)
+
+    return on_message

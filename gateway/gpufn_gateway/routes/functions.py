@@ -1,0 +1,238 @@
+"""Functions: deploy, look, roll back, scale, delete; why they wait, what they say, what they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import StoredMessage
+from gpufn.errors import InvalidInput, InvalidSpec, UnsupportedMediaType
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import LogLine, WorkerCounts
+from gpufn.revision import Function
+from gpufn.spec import spec_from_json
+from gpufn_gateway.auth import DEPLOY, READ
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.requests import flag, headers_of, json_answer, number, principal_of, read_json
+from gpufn_gateway.signature import MAX_DEPTH, depth_of
+from gpufn_gateway.sse import pump
+from gpufn_gateway.submit import Submissions
+
+_HEX = frozenset("0123456789abcdef")
+_log_line = msgspec.msgpack.Decoder(LogLine)
+
+
+class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
+    spec: msgspec.Raw
+    bundle: str
+
+
+class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
+    revision: int | None = None
+
+
+class _Scale(msgspec.Struct, forbid_unknown_fields=True):
+    min_workers: int | msgspec.UnsetType | None = msgspec.UNSET
+    max_workers: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class FunctionRoutes:
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        registry: Registry,
+        deploys: Deploys,
+        submissions: Submissions,
+        bodies: BodyReader,
+        bundle_bodies: BodyReader,
+    ) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._deploys = deploys
+        self._submissions = submissions
+        self._bodies = bodies
+        self._bundle_bodies = bundle_bodies
+
+    def routes(self) -> list[Route]:
+        one = "/v1/functions/{fn}"
+        return [
+            Route("/v1/functions", self.index, methods=["GET"]),
+            Route("/v1/functions", self.deploy, methods=["POST"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/revisions", self.revisions, methods=["GET"]),
+            Route(f"{one}/rollback", self.rollback, methods=["POST"]),
+            Route(f"{one}/scale", self.scale, methods=["POST"]),
+            Route(f"{one}/why", self.why, methods=["GET"]),
+            Route(f"{one}/logs", self.logs, methods=["GET"]),
+            Route(f"{one}/calls", self.calls, methods=["GET"]),
+            Route("/v1/bundles/{digest}", self.has_bundle, methods=["HEAD"]),
+            Route("/v1/bundles/{digest}", self.put_bundle, methods=["PUT"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
+        return json_answer({"functions": [self._view(function) for function in functions]})
+
+    async def deploy(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        wanted = await read_json(request, _Deploy, self._bodies)
+        spec_json = bytes(wanted.spec)
+        if depth_of(spec_json) > MAX_DEPTH:
+            raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
+        spec = spec_from_json(spec_json)
+        function = await self._deploys.deploy(spec, _digest(wanted.bundle))
+        return json_answer(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
+
+    async def show(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer(self._view(self._function(request)))
+
+    async def delete(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        await self._deploys.delete(self._function(request).name)
+        return Response(status_code=204)
+
+    async def revisions(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        function = self._function(request)
+        listed = [
+            {
+                "number": revision.number,
+                "created_at": revision.created_at,
+                "bundle": revision.bundle,
+                "state": revision.state,
+                "active": revision.number == function.active,
+                "serving": revision.number == function.serving,
+            }
+            for _, revision in sorted(self._registry.revisions.get(function.name, {}).items())
+        ]
+        return json_answer({"revisions": listed})
+
+    async def rollback(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        wanted = await read_json(request, _Rollback, self._bodies)
+        return json_answer(self._view(await self._deploys.rollback(self._function(request).name, wanted.revision)))
+
+    async def scale(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        wanted = await read_json(request, _Scale, self._bodies)
+        name = self._function(request).name
+        return json_answer(self._view(await self._deploys.scale(name, wanted.min_workers, wanted.max_workers)))
+
+    async def why(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        function = self._function(request)
+        status = self._registry.status(function.name)
+        return json_answer(
+            {
+                "function": function.name,
+                "workers": status.workers if status else WorkerCounts(),
+                "queued": status.queued if status else None,
+                "running": status.running if status else None,
+                "wanted": status.wanted if status else 0,
+                "reason": status.reason if status else "the controller has not reported on it yet",
+                "terms": status.terms if status else {},
+                "waiting": status.waiting if status else None,
+                "start_error": status.start_error if status else None,
+            }
+        )
+
+    async def logs(self, request: Request) -> _Logs:
+        principal_of(request).need(READ)
+        function = self._function(request)
+        tail = int(number(request, "tail", 100, 0, 20_000))
+        return _Logs(self._bus, function.name, tail, follows=flag(request, "follow"))
+
+    async def calls(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        limit = int(number(request, "limit", 20, 1, 1000))
+        return json_answer({"calls": await self._submissions.recent(self._function(request).name, limit)})
+
+    async def has_bundle(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        there = await self._deploys.has_bundle(_digest(request.path_params["digest"]))
+        return Response(status_code=200 if there else 404)
+
+    async def put_bundle(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        digest = _digest(request.path_params["digest"])
+        content_type = request.headers.get("content-type", "application/zip")
+        if content_type.partition(";")[0].strip().lower() != "application/zip":
+            raise UnsupportedMediaType("A bundle is sent as application/zip.")
+        await self._deploys.put_bundle(digest, await self._bundle_bodies.read(headers_of(request), request.receive))
+        return json_answer({"bundle": digest}, 201)
+
+    def _function(self, request: Request) -> Function:
+        return self._registry.function(request.path_params["fn"].partition(".")[0])
+
+    def _view(self, function: Function) -> dict[str, Any]:
+        """A FunctionView (docs/http.md). What the controller has not told is null."""
+        status = self._registry.status(function.name)
+        revision = self._registry.revisions.get(function.name, {}).get(function.active)
+        return {
+            "name": function.name,
+            "active": function.active,
+            "serving": function.serving,
+            "latest": function.latest,
+            "updated_at": function.updated_at,
+            "min_workers": function.min_workers,
+            "max_workers": function.max_workers,
+            "spec": revision.spec if revision else {},
+            "workers": status.workers if status else WorkerCounts(),
+            "queued": status.queued if status else None,
+            "running": status.running if status else None,
+            "wanted": status.wanted if status else 0,
+            "reason": status.reason if status else "",
+            "waiting": status.waiting if status else None,
+            "service_s": status.service_s if status else None,
+            "cold_start_s": status.cold_start_s if status else None,
+            "start_error": status.start_error if status else None,
+        }
+
+
+class _Logs:
+    """The last lines of a function and, when it `follows`, those that come, until the client leaves."""
+
+    def __init__(self, bus: Bus, function: str, tail: int, *, follows: bool) -> None:
+        self._bus = bus
+        self._function = function
+        self._tail = tail
+        self._follows = follows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Before the history is read, so that no line falls between it and what follows.
+        info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
+        headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+        await pump(receive, send, headers, self._lines(int(info["state"]["last_seq"])))
+
+    async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:
+        subject = subjects.logs(self._function)
+        for message in await streams.history(self._bus, subjects.LOGS, subject, last=self._tail):
+            last_seq = max(last_seq, message.seq)
+            yield _json_line(message)
+        if self._follows:
+            async for message in streams.follow(self._bus, subjects.LOGS, subject, since_seq=last_seq + 1):
+                yield _json_line(message)
+
+
+def _json_line(message: StoredMessage) -> bytes:
+    return msgspec.json.encode(_log_line.decode(message.payload)) + b"\n"
+
+
+def _digest(text: str) -> str:
+    if len(text) != 64 or not _HEX.issuperset(text):
+        raise InvalidInput("a digest is the sha256 of the bundle: 64 hexadecimal digits", field="bundle")
+    return text

@@ -1,0 +1,118 @@
+"""What operators ask: alive, ready, numbers, nodes, keys, and the description of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import Clock
+from gpufn.errors import Conflict, InvalidInput
+from gpufn.protocol.messages import ApiKey, encode
+from gpufn_gateway import openapi, telemetry
+from gpufn_gateway.auth import ADMIN, READ, Access, new_key
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+from gpufn_gateway.telemetry import Telemetry
+
+
+class _NewKey(msgspec.Struct, forbid_unknown_fields=True):
+    scopes: tuple[str, ...]
+    label: str = ""
+
+
+class OperationRoutes:
+    """`why_not_ready` says what is missing until a call would be served, or None."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        counters: Telemetry,
+        access: Access,
+        keys: KeyValue,
+        bodies: BodyReader,
+        clock: Clock,
+        why_not_ready: Callable[[], str | None],
+    ) -> None:
+        self._registry = registry
+        self._telemetry = counters
+        self._access = access
+        self._keys = keys
+        self._bodies = bodies
+        self._clock = clock
+        self._why_not_ready = why_not_ready
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/healthz", self.alive, methods=["GET"]),
+            Route("/readyz", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/openapi.json", self.describe, methods=["GET"]),
+            Route("/v1/nodes", self.nodes, methods=["GET"]),
+            Route("/v1/keys", self.list_keys, methods=["GET"]),
+            Route("/v1/keys", self.create_key, methods=["POST"]),
+            Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
+        ]
+
+    async def alive(self, request: Request) -> Response:
+        return json_answer({"status": "alive"})
+
+    async def ready(self, request: Request) -> Response:
+        reason = self._why_not_ready()
+        if reason is None:
+            return json_answer({"status": "ready"})
+        return json_answer({"status": "not ready", "reason": reason}, 503)
+
+    async def metrics(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return Response(self._telemetry.exposition(), media_type=telemetry.CONTENT_TYPE)
+
+    async def describe(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        known = self._registry.revisions
+        serving = [known.get(each.name, {}).get(each.serving) for each in self._registry.functions.values()]
+        present = [revision for revision in serving if revision is not None]
+        return json_answer(openapi.document(present, needs_key=bool(self._access.keys)))
+
+    async def nodes(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer({"nodes": self._registry.live_nodes()})
+
+    async def list_keys(self, request: Request) -> Response:
+        principal_of(request).need(ADMIN)
+        return json_answer({"keys": [_shown(key) for key in self._access.keys]})
+
+    async def create_key(self, request: Request) -> Response:
+        principal_of(request).need(ADMIN)
+        wanted = await read_json(request, _NewKey, self._bodies)
+        key, secret = new_key(wanted.label, wanted.scopes, self._clock.time())
+        if not self._access.keys and ADMIN not in key.scopes:
+            raise InvalidInput(
+                "the first key needs the scope admin: without one nobody could make another", field="scopes"
+            )
+        stored_at = await self._keys.create(key.id, encode(key))
+        self._registry.on_key(key.id, Entry(key.id, encode(key), stored_at))
+        return json_answer({"id": key.id, "key": secret, "scopes": key.scopes, "label": key.label}, 201)
+
+    async def delete_key(self, request: Request) -> Response:
+        principal_of(request).need(ADMIN)
+        key_id = request.path_params["id"]
+        others = [key for key in self._access.keys if key.id != key_id]
+        if len(others) == len(self._access.keys):
+            raise RouteError(404, "There is no key with this id.")
+        if others and not any(ADMIN in key.scopes for key in others):
+            raise Conflict("This is the last key with the scope admin: make another one first.")
+        await self._keys.delete(key_id)
+        self._registry.on_key(key_id, None)
+        return Response(status_code=204)
+
+
+def _shown(key: ApiKey) -> dict[str, object]:
+    return {"id": key.id, "label": key.label, "scopes": key.scopes, "created_at": key.created_at}

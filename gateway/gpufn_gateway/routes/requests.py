@@ -1,0 +1,65 @@
+"""What the management routes read from a request, and how they answer."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gpufn.errors import InvalidInput
+from gpufn_gateway import media
+from gpufn_gateway.auth import Principal
+from gpufn_gateway.bodies import BodyReader
+
+T = TypeVar("T")
+
+
+def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media.JSON)
+
+
+def principal_of(request: Request) -> Principal:
+    """Set by the edge, which authenticates every request before it is routed."""
+    principal: Principal = request.scope["gpufn.principal"]
+    return principal
+
+
+def headers_of(request: Request) -> dict[bytes, bytes]:
+    return dict(request.scope["headers"])
+
+
+async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
+    """The body as `kind`; no body is an empty object. Raises InvalidInput with the field."""
+    body = await bodies.read(headers_of(request), request.receive)
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".") or None
+        raise InvalidInput(f"{field}: {what}" if field else what, field=field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+
+
+def number(request: Request, name: str, default: float, low: float, high: float) -> float:
+    """A number from the query, within bounds. Raises InvalidInput."""
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {text[:40]!r}", field=name)
+    return value
+
+
+def flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise InvalidInput(f"{name} is true or false, not {text[:40]!r}", field=name)
+    return text in ("true", "1")

@@ -1,0 +1,87 @@
+"""What the gateway takes from its environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpufn.errors import GpufnError
+
+T = TypeVar("T")
+
+# An invocation's body travels inside one message. The bus takes 8 MiB; the header beside it gets the rest.
+MAX_INLINE_BYTES = 7_864_320  # 7.5 MiB
+
+
+class InvalidSetting(GpufnError):
+    """An environment variable has a value that cannot be used."""
+
+    code = "invalid_setting"
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"  # GPUFN_HOST: the address to listen on
+    port: int = 8090  # GPUFN_PORT: 0 picks a free one
+    nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the bus, with credentials
+    max_body_bytes: int = 64 << 20  # GPUFN_MAX_BODY_BYTES: the largest body of any request
+    body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
+    shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
+    log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> GatewaySettings:
+        """Raises InvalidSetting, which names the variable."""
+        given: dict[str, Any] = {}
+        for field in msgspec.structs.fields(cls):
+            variable = f"GPUFN_{field.name.upper()}"
+            text = environ.get(variable, "").strip()
+            if text:
+                given[field.name] = _read(variable, text, _READERS.get(field.name, str))
+        return cls(**given)
+
+    @property
+    def max_call_bytes(self) -> int:
+        """The largest body of an invocation."""
+        return min(self.max_body_bytes, MAX_INLINE_BYTES)
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError("a port is a number from 0 to 65535")
+    return port
+
+
+def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        value = kind(text)
+        if not 0 < value < float("inf"):  # type: ignore[operator]
+            raise ValueError("a positive number is needed")
+        return value
+
+    return read
+
+
+def _level(text: str) -> str:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError("write DEBUG, INFO, WARNING or ERROR")
+    return text.upper()
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "port": _port,
+    "max_body_bytes": _positive(int),
+    "body_timeout_s": _positive(float),
+    "shutdown_timeout_s": _positive(float),
+    "log_level": _level,
+}
+
+
+def _read(variable: str, text: str, reader: Callable[[str], Any]) -> Any:
+    try:
+        return reader(text)
+    except ValueError as error:
+        raise InvalidSetting(f"{variable}={text!r}: {error}") from error

@@ -1,0 +1,191 @@
+"""A method's JSON Schema as a msgspec decoder: JSON arguments are checked at C speed before they are queued.
+
+1. `Signature(schema)` turns the schema into msgspec types. What it does not know becomes Any: the worker checks again,
+   with the function's real type hints, so this may let through too much but must never refuse too much.
+2. `check(body)` decodes, and turns msgspec's words into a path and a reason: ``texts[0]: expected str, got int``.
+
+Bodies above `LARGEST_CHECKED` are left to the worker: the gateway's loop serves everybody and must not be held up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, Union
+
+import msgspec
+
+from gpufn.errors import InvalidInput
+
+LARGEST_CHECKED: Final = 1 << 20
+MAX_DEPTH: Final = 64
+
+_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_TROUBLE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"`([^`]*)`")
+_SIMPLE: Mapping[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
+_BOUNDS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
+_LENGTHS = {"minLength": "min_length", "maxLength": "max_length"}
+_COUNTS = {"minItems": "min_length", "maxItems": "max_length"}
+
+
+class Signature:
+    """Checks the keyword arguments of one method. `schema` is `MethodSpec.parameters`."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        properties = schema.get("properties")
+        self.names: tuple[str, ...] = tuple(properties) if isinstance(properties, Mapping) else ()
+        self._decode = _decoder(schema).decode
+        self._takes_nothing_required = not schema.get("required")
+
+    def check(self, body: bytes) -> None:
+        """Raises InvalidInput with the field."""
+        if len(body) > LARGEST_CHECKED or (body == b"{}" and self._takes_nothing_required):
+            return
+        try:
+            self._decode(body)
+        except msgspec.ValidationError as error:
+            raise self._explain(str(error)) from None
+        except RecursionError:
+            raise _too_deep() from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
+            raise _too_deep()
+
+    def _explain(self, trouble: str) -> InvalidInput:
+        match = _TROUBLE.match(trouble)
+        assert match is not None
+        what, path = match["what"], (match["path"] or "$").removeprefix("$").lstrip(".")
+        name = _FIELD.search(what)
+        if "missing required field" in what and name:
+            field = _join(path, name[1])
+            return InvalidInput(f"{field}: this argument is missing", field=field)
+        if "unknown field" in what and name:
+            field = _join(path, name[1])
+            takes = "" if path else f"; it takes {', '.join(self.names) or 'no arguments'}"
+            return InvalidInput(f"{field}: there is no such argument{takes}", field=field)
+        if not path:
+            return InvalidInput(f"the body must be a JSON object of keyword arguments: {_plain(what)}")
+        return InvalidInput(f"{path}: {_plain(what)}", field=path)
+
+
+def depth_of(body: bytes) -> int:
+    """How deep valid JSON nests, up to one more than MAX_DEPTH."""
+    brackets = _STRINGS.sub(b"", body).translate(_BRACES_AS_BRACKETS, _ALL_BUT_BRACKETS)
+    depth = 0
+    # Each round takes the innermost pairs away.
+    while brackets and depth <= MAX_DEPTH:
+        brackets = brackets.replace(b"[]", b"")
+        depth += 1
+    return depth
+
+
+def _too_deep() -> InvalidInput:
+    return InvalidInput(f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _plain(what: str) -> str:
+    return (what[:1].lower() + what[1:]).replace("`", "")
+
+
+def _decoder(schema: Mapping[str, Any]) -> msgspec.json.Decoder[Any]:
+    built = _Types(schema).of(schema)
+    return msgspec.json.Decoder(dict[str, Any] if built is Any else built)
+
+
+class _Types:
+    """Schema nodes to msgspec types. `$ref`s are looked up in the root; one that contains itself becomes Any."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._open: set[str] = set()
+        self._referenced: dict[str, Any] = {}
+
+    def of(self, schema: Any) -> Any:
+        """The type for a node; Any when there is none, or none that msgspec takes."""
+        if not isinstance(schema, Mapping):
+            return Any
+        try:
+            built = self._build(schema)
+            msgspec.json.Decoder(built)  # msgspec refuses some unions and bounds only here
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            return Any
+        return built
+
+    def _build(self, schema: Mapping[str, Any]) -> Any:  # noqa: PLR0911  one line per keyword
+        if "$ref" in schema:
+            return self._reference(schema["$ref"])
+        if "const" in schema:
+            return Literal[schema["const"]]
+        if "enum" in schema:
+            return Literal[tuple(schema["enum"])]
+        for union in ("anyOf", "oneOf"):
+            if union in schema:
+                return self._union(self.of(each) for each in schema[union])
+        kind = schema.get("type")
+        if isinstance(kind, list):
+            return self._union(self.of({**schema, "type": each}) for each in kind)
+        if kind == "object":
+            return self._object(schema)
+        if kind == "array":
+            return self._array(schema)
+        if isinstance(kind, str) and kind in _SIMPLE and schema.get("format") != "decimal":
+            return _bounded(_SIMPLE[kind], schema, _BOUNDS if kind in ("integer", "number") else _LENGTHS)
+        return Any
+
+    def _reference(self, reference: str) -> Any:
+        if reference in self._referenced:
+            return self._referenced[reference]
+        if reference in self._open or not reference.startswith("#/"):
+            return Any
+        node: Any = self._root
+        for part in reference[2:].split("/"):
+            node = node[part]
+        self._open.add(reference)
+        try:
+            built = self._referenced[reference] = self.of(node)
+        finally:
+            self._open.discard(reference)
+        return built
+
+    def _union(self, members: Iterable[Any]) -> Any:
+        types = tuple(members)
+        return Any if Any in types else Union[types]  # noqa: UP007
+
+    def _object(self, schema: Mapping[str, Any]) -> Any:
+        properties: Mapping[str, Any] = schema.get("properties") or {}
+        others = schema.get("additionalProperties", True)
+        if not properties and others is not False:
+            return dict[str, self.of(others)]  # type: ignore[misc]
+        required = set(schema.get("required") or ())
+        fields: list[tuple[str, Any, Any]] = []
+        names: dict[str, str] = {}
+        for number, (name, property_schema) in enumerate(properties.items()):
+            kind = self.of(property_schema)
+            names[f"f{number}"] = name
+            fields.append((f"f{number}", kind, msgspec.NODEFAULT if name in required else None))
+        return msgspec.defstruct(
+            "Arguments", fields, kw_only=True, rename=names, forbid_unknown_fields=others is False, gc=False
+        )
+
+    def _array(self, schema: Mapping[str, Any]) -> Any:
+        heads = schema.get("prefixItems")
+        if heads:
+            if schema.get("items") is False and schema.get("minItems") == len(heads) == schema.get("maxItems"):
+                return tuple[tuple(self.of(head) for head in heads)]  # type: ignore[misc]
+            return list[Any]
+        item = schema.get("items", True)
+        return _bounded(list[self.of(item)], schema, _COUNTS)  # type: ignore[misc]
+
+
+def _bounded(kind: Any, schema: Mapping[str, Any], known: Mapping[str, str]) -> Any:
+    """`pattern` is left to the worker: a slow expression there holds up its own function only."""
+    bounds = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
+    return Annotated[kind, msgspec.Meta(**bounds)] if bounds and kind is not None and kind is not bool else kind

@@ -1,0 +1,174 @@
+"""Streams to a client: server-sent events, the SDK's records, and lines; each bounded by what the client reads.
+
+`pump` writes at the client's pace (each `send` waits while its buffer is full) and stops when the client leaves.
+`CallStream` is an invocation's items: the generator is given credit for more only as items leave here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from gpufn.bus.calls import PendingCall, PendingStream
+from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import ResultReply
+from gpufn_gateway import media, problems
+from gpufn_gateway.bodies import Receive, Send
+from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.problems import Headers, Problem
+
+_HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
+_STALLED_S: Final = 60.0  # a client that reads nothing for so long is gone, whatever its connection says
+_RECORD = struct.Struct("!BBI")
+_ITEM, _END, _ERROR = range(3)
+
+
+class Events:
+    """`text/event-stream`."""
+
+    content_type: Final = b"text/event-stream; charset=utf-8"
+    heartbeat: Final = b": waiting\n\n"
+
+    def item(self, number: int, content_type: str, body: bytes) -> bytes:
+        if content_type != media.JSON:
+            # No item of a JSON stream; base64 in a JSON string keeps it whole.
+            body = msgspec.json.encode(base64.b64encode(body).decode())
+        return b"event: item\nid: %d\n%b\n" % (number, _data(body))
+
+    def end(self, items: int) -> bytes:
+        return b'event: end\ndata: {"items":%d}\n\n' % items
+
+    def error(self, problem: Problem) -> bytes:
+        return b"event: error\n%b\n" % _data(problem.body())
+
+
+class Records:
+    """`application/vnd.gpufn.items`: kind, length of the content type, length of the body, then both."""
+
+    content_type: Final = media.ITEMS.encode()
+    heartbeat: Final = b""
+
+    def item(self, number: int, content_type: str, body: bytes) -> bytes:
+        return self._record(_ITEM, content_type, body)
+
+    def end(self, items: int) -> bytes:
+        return self._record(_END, "", b"")
+
+    def error(self, problem: Problem) -> bytes:
+        return self._record(_ERROR, "application/problem+json", problem.body())
+
+    def _record(self, kind: int, content_type: str, body: bytes) -> bytes:
+        name = media.clean(content_type).encode() if content_type else b""
+        return b"".join((_RECORD.pack(kind, len(name), len(body)), name, body))
+
+
+class CallStream:
+    """One invocation's items to one client, in the encoding that `accept` asks for."""
+
+    def __init__(self, calls: Calls, call: PreparedCall, accept: bytes) -> None:
+        self._calls = calls
+        self._call = call
+        self._encoding: Events | Records = Events() if b"event-stream" in accept else Records()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Raises GpufnError while nothing has been sent."""
+        call = self._call
+        streams = call.target.method.kind.streams
+        pending = self._calls.start_stream(call) if streams else self._calls.start(call)
+        headers = [
+            (b"content-type", self._encoding.content_type),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-gpufn-invocation", pending.id.encode()),
+            (b"x-gpufn-revision", call.target.revision_header),
+        ]
+        try:
+            await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
+        finally:
+            # A task that is cancelled cancels the future that it awaits.
+            if not pending.future.done() or pending.future.cancelled():
+                pending.cancel()
+            else:
+                pending.future.exception()  # the client left before it could be told
+
+    async def _chunks(self, pending: PendingCall) -> AsyncIterator[bytes]:
+        encoding, stats, items = self._encoding, self._calls.telemetry.of(self._call.target.name), 0
+        try:
+            if isinstance(pending, PendingStream):
+                async with contextlib.aclosing(pending.items()) as arrived:  # type: ignore[type-var]
+                    async for item, body in arrived:
+                        yield encoding.item(item.number, item.content_type, body)
+                        items += 1
+            reply, body = await pending.future
+        except GpufnError as error:
+            problem = problems.problem_of(self._public(error))
+            stats.failed(problem.code)
+            yield encoding.error(problem)
+            return
+        self._count(reply)
+        if reply.kind is not OutcomeKind.SUCCEEDED:
+            yield encoding.error(problems.from_outcome(reply.kind, reply.error))
+            return
+        if not isinstance(pending, PendingStream):
+            yield encoding.item(0, reply.content_type, body)
+            items = 1
+        yield encoding.end(items)
+
+    def _public(self, error: GpufnError) -> GpufnError:
+        return self._calls.queue_full(self._call.target) if isinstance(error, QueueFull) else error
+
+    def _count(self, reply: ResultReply) -> None:
+        stats = self._calls.telemetry.of(self._call.target.name)
+        stats.ended(reply.kind, self._calls.clock.time() - self._call.now, reply.queue_s)
+        if reply.cold_start is not None:
+            stats.started_cold(reply.cold_start)
+
+
+async def pump(
+    receive: Receive, send: Send, headers: Headers, chunks: AsyncIterator[bytes], *, heartbeat: bytes = b""
+) -> None:
+    """Send `chunks` as they come until they end or the client leaves; `heartbeat` fills long silences."""
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    writer = asyncio.ensure_future(_write(send, chunks))
+    leaver = asyncio.ensure_future(_left(receive))
+    try:
+        while True:
+            done, _ = await asyncio.wait({writer, leaver}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+            if done or writer.done():
+                break
+            if heartbeat:
+                async with asyncio.timeout(_STALLED_S):
+                    await send({"type": "http.response.body", "body": heartbeat, "more_body": True})
+        if writer.done():
+            writer.result()
+            await send({"type": "http.response.body", "body": b""})
+    except TimeoutError:
+        raise InvocationCancelled("The client has stopped reading.") from None
+    finally:
+        for task in (writer, leaver):
+            task.cancel()
+        await asyncio.gather(writer, leaver, return_exceptions=True)
+
+
+async def _write(send: Send, chunks: AsyncIterator[bytes]) -> None:
+    async with contextlib.aclosing(chunks) as opened:  # type: ignore[type-var]
+        async for chunk in opened:
+            async with asyncio.timeout(_STALLED_S):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _data(body: bytes) -> bytes:
+    """A line break inside would end the field early."""
+    return b"".join(b"data: %b\n" % line for line in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n"))

@@ -1,0 +1,115 @@
+"""What the gateway counts. The hot path adds to plain integers; Prometheus families are made when somebody scrapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpufn.workers import ColdStart
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Seconds, upper bounds.
+_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_PHASES: Final = ("place", "launch", "load", "warm")
+
+
+class Histogram:
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BUCKETS) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_BUCKETS, seconds)] += 1
+        self.total += seconds
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        bounds = [str(bound) for bound in _BUCKETS] + ["+Inf"]
+        running = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip(bounds, self.counts, strict=True):
+            running += count
+            buckets.append((bound, running))
+        return buckets
+
+
+class CallStats:
+    """One function's calls at this gateway."""
+
+    __slots__ = ("cold_starts", "latency", "outcomes", "phase_seconds", "queue", "refusals")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
+        self.latency = Histogram()
+        self.queue = Histogram()
+        self.cold_starts = 0
+        self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
+
+    def ended(self, outcome: str, seconds: float, queue_s: float) -> None:
+        outcomes = self.outcomes
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        self.latency.observe(seconds)
+        self.queue.observe(queue_s)
+
+    def failed(self, code: str) -> None:
+        """A call that ended without a reply."""
+        self.outcomes[code] = self.outcomes.get(code, 0) + 1
+
+    def refused(self, code: str) -> None:
+        """A request that never became a call."""
+        self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def started_cold(self, cold: ColdStart) -> None:
+        self.cold_starts += 1
+        for phase in _PHASES:
+            self.phase_seconds[phase] += getattr(cold, f"{phase}_s")
+
+
+class Telemetry(Collector):
+    """All functions' CallStats. `in_flight` tells the number of calls that wait right now."""
+
+    def __init__(self, in_flight: Callable[[], int]) -> None:
+        self._in_flight = in_flight
+        self._functions: dict[str, CallStats] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def of(self, function: str) -> CallStats:
+        stats = self._functions.get(function)
+        if stats is None:
+            stats = self._functions[function] = CallStats()
+        return stats
+
+    def forget(self, function: str) -> None:
+        self._functions.pop(function, None)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("gpufn_calls_in_flight", "Calls that wait for a result", value=self._in_flight())
+        calls = CounterMetricFamily("gpufn_calls", "Calls that ended", labels=["function", "outcome"])
+        refusals = CounterMetricFamily("gpufn_refusals", "Requests refused", labels=["function", "code"])
+        latency = HistogramMetricFamily("gpufn_call_seconds", "From request to result", labels=["function"])
+        queue = HistogramMetricFamily("gpufn_queue_seconds", "From request to the start", labels=["function"])
+        cold = CounterMetricFamily("gpufn_cold_starts", "Calls that met a new worker", labels=["function"])
+        phases = CounterMetricFamily("gpufn_cold_start_seconds", "Where it went", labels=["function", "phase"])
+        for name, stats in self._functions.items():
+            for outcome, count in stats.outcomes.items():
+                calls.add_metric([name, outcome], count)
+            for code, count in stats.refusals.items():
+                refusals.add_metric([name, code], count)
+            latency.add_metric([name], stats.latency.cumulated(), stats.latency.total)
+            queue.add_metric([name], stats.queue.cumulated(), stats.queue.total)
+            cold.add_metric([name], stats.cold_starts)
+            for phase, seconds in stats.phase_seconds.items():
+                phases.add_metric([name, phase], seconds)
+        yield from (calls, refusals, latency, queue, cold, phases)

@@ -1,0 +1,328 @@
+"""A gateway without a bus: the real application over a stub queue, asked through httpx; and `async def` tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gpufn.bus.kv import Entry
+from gpufn.errors import GpufnError, InvocationCancelled
+from gpufn.ids import Digest, new_invocation_id
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import (
+    ControllerReport,
+    FunctionStatus,
+    NodeReport,
+    ResultReply,
+    RunnerReport,
+    WorkerCounts,
+    encode,
+)
+from gpufn.revision import Function, Revision
+from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
+from gpufn_gateway.app import App
+from gpufn_gateway.auth import Access
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.calls import Calls
+from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.functions import FunctionRoutes
+from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.submit import Submissions
+from gpufn_gateway.telemetry import Telemetry
+
+_TEST_TIMEOUT_S = 20
+CALL_LIMIT = 4096
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"texts": {"type": "array", "items": {"type": "string"}}, "top": {"type": "integer", "default": 5}},
+    "required": ["texts"],
+    "additionalProperties": False,
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj) or "controller" in pyfuncitem.path.parts:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def scenario() -> None:
+        async with asyncio.timeout(_TEST_TIMEOUT_S):
+            await pyfuncitem.obj(**arguments)
+
+    with asyncio.Runner() as runner:
+        runner.run(scenario())
+    return True
+
+
+class ManualClock:
+    """Time moves when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+class StubCall:
+    """A call whose end a test decides; `cancelled` once its client has left."""
+
+    def __init__(self, queue: StubQueue, fields: dict[str, Any]) -> None:
+        self.id = new_invocation_id()
+        self.future: asyncio.Future[tuple[ResultReply, bytes]] = asyncio.get_running_loop().create_future()
+        self.since = queue.clock.time()
+        self.fields = fields
+        self.cancelled = False
+
+    def reply(self, body: bytes = b"", kind: OutcomeKind = OutcomeKind.SUCCEEDED, **fields: Any) -> None:
+        given = {"error": None, "content_type": "application/json", "revision": 1, "attempt": 1} | fields
+        queue_s, run_s = given.pop("queue_s", 0.0012), given.pop("run_s", 0.0034)
+        reply = ResultReply(invocation=self.id, kind=kind, queue_s=queue_s, run_s=run_s, **given)
+        self.future.set_result((reply, body))
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if not self.future.done():
+            self.future.set_exception(InvocationCancelled("cancelled"))
+            self.future.exception()
+
+
+class StubQueue:
+    """Takes the Caller's place. `answer` is called with each new call; by default it echoes the body."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.calls: list[StubCall] = []
+        self.failed: list[tuple[str, int | None, GpufnError]] = []
+        self.refuses: GpufnError | None = None
+        self.answer: Callable[[StubCall], None] = lambda call: call.reply(call.fields["body"])
+
+    @property
+    def pending(self) -> int:
+        return sum(not call.future.done() for call in self.calls)
+
+    def invoke(self, revision: Revision, method: str, content_type: str, body: bytes, **fields: Any) -> Any:
+        if self.refuses is not None:
+            raise self.refuses
+        given = {"revision": revision, "method": method, "content_type": content_type, "body": body} | fields
+        call = StubCall(self, given)
+        self.calls.append(call)
+        self.answer(call)
+        return call
+
+    open_stream = invoke
+
+    def fail(self, function: str, revision: int | None, error: GpufnError) -> None:
+        self.failed.append((function, revision, error))
+
+    def tick(self, now: float) -> None: ...
+
+
+class StubBus:
+    def __init__(self) -> None:
+        self.published: list[str] = []
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        self.published.append(subject)
+
+
+class Gateway:
+    """The application and what it is made of."""
+
+    def __init__(self, clock: ManualClock, *, loopback: bool = True) -> None:
+        self.clock = clock
+        self.bus = StubBus()
+        self.queue = StubQueue(clock)
+        self.access = Access(loopback=loopback)
+        self.registry = Registry(clock, self.access)
+        self.telemetry = Telemetry(lambda: self.queue.pending)
+        self.reason: str | None = None
+        bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments")
+        self.calls = Calls(
+            bus=self.bus,
+            queue=self.queue,
+            registry=self.registry,
+            access=self.access,
+            telemetry=self.telemetry,
+            bodies=bodies,
+            clock=clock,
+        )
+        bus: Any = self.bus
+        submissions = Submissions(bus, self.calls)
+        self.invoke = Invoke(self.calls, submissions)
+        nothing: Any = None
+        functions = FunctionRoutes(
+            bus=bus,
+            registry=self.registry,
+            deploys=nothing,
+            submissions=submissions,
+            bodies=BodyReader(1 << 20, 30, what="this request"),
+            bundle_bodies=bodies,
+        )
+        operations = OperationRoutes(
+            registry=self.registry,
+            counters=self.telemetry,
+            access=self.access,
+            keys=nothing,
+            bodies=bodies,
+            clock=clock,
+            why_not_ready=lambda: self.reason,
+        )
+        routes = [*functions.routes(), *InvocationRoutes(submissions).routes(), *operations.routes()]
+        self.app = App(self.invoke, self.access, routes)
+
+    def deploy(self, spec: FunctionSpec, number: int = 1, **fields: Any) -> None:
+        """As the watches would tell it."""
+        revision = Revision(
+            function=spec.name, number=number, spec=spec, bundle=Digest("0" * 64), created_at=self.clock.time()
+        )
+        function = Function(
+            name=spec.name, active=number, serving=number, latest=number, updated_at=self.clock.time(), **fields
+        )
+        self.registry.on_revision(f"{spec.name}.{number}", Entry(f"{spec.name}.{number}", encode(revision), number))
+        self.registry.on_function(spec.name, Entry(spec.name, encode(function), number))
+
+    def report(self, *statuses: FunctionStatus, partial: bool = False, epoch: int = 1) -> None:
+        self.registry.take_controller_report(ControllerReport("c", epoch, self.clock.time(), statuses, partial=partial))
+
+    def hear_node(self) -> None:
+        self.registry.take_node_report(NodeReport("n", self.clock.time(), ()))
+        self.registry.take_runner_report(RunnerReport("n", "r", self.clock.time()))
+
+    def client(self, **headers: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090", headers=headers)
+
+    async def post(self, path: str, content: Any = b"{}", **headers: str) -> httpx.Response:
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client() as client:
+            return await client.post(path, content=content, headers=given)
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        async with self.client(**headers) as client:
+            return await client.get(path)
+
+
+def spec_of(name: str = "embed", *methods: MethodSpec, **fields: Any) -> FunctionSpec:
+    return FunctionSpec(
+        name=name,
+        entry=EntryPoint("app", name.replace("-", "_")),
+        methods=methods or (MethodSpec(parameters=ARGUMENTS),),
+        **fields,
+    )
+
+
+def status_of(function: str = "embed", serving: int = 1, *, ready: int = 1, **fields: Any) -> FunctionStatus:
+    return FunctionStatus(function=function, serving=serving, workers=WorkerCounts(ready=ready), **fields)
+
+
+class Make:
+    """What tests build with; a conftest's functions cannot be imported."""
+
+    spec = staticmethod(spec_of)
+    status = staticmethod(status_of)
+    ARGUMENTS = ARGUMENTS
+    CALL_LIMIT = CALL_LIMIT
+    Gateway = Gateway
+    Clock = ManualClock
+
+    @staticmethod
+    def generator(**fields: Any) -> MethodSpec:
+        return MethodSpec(kind=CallKind.GENERATOR, parameters={"type": "object"}, **fields)
+
+
+@pytest.fixture
+def make() -> type[Make]:
+    return Make
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def gateway(clock: ManualClock) -> Gateway:
+    gateway = Gateway(clock)
+    gateway.deploy(spec_of())
+    gateway.report(status_of())
+    return gateway
+
+
+class Connection:
+    """One request, spoken in ASGI: what is sent back, and when the client leaves."""
+
+    def __init__(self, path: str, body: bytes = b"{}", **headers: str) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.left = asyncio.Event()
+        self._body: list[bytes] = [body]
+        lines = {"host": "127.0.0.1:8090"} | {name.replace("_", "-"): text for name, text in headers.items()}
+        self.scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "headers": [(name.encode(), text.encode()) for name, text in lines.items()],
+        }
+
+    async def receive(self) -> dict[str, Any]:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+    def start(self, app: Callable[..., Awaitable[None]]) -> asyncio.Task[None]:
+        async def run() -> None:
+            await app(self.scope, self.receive, self.send)
+
+        return asyncio.get_running_loop().create_task(run())
+
+
+@pytest.fixture
+def connection() -> type[Connection]:
+    return Connection
+
+
+async def _settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def settle() -> Callable[[], Awaitable[None]]:
+    """Let every task run as far as it can."""
+    return _settle
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    """Status and code; a problem is always one, with its own content type."""
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    fields = msgspec.json.decode(answer.content)
+    assert fields["status"] == answer.status_code
+    assert set(fields) >= {"type", "title", "status", "detail", "code", "retryable"}
+    return answer.status_code, fields["code"]
+
+
+@pytest.fixture(name="problem")
+def problem_fixture() -> Callable[[httpx.Response], tuple[int, str]]:
+    return problem

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed
+from gpufn.ids import Digest
+from gpufn.revision import Function, Revision
+from gpufn.spec import ScalingPolicy
+from gpufn_gateway.admission import refusal, retry_after_s, too_large
+
+
+def function(**fields: Any) -> Function:
+    return Function(name="embed", active=1, serving=1, latest=1, updated_at=0.0, **fields)
+
+
+def revision(make: Any, **fields: Any) -> Revision:
+    return Revision(function="embed", number=1, spec=make.spec(**fields), bundle=Digest("0" * 64), created_at=0.0)
+
+
+BROKEN = ErrorInfo("function_raised", "No module named 'torch'")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "expected"),
+    [
+        ({}, None, None),
+        ({}, {}, None),
+        ({"paused": True}, {}, (CapacityError, "embed is paused")),
+        ({"max_workers": 0}, {}, (CapacityError, "embed has max_workers=0")),
+        ({}, {"ready": 0, "start_error": BROKEN}, (FunctionStartFailed, "embed cannot start: No module named 'torch'")),
+        ({}, {"ready": 1, "start_error": BROKEN}, None),
+        ({}, {"ready": 0, "serving": 2, "start_error": BROKEN}, None),
+    ],
+)
+def test_calls_that_nobody_would_serve_are_refused(make: Any, fields: Any, status: Any, expected: Any) -> None:
+    known = None if status is None else make.status(**status)
+    refused = refusal(function(**fields), revision(make), known)
+    if expected is None:
+        assert refused is None
+    else:
+        assert isinstance(refused, expected[0])
+        assert refused.message.startswith(expected[1])
+
+
+def test_the_spec_can_switch_a_function_off_and_scale_can_switch_it_on(make: Any) -> None:
+    off = revision(make, scaling=ScalingPolicy(max_workers=0))
+    assert refusal(function(), off, None) is not None
+    assert refusal(function(max_workers=1), off, None) is None
+
+
+def test_an_open_circuit_says_when_to_try_again(make: Any) -> None:
+    refused = refusal(function(), revision(make), make.status(ready=0, start_error=BROKEN))
+    assert refused is not None
+    assert refused.info().retry_after_s == 15.0
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (None, 5.0),
+        ({"queued": None}, 5.0),
+        ({"queued": 100, "ready": 5, "service_s": 0.5}, 5.0),
+        ({"queued": 100, "ready": 50, "service_s": 0.001}, 1.0),
+        ({"queued": 2000, "ready": 1, "service_s": 10.0}, 120.0),
+        ({"queued": 10, "ready": 0, "wanted": 1, "service_s": 1.0, "cold_start_s": 20.0}, 25.0),
+    ],
+)
+def test_retry_after_follows_depth_workers_and_service_time(make: Any, status: Any, expected: float) -> None:
+    assert retry_after_s(revision(make), None if status is None else make.status(**status)) == expected
+
+
+def test_the_limit_is_named() -> None:
+    assert too_large("a call's arguments", 7_864_320).message == (
+        "The body is larger than the 7.5 MiB that a call's arguments may have here."
+    )

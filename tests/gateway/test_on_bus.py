@@ -1,0 +1,500 @@
+"""What needs a bus: deploys, submitted calls, keys, logs, and the process itself. The bus is a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import zipfile
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gpufn.bus import objects, records, streams
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
+from gpufn.errors import InvalidBundle, RevisionNotFound
+from gpufn.ids import digest_of
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import (
+    CallRecord,
+    ControllerReport,
+    LogLine,
+    ResultReply,
+    encode,
+    unpack_invocation,
+)
+from gpufn.revision import RevisionState
+from gpufn_gateway.app import App
+from gpufn_gateway.auth import Access
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.calls import Calls
+from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.functions import FunctionRoutes
+from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.submit import Submissions
+from gpufn_gateway.telemetry import Telemetry
+
+GOOD = b'{"texts":["a"]}'
+
+
+def bundle() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("app.py", "def embed(texts): return texts")
+    return buffer.getvalue()
+
+
+BUNDLE = bundle()
+DIGEST = digest_of(BUNDLE)
+
+
+class Whole:
+    """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
+
+    def __init__(self, bus: Bus, functions: KeyValue, revisions: KeyValue, keys: KeyValue) -> None:
+        clock = SystemClock()
+        self.bus = bus
+        self.functions = functions
+        self.revisions = revisions
+        self.keys = keys
+        self.access = Access(loopback=True)
+        self.registry = Registry(clock, self.access)
+        self.caller = Caller(bus, name="gw-test", clock=clock)
+        telemetry = Telemetry(lambda: self.caller.pending)
+        bodies = BodyReader(1 << 20, 30, what="a test")
+        calls = Calls(
+            bus=bus,
+            queue=self.caller,
+            registry=self.registry,
+            access=self.access,
+            telemetry=telemetry,
+            bodies=bodies,
+            clock=clock,
+        )
+        submissions = Submissions(bus, calls)
+        self.deploys = Deploys(bus, functions, revisions, self.registry, clock)
+        routes = [
+            *FunctionRoutes(
+                bus=bus,
+                registry=self.registry,
+                deploys=self.deploys,
+                submissions=submissions,
+                bodies=bodies,
+                bundle_bodies=bodies,
+            ).routes(),
+            *InvocationRoutes(submissions).routes(),
+            *OperationRoutes(
+                registry=self.registry,
+                counters=telemetry,
+                access=self.access,
+                keys=keys,
+                bodies=bodies,
+                clock=clock,
+                why_not_ready=self.registry.why_not_ready,
+            ).routes(),
+        ]
+        self.app = App(Invoke(calls, submissions), self.access, routes)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
+
+    def report(self, *statuses: Any) -> None:
+        self.registry.take_controller_report(ControllerReport("c", 1, 0.0, statuses))
+
+
+@contextlib.asynccontextmanager
+async def gateway_on(nats: Any) -> AsyncIterator[Whole]:
+    bus = await Bus.connect(nats.url, name="gateway")
+    try:
+        await streams.ensure_streams(bus)
+        await objects.ensure_bucket(bus, subjects.BUNDLES)
+        functions = await KeyValue.open(bus, subjects.FUNCTIONS)
+        revisions = await KeyValue.open(bus, subjects.REVISIONS)
+        whole = Whole(bus, functions, revisions, await KeyValue.open(bus, subjects.API_KEYS))
+        await whole.registry.start(bus, whole.functions, whole.revisions, whole.keys)
+        whole.caller.start()
+        await whole.deploys.put_bundle(DIGEST, BUNDLE)
+        async with whole.http:
+            yield whole
+        whole.registry.stop()
+    finally:
+        await bus.close()
+
+
+async def until(condition: Any) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+class Runner:
+    """Answers one function's queued calls as a runner would, with `kind`; counts them."""
+
+    def __init__(self, bus: Bus, function: str, kind: OutcomeKind = OutcomeKind.SUCCEEDED) -> None:
+        self._bus = bus
+        self._kind = kind
+        self.heard: list[Any] = []
+        bus.subscribe(subjects.sync_queue(function, 1), self._on_message)
+
+    def _on_message(self, message: Any) -> None:
+        invocation, body = unpack_invocation(message.payload)
+        self.heard.append(invocation)
+        reply = ResultReply(invocation.id, self._kind, None, "application/json", invocation.revision, 1, 0.0, 0.0, "w")
+        self._bus.publish(invocation.reply, pack(reply, body))
+
+
+async def test_deploy_then_invoke(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        assert (await gateway.http.head(f"/v1/bundles/{'0' * 64}")).status_code == 404
+        assert (await gateway.http.head(f"/v1/bundles/{DIGEST}")).status_code == 200
+        answer = await gateway.http.put(
+            f"/v1/bundles/{DIGEST}", content=BUNDLE, headers={"content-type": "application/zip"}
+        )
+        assert answer.status_code == 201
+        body = msgspec.json.encode({"spec": make.spec("first"), "bundle": DIGEST})
+        answer = await gateway.http.post("/v1/functions", content=body)
+        assert (answer.status_code, answer.headers["location"]) == (201, "/v1/functions/first")
+        assert {name: answer.json()[name] for name in ("name", "active", "serving", "latest")} == {
+            "name": "first",
+            "active": 1,
+            "serving": 1,
+            "latest": 1,
+        }
+        runner = Runner(gateway.bus, "first")
+        answer = await gateway.http.post("/v1/functions/first/invoke", content=GOOD)
+        assert (answer.status_code, answer.content) == (200, GOOD)
+        assert [each.function for each in runner.heard] == ["first"]
+
+
+async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        body = msgspec.json.encode({"spec": make.spec("none"), "bundle": "0" * 64})
+        assert problem(await gateway.http.post("/v1/functions", content=body)) == (422, "invalid_bundle")
+        with pytest.raises(InvalidBundle, match="damaged on its way"):
+            await gateway.deploys.put_bundle("0" * 64, BUNDLE)
+
+
+async def test_deploys_at_once_all_succeed_with_numbers_of_their_own(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as one, gateway_on(nats) as other:
+        deployed = [gateway.deploys.deploy(make.spec("busy"), DIGEST) for gateway in (one, other) * 4]
+        functions = await asyncio.gather(*deployed)
+        assert {function.name for function in functions} == {"busy"}
+        kept = await one.functions.get("busy")
+        assert kept is not None
+        function = msgspec.msgpack.decode(kept.value)
+        assert (function["active"], function["latest"]) == (8, 8)
+        assert sorted(await one.revisions.keys("busy.")) == [f"busy.{number}" for number in range(1, 9)]
+        await until(lambda: other.registry.functions["busy"].active == 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "ready", "serving"),
+    [("cold", 0, 2), ("warm", 1, 1), ("unknown", None, 1)],
+)
+async def test_serving_moves_at_once_only_when_nobody_is_warm(
+    nats: Any, make: Any, name: str, ready: int | None, serving: int
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec(name), DIGEST)
+        if ready is not None:
+            gateway.report(make.status(name, ready=ready))
+        function = await gateway.deploys.deploy(make.spec(name), DIGEST)
+        assert (function.active, function.serving, function.latest) == (2, serving, 2)
+
+
+async def test_rollback_goes_to_an_earlier_revision(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for _ in range(3):
+            await gateway.deploys.deploy(make.spec("back"), DIGEST)
+        gateway.report(make.status("back", ready=0, serving=1))
+        url = "/v1/functions/back/rollback"
+        assert (await gateway.http.post(url)).json()["active"] == 2
+        view = (await gateway.http.post(url, json={"revision": 3})).json()
+        assert (view["active"], view["latest"]) == (3, 3)
+        assert problem(await gateway.http.post(url, json={"revision": 9})) == (404, "revision_not_found")
+        assert problem(await gateway.http.post(url, json={"revision": "x"})) == (422, "invalid_input")
+        await gateway.deploys.rollback("back", 1)
+        with pytest.raises(RevisionNotFound, match="no revision before 1"):
+            await gateway.deploys.rollback("back", None)
+
+
+async def test_scale_takes_the_place_of_the_spec(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("wide"), DIGEST)
+        url = "/v1/functions/wide/scale"
+        view = (await gateway.http.post(url, json={"min_workers": 1, "max_workers": 8})).json()
+        assert (view["min_workers"], view["max_workers"]) == (1, 8)
+        view = (await gateway.http.post(url, json={"min_workers": None})).json()
+        assert (view["min_workers"], view["max_workers"]) == (None, 8)
+        for wrong in ({"min_workers": 9}, {"max_workers": -1}):
+            assert problem(await gateway.http.post(url, json=wrong)) == (422, "invalid_spec"), wrong
+        assert problem(await gateway.http.post(url, json={"max": 1})) == (422, "invalid_input")
+
+
+async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("gone"), DIGEST)
+        waiting = asyncio.create_task(gateway.http.post("/v1/functions/gone/invoke", content=GOOD))
+        submitted = (await gateway.http.post("/v1/functions/gone/submit", content=GOOD)).json()["id"]
+        await until(lambda: gateway.caller.pending == 1)
+        await gateway.bus.flush()
+        assert (await gateway.http.delete("/v1/functions/gone")).status_code == 204
+        assert problem(await waiting) == (409, "invocation_cancelled")
+        found = await records.read(gateway.bus, submitted)
+        assert found is not None
+        assert found[0].state is InvocationState.CANCELLED
+        assert problem(await gateway.http.delete("/v1/functions/gone")) == (404, "function_not_found")
+        assert gateway.registry.revisions["gone"][1].state is RevisionState.RETIRED
+        assert (await gateway.deploys.deploy(make.spec("gone"), DIGEST)).active == 2
+
+
+async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("later"), DIGEST)
+        answer = await gateway.http.post("/v1/functions/later/submit", content=GOOD)
+        invocation = answer.json()["id"]
+        here = f"/v1/invocations/{invocation}"
+        assert (answer.status_code, answer.headers["location"]) == (202, here)
+        assert answer.json() == {
+            "id": invocation,
+            "state": "queued",
+            "links": {"self": here, "result": f"{here}/result"},
+        }
+        status = (await gateway.http.get(here)).json()
+        assert (status["id"], status["function"], status["state"], status["waiting"]) == (
+            invocation,
+            "later",
+            "queued",
+            None,
+        )
+        answer = await gateway.http.get(f"{here}/result")
+        assert (answer.status_code, answer.json()["state"]) == (202, "queued")
+
+        waiting = asyncio.create_task(gateway.http.get(f"{here}/result?wait=10"))
+        await asyncio.sleep(0)
+        found = await records.read(gateway.bus, invocation)
+        assert found is not None
+        ended = msgspec.structs.replace(
+            found[0],
+            state=InvocationState.SUCCEEDED,
+            content_type="application/json",
+            ended_at=1.0,
+            queue_s=0.5,
+            run_s=0.25,
+        )
+        assert await records.end(gateway.bus, ended, b"[1]")
+        answer = await waiting
+        assert (answer.status_code, answer.content) == (200, b"[1]")
+        assert answer.headers["server-timing"] == "queue;dur=500.0, run;dur=250.0"
+        assert answer.headers["x-gpufn-revision"] == "later@1"
+        status = (await gateway.http.delete(here)).json()
+        assert (status["state"], status["cancelled"]) == ("succeeded", False)
+        calls = (await gateway.http.get("/v1/functions/later/calls")).json()["calls"]
+        assert [(each["id"], each["state"], each["run_s"]) for each in calls] == [(invocation, "succeeded", 0.25)]
+
+
+async def test_a_failed_call_answers_as_an_invoke_would_have(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("bad"), DIGEST)
+        answer = await gateway.http.post("/v1/functions/bad/invoke", content=GOOD, headers={"prefer": "respond-async"})
+        assert answer.status_code == 202
+        found = await records.read(gateway.bus, answer.json()["id"])
+        assert found is not None
+        failed = msgspec.structs.replace(found[0], state=InvocationState.TIMED_OUT)
+        await records.end(gateway.bus, failed)
+        assert problem(await gateway.http.get(answer.json()["links"]["result"])) == (504, "invocation_timed_out")
+
+
+async def test_a_submitted_call_can_be_cancelled_once(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("stop"), DIGEST)
+        here = (await gateway.http.post("/v1/functions/stop/submit", content=GOOD)).headers["location"]
+        status = (await gateway.http.delete(here)).json()
+        assert (status["state"], status["cancelled"]) == ("cancelled", True)
+        assert (await gateway.http.delete(here)).json()["cancelled"] is False
+        assert problem(await gateway.http.get(f"{here}/result")) == (409, "invocation_cancelled")
+
+
+async def test_the_same_id_or_key_is_the_same_call(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("once", "twice"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        own = "01arz3ndektsv4rrffq69g5fav"
+        for spelling in (own, own.upper()):
+            answer = await gateway.http.put(f"/v1/functions/once/invocations/{spelling}", content=GOOD)
+            assert (answer.status_code, answer.json()["id"]) == (202, own)
+        answer = await gateway.http.put(f"/v1/functions/twice/invocations/{own}", content=GOOD)
+        assert problem(answer) == (409, "conflict")
+        answer = await gateway.http.put("/v1/functions/once/invocations/not-a-ulid", content=GOOD)
+        assert problem(answer) == (422, "invalid_input")
+
+        async def submit(name: str, key: str) -> str:
+            answer = await gateway.http.post(
+                f"/v1/functions/{name}/submit", content=GOOD, headers={"idempotency-key": key}
+            )
+            assert answer.status_code == 202
+            return str(answer.json()["id"])
+
+        same = {await submit("once", "k1"), await submit("once", "k1")}
+        different = {await submit("once", "k2"), await submit("twice", "k1")}
+        assert (len(same), len(same | different)) == (1, 3)
+        depth = await streams.depths(gateway.bus)
+        assert (depth["once", 1].asynchronous, depth["twice", 1].asynchronous) == (3, 1)
+
+
+async def test_an_unknown_invocation_is_not_found(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("00000000000000000000000000", "x", "a.b", "*", ">"):
+            for path in (f"/v1/invocations/{name}", f"/v1/invocations/{name}/result"):
+                assert problem(await gateway.http.get(path)) == (404, "invocation_not_found"), path
+
+
+async def test_logs_are_lines_of_json_and_may_be_followed(nats: Any, make: Any, connection: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("chatty"), DIGEST)
+
+        async def say(text: str) -> None:
+            line = LogLine(1.0, "chatty", 1, "w-1", "stdout", text)
+            await gateway.bus.publish_stored(subjects.logs("chatty"), encode(line))
+
+        assert (await gateway.http.get("/v1/functions/chatty/logs")).content == b""
+        for text in ("one", "two", "three"):
+            await say(text)
+        answer = await gateway.http.get("/v1/functions/chatty/logs?tail=2")
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert [json.loads(line)["text"] for line in answer.text.splitlines()] == ["two", "three"]
+
+        client = connection("/v1/functions/chatty/logs", b"", host="127.0.0.1")
+        client.scope |= {"method": "GET", "query_string": b"tail=1&follow=true"}
+        client._body.clear()
+        task = client.start(gateway.app)
+        await until(lambda: b"three" in client.body)
+        await say("four")
+        await until(lambda: b"four" in client.body)
+        client.left.set()
+        await task
+        assert [json.loads(line)["text"] for line in client.body.splitlines()] == ["three", "four"]
+
+
+async def test_keys_close_the_gateway_and_deleting_the_last_opens_it(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway, gateway_on(nats) as other:
+        answer = await gateway.http.post("/v1/keys", json={"label": "boss", "scopes": ["admin"]})
+        assert answer.status_code == 201
+        boss = answer.json()
+        assert problem(await gateway.http.get("/v1/functions")) == (401, "unauthorized")
+        gateway.http.headers["authorization"] = other.http.headers["authorization"] = f"Bearer {boss['key']}"
+        await until(lambda: other.access.keys)
+        reader = (await other.http.post("/v1/keys", json={"scopes": ["read"]})).json()
+        await until(lambda: len(gateway.access.keys) == 2)
+        listed = (await gateway.http.get("/v1/keys")).json()["keys"]
+        assert [(each["id"], each["scopes"]) for each in listed] == [
+            (boss["id"], ["admin"]),
+            (reader["id"], ["read"]),
+        ]
+        assert boss["key"] not in (await gateway.http.get("/v1/keys")).text
+        assert problem(await gateway.http.delete(f"/v1/keys/{boss['id']}")) == (409, "conflict")
+        assert problem(await gateway.http.delete("/v1/keys/nobody")) == (404, "bad_request")
+        assert (await gateway.http.delete(f"/v1/keys/{reader['id']}")).status_code == 204
+        assert (await gateway.http.delete(f"/v1/keys/{boss['id']}")).status_code == 204
+        del gateway.http.headers["authorization"]
+        assert (await gateway.http.get("/v1/functions")).status_code == 200
+
+
+async def test_a_key_sees_only_the_calls_that_it_may_make(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("mine"), DIGEST)
+        here = (await gateway.http.post("/v1/functions/mine/submit", content=GOOD)).headers["location"]
+        boss = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        gateway.http.headers["authorization"] = f"Bearer {boss['key']}"
+        made = [
+            (await gateway.http.post("/v1/keys", json={"scopes": [scope]})).json()
+            for scope in ("invoke:mine", "invoke:other", "read")
+        ]
+        expected = [(200, 202), (403, 403), (200, 403)]
+        for key, (status, result) in zip(made, expected, strict=True):
+            headers = {"authorization": f"Bearer {key['key']}"}
+            assert (await gateway.http.get(here, headers=headers)).status_code == status
+            assert (await gateway.http.get(f"{here}/result", headers=headers)).status_code == result
+        for key in [*made, boss]:
+            await gateway.http.delete(f"/v1/keys/{key['id']}")
+
+
+async def test_two_records_of_one_id_do_not_meet(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        record = CallRecord(
+            id="1" * 26, function="nobody", revision=1, state=InvocationState.SUCCEEDED, submitted_at=0.0
+        )
+        assert await records.end(gateway.bus, record, b"x")
+        assert not await records.end(gateway.bus, record, b"y")
+
+
+class Process:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def url(self) -> str:
+        assert self.process.stdout is not None
+        line = json.loads(await self.process.stdout.readline())
+        assert line["event"] == "listening"
+        return str(line["url"])
+
+    async def end(self) -> tuple[int, str]:
+        _, log = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, log.decode()
+
+
+async def start(nats: Any, **settings: str) -> Process:
+    environ = os.environ | {"GPUFN_NATS_URL": nats.url_for("gateway"), "GPUFN_PORT": "0"} | settings
+    environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    return Process(
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "gpufn_gateway"),
+            env=environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    )
+
+
+async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) -> None:
+    gateway = await start(nats)
+    try:
+        url = await gateway.url()
+        async with httpx.AsyncClient(base_url=url) as client:
+            assert (await client.get("/healthz")).status_code == 200
+            answer = await client.get("/readyz")
+            assert (answer.status_code, "server" in answer.headers) == (503, False)
+            assert (await client.get("/v1/functions")).status_code == 200
+    finally:
+        gateway.process.send_signal(signal.SIGTERM)
+    code, log = await gateway.end()
+    assert (code, "Traceback" in log, "ERROR" in log) == (0, False, False), log
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"GPUFN_PORT": "x"}, "GPUFN_PORT='x'"),
+        ({"GPUFN_HOST": "0.0.0.0"}, "refusing to listen on 0.0.0.0 without an API key"),
+        ({"GPUFN_HOST": "192.0.2.1"}, "refusing to listen on 192.0.2.1"),
+    ],
+)
+async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dict[str, str], said: str) -> None:
+    code, log = await (await start(nats, **settings)).end()
+    assert (code, said in log, "Traceback" in log) == (78, True, False), log

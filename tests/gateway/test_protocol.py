@@ -1,0 +1,115 @@
+"""The limits of the HTTP server, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gpufn_gateway.bodies import BodyReader, ClientGone
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.protocol import MAX_HEAD_BYTES, GuardedProtocol, sweep
+
+
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Server, int]]:
+    """A server that reads bodies and answers with their size."""
+    reader = BodyReader(1 << 20, 30, what="a test")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with contextlib.suppress(ClientGone):
+            body = await reader.read(dict(scope["headers"]), receive)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
+            await send({"type": "http.response.body", "body": b"%07d" % len(body)})
+
+    config = uvicorn.Config(
+        app, port=0, http=GuardedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
+    )
+    server = Server(config)
+    task = asyncio.create_task(server.serve())
+    await until(lambda: server.started)
+    try:
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+def _moved(connection: Any, before: float) -> bool:
+    return bool(connection._last_data > before)
+
+
+async def connections(server: Server, count: int) -> list[Any]:
+    await until(lambda: len(server.server_state.connections) >= count)
+    return list(server.server_state.connections)
+
+
+async def test_an_ordinary_request_is_served_in_any_number_of_pieces() -> None:
+    async with serving() as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        (connection,) = await connections(server, 1)
+        for piece in (b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-", b"length: 4\r\n\r\nab", b"cd"):
+            before = connection._last_data
+            writer.write(piece)
+            await until(functools.partial(_moved, connection, before))
+        assert (await reader.readuntil(b"0000004")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na")
+        await reader.readuntil(b"0000001")
+        assert not connection.has_stalled(asyncio.get_running_loop().time() + 1000), "keep-alive is uvicorn's"
+        writer.close()
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES + 1))
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert b'"code":"bad_request"' in answer
+        writer.close()
+
+
+async def test_clients_that_stall_are_hung_up_on() -> None:
+    async with serving() as (server, port):
+        started = [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"]
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in started]
+        for (_, writer), piece in zip(clients, started, strict=True):
+            writer.write(piece)
+        known = await connections(server, len(started))
+        await until(lambda: sum(each._phase.name != "BETWEEN" for each in known) == 2)
+        now = asyncio.get_running_loop().time()
+        assert [sweep(known, now + seconds) for seconds in (5, 15)] == [0, 2]
+        assert sweep([each for each in known if not each.transport.is_closing()], now + 35) == 1
+        for reader, writer in clients:
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_a_body_that_dribbles_is_given_up() -> None:
+    reader = BodyReader(1 << 20, 0.001, what="a test")
+
+    async def receive() -> Any:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    messages = [{"type": "http.request", "body": b"a", "more_body": True}]
+    with pytest.raises(RouteError, match=r"did not arrive within 0\.001 s") as caught:
+        await reader.read({}, receive)
+    assert caught.value.status == 408
