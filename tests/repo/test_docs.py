@@ -1,0 +1,101 @@
+"""The docs cover what exists: settings, commands, errors, states, decisions. Links lead somewhere."""
+
+from __future__ import annotations
+
+import enum
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from gpufn.device import DeviceType
+from gpufn.errors import BY_CODE
+from gpufn.invocation import InvocationState, OutcomeKind, Settlement
+from gpufn.revision import RevisionState
+from gpufn.spec import Share
+from gpufn.workers import Desired, WorkerState
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
+SOURCES = [path for folder in ("sdk", "gateway", "runtime", "builder") for path in (ROOT / folder).rglob("*.py")]
+# Set by one of our processes for another, or for user code; not for a person to set.
+_INTERNAL: set[str] = set()
+_READ = re.compile(r"environ\w*(?:\.get\(|\[|, )\"(GPUFN_[A-Z_]+)\"")
+
+
+def _pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"), *ROOT.glob("*/README.md")]
+
+
+def test_the_generated_reference_is_up_to_date() -> None:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "reference", "--check"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_every_error_code_has_its_line() -> None:
+    text = (DOCS / "reference" / "errors.md").read_text()
+    assert [code for code in BY_CODE if f"| `{code}` |" not in text] == []
+
+
+def test_every_variable_that_the_code_names_has_its_line() -> None:
+    text = (DOCS / "reference" / "settings.md").read_text()
+    read = {name for path in SOURCES for name in _READ.findall(path.read_text())}
+    assert {"GPUFN_HOME", "GPUFN_URL"} <= read
+    assert sorted(name for name in read - _INTERNAL if f"| `{name}` |" not in text) == []
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if hasattr(command, "list_commands"):
+        for name in command.list_commands(None):
+            yield from _commands(command.get_command(None, name), (*path, name))
+    else:
+        yield path, command
+
+
+def test_every_command_and_option_has_its_line() -> None:
+    from gpufn.cli import app
+
+    text = (DOCS / "reference" / "cli.md").read_text()
+    lacking = []
+    for path, command in _commands(typer.main.get_command(app)):
+        name = " ".join(("gpufn", *path))
+        section = re.search(rf"^## `{re.escape(name)}\b(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        if section is None:
+            lacking.append(name)
+            continue
+        options = {option for param in command.params for option in param.opts if option.startswith("--")}
+        lacking += [f"{name} {option}" for option in sorted(options - {"--help"}) if f"`{option}`" not in section[1]]
+    assert lacking == []
+
+
+@pytest.mark.parametrize(
+    "states",
+    [WorkerState, InvocationState, RevisionState, OutcomeKind, Settlement, Desired, Share, DeviceType],
+    ids=lambda states: states.__name__,
+)
+def test_every_state_is_in_the_glossary(states: type[enum.StrEnum]) -> None:
+    text = (DOCS / "glossary.md").read_text()
+    assert [state.value for state in states if f"`{state.value}`" not in text] == []
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = (DOCS / "decisions" / "README.md").read_text()
+    pages = [path.name for path in (DOCS / "decisions").glob("[0-9]*.md")]
+    assert [name for name in pages if f"]({name})" not in index] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in _pages()
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
