@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -103,7 +104,9 @@ class Client:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
                 follow_redirects=False,
                 trust_env=False,
-                verify=self.url.startswith("https:"),  # the certificates take 70 ms to read, and http has no use for them
+                verify=self.url.startswith(
+                    "https:"
+                ),  # the certificates take 70 ms to read, and http has no use for them
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from error
@@ -354,12 +357,19 @@ class HttpTransport:
         self._make = make_client
         self._client: Client | None = None
         self._pid = 0
+        self._making = threading.Lock()  # a `map` makes its first calls at the same time
 
     @property
     def client(self) -> Client:
-        if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
-            self._client, self._pid = self._make(), os.getpid()
-        return self._client
+        with self._making:
+            if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
+                self._client, self._pid = self._make(), os.getpid()
+            return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def call(
         self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None

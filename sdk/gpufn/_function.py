@@ -268,6 +268,7 @@ class _Declared:
 
     raw: Any
     settings: Settings
+    __name__: str
     __qualname__: str
 
     def __init__(self, raw: Any, settings: Settings) -> None:

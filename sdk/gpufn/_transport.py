@@ -6,6 +6,8 @@ with `install`; everywhere else the HTTP client is made on first use.
 
 from __future__ import annotations
 
+import atexit
+import threading
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -43,6 +45,7 @@ class Transport(Protocol):
 
 
 _installed: Transport | None = None
+_making = threading.Lock()
 
 
 def install(transport: Transport | None) -> None:
@@ -59,6 +62,10 @@ def current() -> Transport:
     if _installed is None:
         from gpufn._client import HttpTransport  # noqa: PLC0415  heavy, and no worker needs it
 
-        install(HttpTransport())
+        with _making:
+            if _installed is None:
+                transport = HttpTransport()
+                atexit.register(transport.close)
+                install(transport)
     assert _installed is not None
     return _installed

@@ -169,6 +169,5 @@ def _raised_remotely() -> Iterator[None]:
         raise
     except Exception as error:
         text = "".join(traceback.format_exception(error))
-        raise FunctionRaised(
-            f"{type(error).__name__}: {error}", error_type=type(error).__qualname__, traceback=text
-        ) from error
+        name = type(error).__qualname__
+        raise FunctionRaised(str(error) or name, error_type=name, traceback=text) from error

@@ -56,6 +56,9 @@ class Instance:
             return None
         return cls(home, record, pidfd)
 
+    def close(self) -> None:
+        os.close(self._pidfd)
+
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)

@@ -47,8 +47,12 @@ def report(error: Exception) -> int | None:
         return None
     if isinstance(error, FunctionRaised) and error.traceback:
         say(error.traceback.rstrip(), err=True)  # of the user's own code
-    field = f"{error.field}: " if isinstance(error, InvalidInput) and error.field else ""
-    message = error.message if error.message.startswith(field) else field + error.message
+    lead = ""
+    if isinstance(error, FunctionRaised):
+        lead = f"{error.error_type}: "
+    elif isinstance(error, InvalidInput) and error.field:
+        lead = f"{error.field}: "
+    message = error.message if error.message.startswith(lead) else lead + error.message
     if isinstance(error, CapacityError) and error.retry_after_s:
         message += f" (try again in {duration(error.retry_after_s)})"
     say(f"gpufn: {message}", err=True)
@@ -88,10 +92,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
 
 
 def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
-    width = max(len(name) for name, _ in fields)
-    for name, value in fields:
-        if value not in (None, "", (), [], {}):
-            say(f"{name:<{width}}  {value}")
+    shown = [(name, value) for name, value in fields if value not in (None, "", (), [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        say(f"{name:<{width}}  {value}")
 
 
 @contextlib.contextmanager

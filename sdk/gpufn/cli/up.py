@@ -180,7 +180,9 @@ def _free_port(host: str, port: int) -> int:
             raise Conflict(
                 f"port {port} on {host} is taken: stop what listens there, or choose another --port"
             ) from error
-        raise InvalidInput(f"cannot listen on {host}:{port}: {os.strerror(error.errno)}", field="--host") from error
+        raise InvalidInput(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", field="--host"
+        ) from error
 
 
 def _reachable(host: str) -> str:

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn import _bundle, gpu_function
+from gpufn.errors import InvalidBundle
+from gpufn.spec import Packaging
+from tests.sdk.conftest import Project
+
+_APP = """
+from gpufn import gpu_function
+import helper
+from pkg import sub
+
+@gpu_function
+def f(x: int) -> int:
+    import lazy
+    return helper.double(x) + lazy.ONE
+"""
+_FILES = {
+    "app.py": _APP,
+    "helper.py": "def double(x): return 2 * x",
+    "lazy.py": "ONE = 1",
+    "unused.py": "",
+    "notes.txt": "hello",
+    "data/labels.txt": "cat",
+    "pkg/__init__.py": "",
+    "pkg/sub.py": "from . import other",
+    "pkg/other.py": "import numpy",
+    "pkg/unused.py": "",
+}
+_NEEDED = ("app.py", "helper.py", "lazy.py", "pkg/__init__.py", "pkg/other.py", "pkg/sub.py")
+
+
+def test_a_bundle_holds_the_file_and_the_project_modules_it_needs(project: Project) -> None:
+    loaded = _bundle.load(project(_FILES) / "app.py")
+    bundle = _bundle.pack_source(loaded)
+    assert [function.name for function in loaded.functions] == ["f"]
+    assert (bundle.files, bundle.modules) == (_NEEDED, ("numpy",))
+
+
+def test_other_files_come_with_include(project: Project) -> None:
+    loaded = _bundle.load(project(_FILES) / "app.py")
+    assert set(_bundle.pack_source(loaded, ["data/*", "*.txt"]).files) - set(_NEEDED) == {
+        "data/labels.txt",
+        "notes.txt",
+    }
+    with pytest.raises(InvalidBundle, match="include='nothing/\\*' matches no file"):
+        _bundle.pack_source(loaded, ["nothing/*"])
+
+
+def test_the_same_files_give_the_same_bytes(project: Project) -> None:
+    root = project(_FILES)
+    loaded = _bundle.load(root / "app.py")
+    first = _bundle.pack_source(loaded)
+    os.utime(root / "helper.py", (1, 1))
+    assert _bundle.pack_source(loaded).digest == first.digest
+    (root / "lazy.py").write_text("ONE = 2")
+    assert _bundle.pack_source(loaded).digest != first.digest
+
+
+def test_a_bundle_runs_where_the_project_is_not(project: Project, tmp_path: Path) -> None:
+    loaded = _bundle.load(project(_FILES) / "app.py")
+    elsewhere = tmp_path / "elsewhere"
+    zipfile.ZipFile(io.BytesIO(_bundle.pack_source(loaded).data)).extractall(elsewhere)
+    ended = subprocess.run(
+        [sys.executable, "-c", "from app import f; print(f(4))"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout == "9\n"
+
+
+def test_a_file_in_a_package_keeps_its_full_name(project: Project) -> None:
+    files = {
+        "shop/__init__.py": "",
+        "shop/ml/__init__.py": "",
+        "shop/ml/serve.py": "from gpufn import gpu_function\nfrom ..common import N\n@gpu_function\ndef g(): return N",
+        "shop/common.py": "N = 7",
+    }
+    loaded = _bundle.load(project(files) / "shop/ml/serve.py")
+    ((function, packaging, bundle),) = _bundle.bundles_of(loaded.functions)
+    assert (packaging, function.spec().entry.module) == (Packaging.SOURCE, "shop.ml.serve")
+    assert bundle.files == ("shop/__init__.py", "shop/common.py", "shop/ml/__init__.py", "shop/ml/serve.py")
+
+
+def test_functions_that_are_imported_belong_to_their_own_file(project: Project) -> None:
+    files = {
+        "one.py": "from gpufn import gpu_function\n@gpu_function\ndef one(): ...",
+        "two.py": "from gpufn import gpu_function\nfrom one import one\n@gpu_function\ndef two(): ...\nalias = two",
+    }
+    assert [function.name for function in _bundle.load(project(files) / "two.py").functions] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"app.py": "x = 1\ndef f(:\n  pass"}, "cannot import app.py: line 2: def f(:: SyntaxError: invalid syntax"),
+        (
+            {"app.py": "x = 1\nimport torhc"},
+            "cannot import app.py: line 2: import torhc: ModuleNotFoundError: No module named 'torhc'",
+        ),
+        (
+            {"app.py": "import part", "part.py": "\n\n1 / 0"},
+            "cannot import app.py: part.py, line 3: 1 / 0: ZeroDivisionError: division by zero",
+        ),
+        (
+            {"app.py": "from gpufn import gpu_function\n@gpu_function(gup='L4')\ndef f(): ..."},
+            "cannot import app.py: line 2: @gpu_function(gup='L4'): there is no option 'gup'; did you mean 'gpu'?",
+        ),
+        ({"app.py": "import sys\nsys.exit(3)"}, "cannot import app.py: line 2: sys.exit(3): SystemExit: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: dict[str, str], message: str) -> None:
+    project(files)
+    with pytest.raises(InvalidBundle) as caught:
+        _bundle.load(Path("app.py"))
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.py", "there is no file gone.py"),
+        ("notes.txt", "notes.txt is not a Python file"),
+        ("json.py", "json.py has the name of another module, json"),
+        ("my-app.py", "my-app cannot be imported: use letters, digits and underscores in the name"),
+    ],
+)
+def test_a_file_that_is_no_module_is_refused(project: Project, name: str, message: str) -> None:
+    project({"notes.txt": "", "json.py": "", "my-app.py": ""})
+    with pytest.raises(InvalidBundle) as caught:
+        _bundle.load(Path(name))
+    assert message in str(caught.value)
+
+
+def _closure(k: int) -> Any:
+    @gpu_function
+    def shifted(x: int) -> int:
+        return x + k
+
+    return shifted
+
+
+def test_a_closure_travels_by_value() -> None:
+    ((_, packaging, bundle),) = _bundle.bundles_of([_closure(5)])
+    with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+        function = pickle.loads(archive.read(_bundle.PICKLE_NAME))
+    assert (packaging, function(1)) == (Packaging.PICKLE, 6)
+
+
+def test_a_closure_brings_the_project_modules_it_names(project: Project) -> None:
+    files = {
+        "app.py": "from gpufn import gpu_function\nimport helper\ndef make():\n    @gpu_function\n"
+        "    def f(x): return helper.double(x)\n    return f\nmade = make()",
+        "helper.py": "import part\ndef double(x): return 2 * x",
+        "part.py": "",
+        "unused.py": "",
+    }
+    (function,) = _bundle.load(project(files) / "app.py").functions
+    assert {"function.pkl", "helper.py", "part.py"} <= set(_bundle.pack_pickle(function).files)
+    assert "unused.py" not in _bundle.pack_pickle(function).files
+
+
+def test_what_cannot_be_pickled_is_said() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    @gpu_function
+    def locked() -> bool:
+        return lock.locked()
+
+    with pytest.raises(InvalidBundle, match=r"locked cannot be sent by value: cannot pickle '_thread\.lock' object"):
+        _bundle.pack_pickle(locked)

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gpufn.cli import COMMANDS, app
+from gpufn.cli.doctor import CHECKS
+from tests.sdk.conftest import Project, StubGateway
+
+_VIEW: dict[str, Any] = {
+    "name": "f",
+    "active": 3,
+    "serving": 2,
+    "latest": 3,
+    "updated_at": 1.0,
+    "min_workers": None,
+    "max_workers": 8,
+    "spec": {
+        "name": "f",
+        "entry": {"module": "app", "qualname": "f"},
+        "methods": [{"name": ""}],
+        "scaling": {"min_workers": 0, "max_workers": 4},
+        "resources": {"gpu": ["L4"], "share": "time", "cpu": 1.0, "memory_bytes": 1 << 30},
+    },
+    "workers": {"ready": 2, "starting": 1, "draining": 0, "parked": 0},
+    "queued": None,
+    "running": 1,
+    "wanted": 3,
+    "reason": "1 running: 3 workers",
+    "waiting": {"reason": "no_capacity", "detail": "no GPU is free", "eta_s": None},
+}
+_APP = {"app.py": "from gpufn import gpu_function\n@gpu_function\ndef f(x: int) -> int: return x\n"}
+
+
+def _gpufn(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, arguments, **options)
+
+
+def test_help_lists_every_command_without_importing_them() -> None:
+    result = _gpufn("--help")
+    assert result.exit_code == 0
+    assert [name for name in COMMANDS if name not in result.stdout] == []
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
+    where, text = COMMANDS[name]
+    module, _, attribute = where.partition(":")
+    found = getattr(importlib.import_module(f"gpufn.cli.{module}"), attribute)
+    own = found.info.help if isinstance(found, typer.Typer) else (inspect.getdoc(found) or "").splitlines()[0]
+    assert own == text
+    assert _gpufn(name, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "code", "message"),
+    [
+        (404, {"code": "function_not_found", "detail": "There is no function 'f'."}, 4, "There is no function 'f'."),
+        (403, {"code": "forbidden", "detail": "scope"}, 5, "scope"),
+        (429, {"code": "queue_full", "detail": "full", "retry_after_s": 3}, 6, "full (try again in 3 s)"),
+        (500, {"code": "platform_error", "detail": "oops"}, 1, "oops"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    gateway: StubGateway, status: int, problem: Any, code: int, message: str
+) -> None:
+    gateway.on("GET /v1/functions/f", problem, status=status)
+    result = _gpufn("describe", "f")
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"gpufn: {message}\n")
+
+
+def test_no_gateway_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
+    result = _gpufn("ls")
+    assert result.exit_code == 3
+    assert result.stderr == "gpufn: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?\n"
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["invoke"], ["scale", "f", "--min", "-1"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    assert _gpufn(*arguments).exit_code == 2
+
+
+def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_DEBUG", "1")
+    assert "FunctionNotFound" in repr(_gpufn("describe", "f").exception)
+
+
+def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: Project) -> None:
+    project(_APP)
+    gateway.on("POST /v1/functions", _VIEW, status=201)
+    digest_paths: list[str] = []
+    original = gateway.answer_to
+
+    def answer(request: Any) -> Any:
+        if "/bundles/" in request.path:
+            digest_paths.append(f"{request.method} {request.path}")
+            return (404 if request.method == "HEAD" else 201), {}, b""
+        return original(request)
+
+    gateway.answer_to = answer  # type: ignore[method-assign]
+    result = _gpufn("deploy", "app.py")
+    assert (result.exit_code, result.stdout) == (0, f"f@3  {gateway.url}/v1/functions/f/invoke\n")
+    sent = gateway.requests[-1].json
+    assert sent["spec"]["entry"] == {"module": "app", "qualname": "f", "packaging": "source"}
+    assert [path.partition(" ")[0] for path in digest_paths] == ["HEAD", "PUT"]
+    assert digest_paths[0].endswith(sent["bundle"])
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "code", "message"),
+    [
+        ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
+        (_APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
+        ({"app.py": "import nothing_here"}, [], 1, "cannot import app.py: line 1: import nothing_here: ModuleNotFound"),
+        ({}, [], 1, "there is no file app.py"),
+    ],
+)
+def test_deploy_says_what_is_wrong_with_the_file(
+    project: Project, files: dict[str, str], arguments: list[str], code: int, message: str
+) -> None:
+    project(files)
+    result = _gpufn("deploy", "app.py", *arguments)
+    assert result.exit_code == code
+    assert result.stderr.startswith(f"gpufn: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "body", "content_type"),
+    [
+        ([], None, b"{}", "application/json"),
+        (['{"x": 1}'], None, b'{"x": 1}', "application/json"),
+        (["-d", "@in.json"], None, b'{"x": 2}', "application/json"),
+        (["-d", "@-"], '{"x": 3}', b'{"x": 3}', "application/json"),
+        (["--file", "cat.png"], None, b"PNG", "image/png"),
+        (["--file", "in.json"], None, b'{"x": 2}', "application/octet-stream"),
+    ],
+)
+def test_invoke_sends_what_it_is_given(  # noqa: PLR0917
+    gateway: StubGateway,
+    project: Project,
+    arguments: list[str],
+    stdin: str | None,
+    body: bytes,
+    content_type: str,
+) -> None:
+    project({"in.json": '{"x": 2}', "cat.png": "PNG"})
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", [1, 2])
+    result = _gpufn("invoke", "f", *arguments, input=stdin)
+    assert (result.exit_code, result.stdout) == (0, "[1, 2]\n")
+    assert (gateway.requests[-1].body, gateway.requests[-1].headers["content-type"]) == (body, content_type)
+
+
+def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
+    spec = _VIEW["spec"] | {"methods": [{"name": "", "kind": "generator"}]}
+    gateway.on("GET /v1/functions/f", _VIEW | {"spec": spec})
+    gateway.on("POST /v1/functions/f/invoke", b'event: item\ndata: {"a":1}\n\nevent: end\ndata: {"items":1}\n\n')
+    result = _gpufn("invoke", "f")
+    assert (result.exit_code, result.stdout) == (0, '{"a":1}\n')
+    assert gateway.requests[-1].headers["accept"] == "text/event-stream"
+
+
+def test_invoke_shows_the_traceback_of_the_users_code(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    problem = {
+        "code": "function_raised",
+        "detail": "no",
+        "error_type": "ValueError",
+        "traceback": "Traceback ...\nValueError: no",
+    }
+    gateway.on("POST /v1/functions/f/invoke", problem, status=500)
+    result = _gpufn("invoke", "f")
+    assert (result.exit_code, result.stderr) == (7, "Traceback ...\nValueError: no\ngpufn: ValueError: no\n")
+
+
+def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", b"\x00\x01", content_type="image/png")
+    out = tmp_path / "out.png"
+    assert _gpufn("invoke", "f", "-o", str(out)).exit_code == 0
+    assert out.read_bytes() == b"\x00\x01"
+
+
+def test_invoke_refuses_arguments_that_are_no_object() -> None:
+    result = _gpufn("invoke", "f", "[1]")
+    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments are a JSON object such as")) == (1, True)
+
+
+def test_a_key_that_may_only_invoke_can_invoke(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", {"code": "forbidden"}, status=403)
+    gateway.on("POST /v1/functions/f/invoke", 5)
+    assert _gpufn("invoke", "f").stdout == "5\n"
+
+
+def test_ls_in_a_pipe_is_aligned_text(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions", {"functions": [_VIEW]})
+    header, row = _gpufn("ls").stdout.splitlines()
+    assert header.split() == ["NAME", "REVISION", "WORKERS", "QUEUED", "RUNNING", "UPDATED", "NOTE"]
+    assert row.startswith("f     3 (still serving 2)  2 ready, 1 starting  ?       1 ")
+    assert row.endswith("calls wait: no GPU is free")
+
+
+def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    found = json.loads(_gpufn("describe", "f", "--json").stdout)
+    assert {name: found[name] for name in _VIEW} == _VIEW
+
+
+def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    lines = _gpufn("describe", "f").stdout.splitlines()
+    assert "min, max workers  0, 8 (gpufn scale)" in lines
+    assert "gpu               L4, time" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_", "body"),
+    [
+        (
+            ["scale", "f", "--min", "1", "--max", "8"],
+            "POST /v1/functions/f/scale",
+            {"min_workers": 1, "max_workers": 8},
+        ),
+        (["scale", "f"], "POST /v1/functions/f/scale", {"min_workers": None, "max_workers": None}),
+        (["rollback", "f"], "POST /v1/functions/f/rollback", {}),
+        (["rollback", "f", "--revision", "2"], "POST /v1/functions/f/rollback", {"revision": 2}),
+    ],
+)
+def test_changes_are_sent_as_documented(
+    gateway: StubGateway, arguments: list[str], request_: str, body: dict[str, Any]
+) -> None:
+    gateway.on(request_, _VIEW)
+    assert _gpufn(*arguments).exit_code == 0
+    assert gateway.requests[-1].json == body
+
+
+def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("DELETE /v1/functions/f", status=204)
+    assert _gpufn("rm", "f", input="n\n").exit_code == 1
+    assert [request.method for request in gateway.requests] == ["GET"]
+    assert _gpufn("rm", "f", "--yes").stdout == "deleted f\n"
+
+
+def test_a_new_key_is_on_standard_output_alone(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["deploy"], "label": "ci"}, status=201)
+    result = _gpufn("keys", "create", "ci", "--scope", "deploy")
+    assert (result.stdout, gateway.requests[-1].json) == ("s3cret\n", {"label": "ci", "scopes": ["deploy"]})
+
+
+def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> None:
+    device = {"uuid": "cpu", "type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
+    status = {"id": "0" * 26, "state": "failed", "submitted_at": 1.0, "error": {"message": "boom\nmore"}, "attempt": 2}
+    line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w-1", "stream": "stderr", "text": "hi"}
+    gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "sent_at": 1.0, "devices": [device]}]})
+    gateway.on("GET /v1/functions/f/calls", {"calls": [status]})
+    gateway.on("GET /v1/functions/f/logs", json.dumps(line).encode())
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "reason": "because", "terms": {"calls": 2.0}})
+    gateway.on("GET /v1/keys", {"keys": []})
+    for arguments, text in {
+        ("nodes",): "EPYC, 2 cores",
+        ("calls", "f"): "failed, attempt 2",
+        ("logs", "f"): "w-1  ! hi",
+        ("why", "f"): "calls 2",
+    }.items():
+        assert text in _gpufn(*arguments).stdout
+        json.loads(_gpufn(*arguments, "--json").stdout)
+    assert (_gpufn("keys", "ls").stdout, _gpufn("keys", "ls", "--json").stdout) == ("", "[]\n")
+
+
+def test_version_has_a_json_form() -> None:
+    assert {"gpufn", "python"} <= set(json.loads(_gpufn("version", "--json").stdout))
+
+
+def test_doctor_says_what_to_do_about_what_it_finds(gateway: StubGateway, tmp_path: Path) -> None:
+    findings = [finding for check in CHECKS for finding in check()]
+    assert [finding for finding in findings if finding.state == "bad" and not finding.do] == []
+    result = _gpufn("doctor", "--json")
+    assert {finding["check"] for finding in json.loads(result.stdout)} >= {"Python", "nats-server", "GPUFN_HOME"}
+
+
+def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
+    result = _gpufn("down")
+    assert (result.exit_code, result.stdout) == (0, f"gpufn is not running in {tmp_path / 'home'}\n")
+
+
+def test_a_file_of_a_dead_platform_is_not_believed(gateway: StubGateway, tmp_path: Path) -> None:
+    import os
+
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "up.lock").touch()
+    (home / "up.json").write_text(json.dumps({"pid": os.getppid(), "url": "http://x", "nats_url": "", "node": "n"}))
+    assert "not running" in _gpufn("down").stdout

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn import Client, _transport, gpu_function, values
+from gpufn._client import HttpTransport, find_url
+from gpufn.errors import (
+    FunctionNotFound,
+    FunctionRaised,
+    GatewayUnavailable,
+    GpufnError,
+    InvalidInput,
+    ProtocolMismatch,
+    QueueFull,
+    Unauthorized,
+)
+from gpufn.ids import is_invocation_id
+from gpufn.invocation import InvocationState
+from gpufn.protocol.messages import WorkerCounts
+from tests.sdk.conftest import StubGateway
+
+_VIEW = {
+    "name": "f",
+    "active": 2,
+    "serving": 2,
+    "latest": 2,
+    "updated_at": 1.0,
+    "workers": {"ready": 1, "starting": 0, "draining": 0, "parked": 0},
+    "queued": None,
+    "running": 3,
+    "something_new": True,
+}
+_STATUS = {"id": "0" * 26, "function": "f", "revision": 1, "state": "queued"}
+
+
+def _native(value: Any) -> bytes:
+    return values.encode_result(value, values.NATIVE)[1]
+
+
+def test_a_value_goes_out_and_comes_back_as_it_is(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", _native((1, {2})), content_type=values.NATIVE)
+    with Client() as client:
+        assert client.invoke("f", x=(3,)) == (1, {2})
+    (request,) = gateway.requests
+    assert (request.headers["content-type"], request.headers["accept"]) == (values.NATIVE, values.NATIVE)
+    assert values.decode_call(request.body) == ([], {"x": (3,)})
+
+
+def test_the_key_and_the_timeout_travel_in_headers(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", {"a": 1}, server_timing="queue;dur=1.5, run;dur=20")
+    with Client(api_key="s3cret") as client:
+        answer = client.invoke_raw("f", b"{}", timeout_s=2.5)
+    headers = gateway.requests[0].headers
+    assert (headers["authorization"], headers["x-gpufn-timeout"]) == ("Bearer s3cret", "2.5")
+    assert (json.loads(answer.body), answer.timings) == ({"a": 1}, {"queue": 1.5, "run": 20})
+
+
+@pytest.mark.parametrize(
+    ("status", "problem", "kind"),
+    [
+        (404, {"code": "function_not_found", "detail": "no f"}, FunctionNotFound),
+        (401, {"code": "unauthorized", "detail": "a key is needed"}, Unauthorized),
+        (422, {"code": "invalid_input", "detail": "x: not a number", "field": "x"}, InvalidInput),
+        (500, {"code": "function_raised", "detail": "boom", "error_type": "ValueError"}, FunctionRaised),
+        (500, {"code": "some_new_code", "detail": "new"}, GpufnError),
+        (502, b"<html>bad gateway", GpufnError),
+    ],
+)
+def test_a_problem_becomes_its_exception(gateway: StubGateway, status: int, problem: Any, kind: type) -> None:
+    gateway.on("POST /v1/functions/f/invoke", problem, status=status)
+    with Client() as client, pytest.raises(GpufnError) as caught:
+        client.invoke("f")
+    assert type(caught.value) is kind
+    assert str(caught.value) == (problem["detail"] if isinstance(problem, dict) else "<html>bad gateway")
+
+
+def test_retry_after_is_kept(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", {"code": "queue_full"}, status=429, retry_after="7")
+    with Client() as client, pytest.raises(QueueFull) as caught:
+        client.invoke("f")
+    assert caught.value.retry_after_s == 7
+
+
+def test_nothing_listening_asks_whether_the_platform_is_up() -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(GatewayUnavailable, match="is `gpufn up` running"):
+        client.functions()
+
+
+def test_an_invoke_is_never_sent_twice(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", status=0)
+    with Client() as client, pytest.raises(GatewayUnavailable, match="broke"):
+        client.invoke("f")
+    assert len(gateway.requests) == 1
+
+
+def test_a_submit_is_repeated_under_its_own_id_when_the_connection_breaks(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufn._client._PAUSES_S", (0.0, 0.0))
+    path = f"/v1/functions/f/invocations/{'0' * 26}"
+    gateway.on(f"PUT {path}", status=0)
+    gateway.on(f"PUT {path}", _STATUS, status=202)
+    with Client() as client:
+        view = client.submit("f", b"{}", invocation="0" * 26)
+    assert (view.state, [request.path for request in gateway.requests]) == (InvocationState.QUEUED, [path, path])
+
+
+def test_a_result_is_waited_for_until_it_is_there(gateway: StubGateway) -> None:
+    path = f"GET /v1/invocations/{'0' * 26}/result"
+    gateway.on(path, _STATUS, status=202)
+    gateway.on(path, _native([1]), content_type=values.NATIVE)
+    with Client() as client:
+        assert values.decode_value(values.NATIVE, client.result_raw("0" * 26).body) == [1]
+        assert [request.path.partition("?")[2] for request in gateway.requests] == ["wait=30.000"] * 2
+
+
+def test_a_result_that_does_not_come_in_time_is_a_timeout(gateway: StubGateway) -> None:
+    gateway.on(f"GET /v1/invocations/{'0' * 26}/result", _STATUS, status=202)
+    with Client() as client, pytest.raises(TimeoutError, match="has not ended after 0 s"):
+        client.result_raw("0" * 26, timeout_s=0)
+
+
+def _record(kind: int, body: bytes, content_type: str = values.NATIVE) -> bytes:
+    return bytes([kind, len(content_type)]) + len(body).to_bytes(4, "big") + content_type.encode() + body
+
+
+def test_a_function_reaches_the_gateway(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    @gpu_function(name="counting")
+    def counting(n: int) -> Any:
+        yield n
+
+    transport = HttpTransport()
+    monkeypatch.setattr(_transport, "_installed", transport)
+    items = [_record(0, _native(n)) for n in range(3)]
+    gateway.on("POST /v1/functions/counting/invoke", b"".join([*items, _record(1, b"", "")]))
+    gateway.on("POST /v1/functions/counting/invoke", items[0] + _record(2, b'{"code":"function_raised","detail":"no"}'))
+    gateway.on("POST /v1/functions/counting/invoke", items[0])
+    assert counting.remote(3) == [0, 1, 2]
+    assert gateway.requests[0].headers["accept"] == "application/vnd.gpufn.items"
+    with pytest.raises(FunctionRaised, match="no"):
+        counting.remote(3)
+    with pytest.raises(GatewayUnavailable, match="broke off before its end"):
+        counting.remote(3)
+    transport.close()
+
+
+def test_a_spawned_call_has_the_id_that_was_sent(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn._client.new_invocation_id", lambda: "0" * 26)
+    transport = HttpTransport()
+    gateway.on(f"PUT /v1/functions/f.go/invocations/{'0' * 26}", _STATUS, status=202)
+    gateway.on(f"GET /v1/invocations/{'0' * 26}", _STATUS | {"state": "running"})
+    gateway.on(f"DELETE /v1/invocations/{'0' * 26}", _STATUS | {"cancelled": False})
+    invocation = transport.submit("f", "go", values.NATIVE, b"")
+    assert is_invocation_id(invocation)
+    assert (transport.status(invocation), transport.cancel(invocation)) == (InvocationState.RUNNING, False)
+    transport.close()
+
+
+def test_events_become_json_values(gateway: StubGateway) -> None:
+    gateway.on(
+        "POST /v1/functions/f/invoke", b'event: item\nid: 0\ndata: {"a": 1}\n\nevent: item\ndata: 2\n\nevent: end\n\n'
+    )
+    with Client() as client:
+        assert list(client.stream_json("f", b"{}")) == [{"a": 1}, 2]
+
+
+def test_views_are_typed_and_ignore_what_is_new(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("GET /v1/functions", {"functions": [_VIEW]})
+    with Client() as client:
+        view = client.function("f")
+        assert (view.workers, view.queued, view.running) == (WorkerCounts(ready=1), None, 3)
+        assert client.functions() == [view]
+
+
+def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions", b"<html>", content_type="text/html")
+    with Client() as client, pytest.raises(ProtocolMismatch, match="is it of another release"):
+        client.functions()
+
+
+def test_a_bundle_that_is_there_is_not_uploaded(gateway: StubGateway) -> None:
+    gateway.on("HEAD /v1/bundles/abc")
+    gateway.on("PUT /v1/bundles/def", status=201)
+    with Client() as client:
+        assert (client.put_bundle(_digest("abc"), b"zip"), client.put_bundle(_digest("def"), b"zip")) == (False, True)
+    assert [(request.method, request.path[-3:]) for request in gateway.requests] == [
+        ("HEAD", "abc"),
+        ("HEAD", "def"),
+        ("PUT", "def"),
+    ]
+
+
+def test_deploy_sends_the_bundle_then_the_spec(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    @gpu_function(name="f")
+    def here(x: int) -> int:
+        return x
+
+    monkeypatch.setattr(Client, "put_bundle", lambda self, digest, data: True)
+    gateway.on("POST /v1/functions", _VIEW, status=201)
+    with Client() as client:
+        assert [view.active for view in client.deploy(here)] == [2]
+    sent = gateway.requests[0].json
+    assert (sent["spec"]["name"], sent["spec"]["entry"]["packaging"], len(sent["bundle"])) == ("f", "pickle", 64)
+
+
+def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
+    line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w", "stream": "stdout", "text": "hi"}
+    gateway.on("GET /v1/functions/f/logs", msgspec.json.encode(line) + b"\n" + msgspec.json.encode(line) + b"\n")
+    with Client() as client:
+        assert [found.text for found in client.logs("f", tail=5, follow=True)] == ["hi", "hi"]
+    assert gateway.requests[0].path.endswith("/logs?tail=5&follow=true")
+
+
+def test_the_address_comes_from_the_environment_then_from_what_is_up(tmp_path: Path) -> None:
+    home = {"GPUFN_HOME": str(tmp_path)}
+    assert find_url(home) == "http://127.0.0.1:8090"
+    (tmp_path / "up.json").write_text('{"url": "http://127.0.0.1:9"}')
+    assert find_url(home) == "http://127.0.0.1:9"
+    assert find_url(home | {"GPUFN_URL": "http://x"}) == "http://x"
+
+
+def _digest(text: str) -> Any:
+    return text

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method  # noqa: A004
+from gpufn.errors import InvalidSpec
+from gpufn.spec import CallKind, FunctionSpec, ScalingPolicy, Share, spec_from_json
+
+
+def _declared(**options: Any) -> FunctionSpec:
+    def work(x: int) -> int:
+        return x
+
+    return gpu_function(**options)(work).spec()
+
+
+def test_without_options_the_defaults_of_the_spec_count() -> None:
+    @gpu_function
+    def f_x(x: int) -> int:
+        return x + 1
+
+    assert isinstance(f_x, Function)
+    assert (f_x(1), f_x.name, f_x.__name__) == (2, "f-x", "f_x")
+    assert f_x.spec().scaling == ScalingPolicy()
+
+
+def test_options_become_the_spec() -> None:
+    spec = _declared(
+        name="other",
+        gpu=["L4", "any"],
+        share="time",
+        cpu=2,
+        memory="2Gi",
+        env={"A": "1"},
+        min_workers=1,
+        max_workers=8,
+        buffer_workers=1,
+        idle_timeout=5,
+        target=0.5,
+        concurrency=4,
+        timeout=3,
+        startup_timeout=30,
+        queue_timeout=10,
+        retries=2,
+    )
+    assert (spec.name, spec.resources.gpu, spec.resources.share) == ("other", ("L4", "any"), Share.TIME)
+    assert (spec.resources.cpu, spec.resources.memory_bytes, spec.env) == (2, 2 << 30, {"A": "1"})
+    assert spec.scaling == ScalingPolicy(min_workers=1, max_workers=8, buffer_workers=1, idle_timeout_s=5, target=0.5)
+    assert (spec.concurrency, spec.timeout_s, spec.startup_timeout_s, spec.queue_timeout_s) == (4, 3, 30, 10)
+    assert spec.retries == Retry(2)
+
+
+def test_a_spec_survives_its_journey_as_json() -> None:
+    import msgspec
+
+    spec = _declared(gpu="L4", retries=Retry(2, on=(IOError,)), env={"A": "b"})  # type: ignore[arg-type]
+    assert spec_from_json(msgspec.json.encode(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_worker": 1}, "work: there is no option 'max_worker'; did you mean 'max_workers'?"),
+        ({"zzz": 1}, "there is no option 'zzz'"),
+        ({"share": "mps"}, "share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'"),
+        ({"share": "half"}, "share is 'exclusive' or 'time', not 'half'"),
+        ({"vram": "6Gi"}, "vram='6Gi': this release of gpufn does not have a limit of GPU memory yet"),
+        ({"sm": 25}, "sm=25: this release of gpufn does not have a ceiling of GPU cores yet"),
+        ({"image": "x"}, "image='x': this release of gpufn does not have an image of one's own"),
+        ({"secrets": ["T"]}, "secrets=['T']: this release of gpufn does not have secrets"),
+        ({"volumes": {"/x": "y"}}, "volumes"),
+        ({"priority": "high"}, "priority='high': this release of gpufn has only 'normal'"),
+        ({"gpu": "H100:2"}, "gpu='H100:2': this release of gpufn gives a worker one GPU; write gpu='H100'"),
+        ({"gpu": []}, "gpu is None, 'any', a name such as 'L4', or a list of names, not []"),
+        ({"gpu": 1}, "gpu is None"),
+        ({"gpu": "cpu"}, "gpu='cpu' is no GPU"),
+        ({"memory": "lots"}, "memory: 'lots' is not a memory size"),
+        ({"cpu": 0}, "cpu is a number from 0.01 to 1024, not 0"),
+        ({"timeout": 0}, "timeout is a number from 0.001"),
+        ({"min_workers": 5}, "min_workers=5 is more than max_workers=4"),
+        ({"batch": 8}, "batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not 8"),
+        ({"retries": "many"}, "retries is a number or a Retry"),
+        ({"env": {"A": 1}}, "env: names and values are text, not 'A': 1"),
+        ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
+        ({"name": "No Good"}, "'No Good' is not a function name"),
+    ],
+)
+def test_an_option_that_is_wrong_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        _declared(**options)
+    assert message.removeprefix("work: ") in str(caught.value)
+
+
+def test_an_option_left_at_none_was_not_asked_for() -> None:
+    assert _declared(vram=None, image=None, gpu=None, memory=None).resources.gpu == ()
+
+
+@pytest.mark.parametrize("kind", list(CallKind))
+def test_the_kind_of_a_function_is_seen(kind: CallKind) -> None:
+    def sync() -> int:
+        return 1
+
+    async def async_() -> int:
+        return 1
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def async_generator() -> AsyncIterator[int]:
+        yield 1
+
+    raw = {"sync": sync, "async": async_, "generator": generator, "async_generator": async_generator}[kind.value]
+    assert gpu_function(name="f")(raw).spec().methods[0].kind is kind
+
+
+def test_a_class_offers_its_marked_methods_and_those_of_its_bases() -> None:
+    class Base:
+        @method
+        def first(self) -> int:
+            return 1
+
+        @method
+        def hidden(self) -> int:
+            return 1
+
+    @gpu_function
+    class Embedder(Base):
+        @enter
+        def load(self) -> None: ...
+
+        @method
+        def second(self, x: int) -> int:
+            return x
+
+        def hidden(self) -> int:  # type: ignore[override]  # marked in the base, taken back here
+            return 2
+
+        @exit
+        def leave(self) -> None: ...
+
+    spec = Embedder.spec()  # type: ignore[attr-defined]
+    assert spec.is_class
+    assert [found.name for found in spec.methods] == ["first", "second"]
+
+
+def _with_star(*rest: int) -> int:
+    return sum(rest)
+
+
+def _positional(x: int, /) -> int:
+    return x
+
+
+class _NeedsArguments:
+    def __init__(self, size: int) -> None: ...
+    @method
+    def go(self) -> None: ...
+
+
+class _NothingToCall:
+    @enter
+    def load(self) -> None: ...
+
+
+class _EnterTakesMore:
+    @enter
+    def load(self, size: int) -> None: ...
+    @method
+    def go(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (_with_star, "*rest has no names that a caller could use"),
+        (_positional, "x is positional only"),
+        (_NeedsArguments, "a worker makes it without arguments: give size of __init__ a default"),
+        (_NothingToCall, "there is nothing to call; a class needs at least one @method"),
+        (_EnterTakesMore, "@enter load takes self only"),
+        (_NothingToCall.load, "put @gpu_function on the class and @method on the method"),
+        (3, "@gpu_function takes a function or a class, not 3"),
+    ],
+)
+def test_what_cannot_be_called_from_outside_is_refused(target: Any, message: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        gpu_function(target)
+    assert message in str(caught.value)
+
+
+def test_batch_and_a_generator_contradict_each_other() -> None:
+    def items(x: list[int]) -> Iterator[int]:
+        yield from x
+
+    with pytest.raises(InvalidSpec, match=r"batch=\.\.\. and a generator"):
+        gpu_function(batch=Batch(2))(items)
+
+
+def test_a_function_is_decorated_once() -> None:
+    @gpu_function
+    def twice() -> None: ...
+
+    with pytest.raises(InvalidSpec, match="twice is a @gpu_function already"):
+        gpu_function(twice)

@@ -1,0 +1,17 @@
+"""Every example in a docstring of the SDK's public modules runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+_MODULES = ("gpufn", "gpufn._decorator", "gpufn._function", "gpufn._client", "gpufn.testing", "gpufn.spec")
+
+
+@pytest.mark.parametrize("module", _MODULES)
+def test_examples_run(module: str) -> None:
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0

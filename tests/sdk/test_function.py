@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+import threading
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpufn import Batch, Call, _transport, enter, exit, gpu_function, method  # noqa: A004
+from gpufn.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
+from gpufn.testing import RemoteCall, run_locally
+
+
+@gpu_function
+def plus(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@gpu_function
+def fail(message: str) -> None:
+    raise LookupError(message)
+
+
+@gpu_function
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@gpu_function
+async def double(x: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * x
+
+
+@gpu_function
+async def letters(text: str) -> AsyncIterator[str]:
+    for letter in text:
+        yield letter
+
+
+@gpu_function(batch=Batch(8))
+def lengths(text: list[str]) -> list[int]:
+    return [len(one) for one in text]
+
+
+@gpu_function
+class Tally:
+    def __init__(self, start: int = 0) -> None:
+        self.total = start
+
+    @enter
+    def begin(self) -> None:
+        self.total += 100
+
+    @method
+    def add(self, n: int) -> int:
+        self.total += n
+        return self.total
+
+    @method
+    def upto(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+    @exit
+    def end(self) -> None:
+        ended.append(self.total)
+
+
+ended: list[int] = []
+
+
+def test_a_call_here_is_plain_python() -> None:
+    assert (plus(2), list(count(2)), asyncio.run(double(4)), lengths(["a", "bc"])) == (3, [0, 1], 8, [1, 2])
+
+
+def test_a_remote_call_of_each_kind_gives_a_value() -> None:
+    with run_locally():
+        assert (plus.remote(2, b=3), count.remote(3), double.remote(4)) == (5, [0, 1, 2], 8)
+        assert (letters.remote("ab"), lengths.remote("abc")) == (["a", "b"], 3)  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_a_wrong_call_fails_before_it_is_sent() -> None:
+    with run_locally() as platform, pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        plus.remote()  # type: ignore[call-arg]
+    assert platform.calls == []
+
+
+def test_an_exception_shows_the_remote_traceback() -> None:
+    with run_locally(), pytest.raises(FunctionRaised) as caught:
+        fail.remote("nothing there")
+    assert caught.value.error_type == "LookupError"
+    text = "".join(traceback.format_exception(caught.value))
+    assert "In the worker:" in text
+    assert "raise LookupError(message)" in text
+
+
+def test_items_stream_as_they_are_made() -> None:
+    with run_locally():
+        items = count.stream(1_000_000_000)
+        assert [next(items), next(items)] == [0, 1]
+        items.close()  # type: ignore[attr-defined]
+
+
+def test_only_generators_stream() -> None:
+    with run_locally(), pytest.raises(InvalidInput, match=r"no generator: use .remote"):
+        plus.stream(1)
+
+
+def test_map_keeps_the_order_and_its_window() -> None:
+    under_way, most = 0, 0
+    lock = threading.Lock()
+    three = threading.Barrier(3)
+
+    def slow(a: int, b: int = 1) -> int:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        three.wait(10)  # so three do run at a time
+        with lock:
+            under_way -= 1
+        return a
+
+    with run_locally(plus=slow):
+        assert list(plus.map(range(9), window=3)) == list(range(9))
+    assert most == 3
+
+
+def test_map_takes_no_more_arguments_than_it_needs() -> None:
+    taken = []
+
+    def numbers() -> Iterator[int]:
+        for n in range(1000):
+            taken.append(n)
+            yield n
+
+    with run_locally():
+        results = plus.map(numbers(), window=2)
+        assert next(results) == 1
+        results.close()  # type: ignore[attr-defined]
+    assert len(taken) <= 3
+
+
+def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
+    def picky(a: int, b: int = 1) -> int:
+        return 1 // a
+
+    with run_locally(plus=picky):
+        with pytest.raises(FunctionRaised):
+            list(plus.map([1, 0]))
+        good, bad = plus.map([1, 0], return_exceptions=True)
+    assert (good, isinstance(bad, FunctionRaised)) == (1, True)
+
+
+def test_starmap_spreads_each_tuple() -> None:
+    with run_locally():
+        assert list(plus.starmap([(1, 2), (3, 4)])) == [3, 7]
+
+
+def test_a_spawned_call_can_be_found_again() -> None:
+    with run_locally():
+        call = plus.spawn(2)
+        again = Call.from_id(call.id)
+        assert (again.result(), again.status(), again.cancel()) == (3, "succeeded", False)
+        with pytest.raises(FunctionRaised):
+            fail.spawn("x").result()
+        with pytest.raises(InvocationNotFound):
+            Call.from_id("0" * 26).status()
+
+
+def test_an_id_that_is_none_is_refused_here() -> None:
+    with pytest.raises(InvalidInput, match="'abc' is not an invocation's id"):
+        Call.from_id("abc")
+
+
+def test_asyncio_has_the_same_methods() -> None:
+    async def main() -> list[Any]:
+        call = await plus.aio.spawn(5)
+        return [
+            await plus.aio.remote(1),
+            [item async for item in count.aio.stream(3)],
+            [item async for item in plus.aio.map(range(3), window=2)],
+            await call.aio.result(),
+            await call.aio.status(),
+            await asyncio.gather(*(double.aio.remote(n) for n in range(50))),
+        ]
+
+    with run_locally():
+        assert asyncio.run(main()) == [2, [0, 1, 2], [1, 2, 3], 6, "succeeded", list(range(0, 100, 2))]
+
+
+def test_an_async_function_can_be_called_remotely_from_a_coroutine() -> None:
+    async def main() -> int:
+        return double.remote(3)
+
+    with run_locally():
+        assert asyncio.run(main()) == 6
+
+
+def test_a_class_is_made_and_entered_once_per_worker_and_exited_at_its_end() -> None:
+    ended.clear()
+    with run_locally():
+        assert (Tally.add.remote(1), Tally().add.remote(2), Tally.upto.remote(2)) == (101, 103, [0, 1])
+        assert list(Tally().upto.stream(2)) == [0, 1]
+        assert ended == []
+    assert ended == [103]
+
+
+def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
+    ended.clear()
+    with Tally(5) as tally:  # type: ignore[attr-defined]
+        assert (tally.add(1), tally.total) == (106, 106)
+    assert ended == [106]
+
+
+def test_arguments_of_the_constructor_do_not_travel() -> None:
+    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) was given arguments, which stay here"):
+        Tally(5).add.remote(1)
+
+
+def test_a_class_can_be_extended() -> None:
+    class More(Tally):
+        @method
+        def twice(self, n: int) -> int:
+            return 2 * n
+
+    assert More().twice(4) == 8
+
+
+def test_a_replacement_stands_in_and_calls_are_recorded() -> None:
+    with run_locally(plus=lambda a, b=1: 42) as platform:
+        assert plus.remote(1, b=2) == 42
+    assert platform.calls == [RemoteCall("plus", (1,), {"b": 2})]
+
+
+def test_a_function_that_was_not_imported_is_not_found() -> None:
+    with run_locally() as platform, pytest.raises(FunctionNotFound, match="no @gpu_function named nowhere"):
+        platform.call("nowhere", "", "", b"\x82\xa4args\x90\xa6kwargs\x80")
+
+
+def test_the_transport_of_before_is_back_afterwards() -> None:
+    before = _transport.installed()
+    with run_locally() as outer:
+        with run_locally():
+            pass
+        assert _transport.installed() is outer
+    assert _transport.installed() is before
+
+
+def test_an_importable_function_is_pickled_by_reference() -> None:
+    assert pickle.loads(pickle.dumps(plus)) is plus
+    assert pickle.loads(pickle.dumps(Tally)) is Tally
+
+
+def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
+    def make(k: int) -> Any:
+        @gpu_function(timeout=9)
+        def recursive(n: int) -> int:
+            return k if n == 0 else recursive(n - 1) + 1
+
+        return recursive
+
+    data = cloudpickle.dumps(make(10))
+    copy = pickle.load(io.BytesIO(data))
+    assert (copy(3), copy.name, copy.settings.timeout_s) == (13, "recursive", 9)
+    assert copy.raw.__globals__ is not None
+    with run_locally():
+        assert copy.remote(2) == 12

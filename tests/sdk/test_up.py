@@ -1,0 +1,108 @@
+"""`gpufn up` and `gpufn down`: the real platform on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpufn.cli.up import _free_port, _node_name, _without_password
+from gpufn.errors import Conflict, InvalidInput
+
+
+def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpufn", *arguments],
+        env={name: value for name, value in os.environ.items() if name != "GPUFN_URL"} | {"GPUFN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _end(pidfds: dict[str, int]) -> list[str]:
+    """The names of those that do not end."""
+    staying = []
+    for name, pidfd in pidfds.items():
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if not poll.poll(20_000):
+            staying.append(name)
+        os.close(pidfd)
+    return staying
+
+
+@pytest.mark.e2e
+def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(tmp_path: Path) -> None:
+    started = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    record = json.loads((tmp_path / "up.json").read_bytes())
+    try:
+        assert started.stdout.startswith(f"gpufn is up at {record['url']}\n")
+        assert httpx.get(f"{record['url']}/readyz").status_code == 200
+        assert sorted(record["pids"]) == ["agent", "gateway", "nats", "runner"]
+        assert "@" not in record["nats_url"]
+        assert _gpufn(tmp_path, "ls").returncode == 0  # found through up.json
+
+        again = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+        assert (again.returncode, again.stderr.startswith("gpufn: gpufn is up already at http://")) == (1, True)
+        pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
+    finally:
+        stopped = _gpufn(tmp_path, "down")
+    assert (stopped.returncode, stopped.stdout) == (0, f"stopped {record['url']}\n")
+    assert _end(pidfds) == []
+    assert not (tmp_path / "up.json").exists()
+
+
+@pytest.mark.e2e
+def test_a_killed_up_leaves_nothing_behind_and_can_start_again(tmp_path: Path) -> None:
+    assert _gpufn(tmp_path, "up", "--detach", "--port", "0").returncode == 0
+    record = json.loads((tmp_path / "up.json").read_bytes())
+    pidfds = {name: os.pidfd_open(pid) for name, pid in record["pids"].items()}
+    os.kill(record["pid"], signal.SIGKILL)
+    assert _end(pidfds) == []
+    again = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+    _gpufn(tmp_path, "down")
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.e2e
+def test_a_process_that_cannot_start_ends_up_with_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFN_LOG_LEVEL", "SHOUTING")
+    ended = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+    assert ended.returncode == 1
+    assert "cannot start:" in ended.stderr
+    assert "SHOUTING" in ended.stderr
+
+
+def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Conflict, match=f"port {port} on 127.0.0.1 is taken: stop what listens there, or choose"):
+            _free_port("127.0.0.1", port)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"cannot listen on 192\.0\.2\.1:8090: Cannot assign requested address"):
+        _free_port("192.0.2.1", 8090)
+
+
+def test_a_node_is_named_after_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUFN_NODE", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "GPU_Box-7.example.org")
+    assert _node_name() == "gpu-box-7"
+
+
+def test_a_shown_address_has_no_password() -> None:
+    assert _without_password("nats://admin:s3cret@127.0.0.1:4222") == "nats://127.0.0.1:4222"
