@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -114,6 +114,13 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
 
+# Users write classes; `Retry` keeps and sends their names.
+if TYPE_CHECKING:
+    _Exceptions = tuple[str | type[BaseException], ...]
+else:
+    _Exceptions = tuple[str, ...]
+
+
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ...
 
@@ -127,7 +134,7 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempts: int
     delay_s: float = 1.0
     backoff: float = 2.0
-    on: tuple[str, ...] = ()
+    on: _Exceptions = ()
 
     def __post_init__(self) -> None:
         _number("retries.attempts", self.attempts, 0, 100)

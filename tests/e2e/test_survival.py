@@ -68,7 +68,7 @@ class Load:
         """Seconds until so many more calls were answered."""
         goal, began = self.answered + more, time.monotonic()
         while self.answered < goal:
-            assert time.monotonic() - began < within_s, f"not whole after {within_s} s; last refusals {self.refused[-3:]}"
+            assert time.monotonic() - began < within_s, f"not whole after {within_s} s: {self.refused[-3:]}"
             time.sleep(0.01)
         return time.monotonic() - began
 
@@ -142,9 +142,7 @@ def test_kill_9_under_load_loses_no_accepted_call(own: Platform, victim: str) ->
             # Only a call that ran in the killed worker ends without a result, and it says so.
             assert victim == "worker", text
             assert json.loads(text)["code"] == "worker_lost", text
-    again = {
-        invocation: own.client.get(f"/v1/invocations/{invocation}/result").text for invocation in list(ends)[:20]
-    }
+    again = {invocation: own.client.get(f"/v1/invocations/{invocation}/result").text for invocation in list(ends)[:20]}
     assert again == {invocation: ends[invocation][1] for invocation in again}, "the first end stays"
 
 

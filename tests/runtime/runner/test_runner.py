@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.runtime.runner.node import NODE, RETRY_AT_ONCE, Node, on_node
 
 from gpufn.bus import records, streams
 from gpufn.bus.embedded import EmbeddedServer
@@ -21,6 +20,7 @@ from gpufn.protocol.messages import WorkerEvent, encode
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import Desired, Exit, WorkerState
+from tests.runtime.runner.node import NODE, RETRY_AT_ONCE, Node, on_node
 
 
 @pytest.fixture
