@@ -356,7 +356,7 @@ class Agent:
             socket=os.fspath(self._home.worker_socket(record.worker)),
             launched_at=launched_at,
             memory_limit_bytes=self._memory_limit(revision) if group is None else None,
-            cgroup_procs=() if group is None else (os.fspath(group.procs),),
+            cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
 
     def _order(

@@ -18,7 +18,7 @@ def confine(config: WorkerConfig) -> None:
     """Join the cgroups and set the limits that the agent asks for. OSError when that is not possible."""
     for path in config.cgroup_procs:
         with open(path, "w") as file:
-            file.write(str(os.getpid()))
+            file.write("0")  # ourselves, and then the kernel need not stop every fork on the machine: see MemoryGroup
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a process with a model in memory fills the disk
     if config.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))

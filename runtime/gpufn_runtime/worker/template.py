@@ -22,13 +22,14 @@ from typing import NoReturn
 
 import msgspec
 
+import gpufn
 from gpufn import values
 from gpufn.protocol.frames import FrameReader, RunnerFrame
 from gpufn.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
 from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.parameters import Parameters
 
-_EVERY_WORKER_MAY_NEED = ("gpufn", "gpufn_runtime.worker.event_loop", "cloudpickle", "logging")
+_EVERY_WORKER_MAY_NEED = ("gpufn_runtime.worker.event_loop", "cloudpickle", "json", "logging")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -59,6 +60,8 @@ def _import(modules: list[str]) -> tuple[str, ...]:
     """Import them all; those that cannot be are the worker's own problem, and its user's."""
     for name in _EVERY_WORKER_MAY_NEED:
         importlib.import_module(name)
+    for name in gpufn.__all__:
+        getattr(gpufn, name)  # loaded on first use, which would be after the fork
     missing = []
     for name in modules:
         try:

@@ -23,7 +23,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     socket: str  # the runner listens here
     launched_at: float  # unix seconds
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
-    cgroup_procs: tuple[str, ...] = ()  # files that the process writes its pid to before it loads anything
+    cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
