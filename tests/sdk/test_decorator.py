@@ -56,7 +56,7 @@ def test_options_become_the_spec() -> None:
 def test_a_spec_survives_its_journey_as_json() -> None:
     import msgspec
 
-    spec = _declared(gpu="L4", retries=Retry(2, on=(IOError,)), env={"A": "b"})  # type: ignore[arg-type]
+    spec = _declared(gpu="L4", retries=Retry(2, on=(IOError,)), env={"A": "b"})
     assert spec_from_json(msgspec.json.encode(spec)) == spec
 
 

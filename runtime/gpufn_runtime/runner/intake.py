@@ -74,14 +74,18 @@ class Intake:
         self._sync = self._async = None
 
     def offer(self) -> None:
-        """Turn the free slots that no queue knows of into credits."""
+        """Turn the free slots that no queue knows of into credits.
+
+        A request for one credit costs the server as much as one for many. So while most of the slots are free, and so
+        credited, those that become free are saved up until they are a quarter of all.
+        """
         if self._sync is None:
             return
         free = self._free() - self._sync.credits - self._polling
         while free > 0 and self._order.offers_async_first():
             self._poll_async()
             free -= 1
-        if free > 0:
+        if free > 0 and (4 * free >= self._revision.spec.slots or 2 * self._sync.credits < self._revision.spec.slots):
             self._sync.grant(free)
 
     def on_doorbell(self) -> None:

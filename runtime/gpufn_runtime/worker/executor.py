@@ -4,7 +4,8 @@ The reader thread hands attempts over with `take`; user threads take them from o
 themselves. The main thread loads the code, runs the hooks and is the only one with `concurrency=1`, so that what a
 library keeps per thread (torch's grad mode, sqlite's connections) is there in every call. Further threads, up to
 `concurrency`, are started for calls that wait or block: threads that only compute take the interpreter from each other.
-Async functions run on one event loop (`event_loop`); batches gather (`batches`) and run in the user threads.
+While calls are short, a user thread reads the socket itself (`reading`). Async functions run on one event loop
+(`event_loop`); batches gather (`batches`) and run in the user threads.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from gpufn.errors import InvalidInput, RequestError
+from gpufn.errors import InvalidInput, ProtocolMismatch, RequestError
+from gpufn.protocol.frames import Run, RunnerFrame
 from gpufn.spec import CallKind, FunctionSpec
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.batch_runs import BatchRuns
 from gpufn_runtime.worker.batches import Gathering
 from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.loader import Method
+from gpufn_runtime.worker.reading import Loan
 from gpufn_runtime.worker.results import Results
 
 if TYPE_CHECKING:
@@ -31,13 +35,25 @@ if TYPE_CHECKING:
 
 # Calls longer than this are worth a thread each, at once; and so long nothing may move before one more is started.
 _LONG_CALL_S = 0.001
+_SHORT_CALL_S = 0.0005
 _STALLED_S = 0.002
 
 _ASYNC = (CallKind.ASYNC, CallKind.ASYNC_GENERATOR)
 
 
 class Executor:
-    def __init__(self, spec: FunctionSpec, attempts: Attempts, results: Results) -> None:
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        attempts: Attempts,
+        results: Results,
+        link: Link,
+        take_frame: Callable[[RunnerFrame, bytes], None],
+    ) -> None:
+        self._link = link
+        self._take_frame = take_frame
+        self._loan = Loan()
+        self._is_stopping = False
         self._concurrency = spec.concurrency
         self._attempts = attempts
         self._results = results
@@ -78,7 +94,17 @@ class Executor:
 
     def stop(self) -> None:
         """End `work`, after what is in the queue. Safe in a signal handler."""
+        self._is_stopping = True
         self._inbox.put(_stop)
+        if self._loan.is_out:
+            self._link.stop_receiving()
+
+    def lend_socket(self) -> None:
+        """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
+        is_short = 0 < self._mean_call_s < _SHORT_CALL_S
+        if is_short and self._gathering is None and self._loop is None and not self._is_stopping:
+            self._inbox.put(functools.partial(self._read_and_run, self._loan.lend()))
+            self._loan.wait()
 
     def _hand_over(self, job: _Job) -> None:
         self._inbox.put(job)
@@ -116,6 +142,25 @@ class Executor:
                 return
             self._taken += 1
             job()
+
+    def _read_and_run(self, number: int) -> None:
+        """Read the socket and run what comes, until calls last, the runner hangs up, or `stop`."""
+        link, loan = self._link, self._loan
+        try:
+            while loan.is_mine(number):
+                if self._is_stopping or self._mean_call_s > _LONG_CALL_S or not (link.frames or link.receive()):
+                    loan.give_back()
+                    return
+                while link.frames and loan.is_mine(number):
+                    frame, body = link.frames.popleft()
+                    method = self._methods.get(frame.method) if type(frame) is Run else None
+                    if method is None:
+                        self._take_frame(frame, body)
+                    else:
+                        loan.begin_call()
+                        self._run(self._attempts.add(frame, body, link.number), method)  # type: ignore[arg-type]
+        except ProtocolMismatch as error:
+            loan.give_back(error)
 
     def call_hook(self, hook: Callable[[], Any]) -> None:
         result = hook()

@@ -53,7 +53,7 @@ class Worker:
         self._attempts = Attempts()
         self._output = Output(self._link)
         self._results = Results(self._link, self._attempts, self._output, config.bundle_dir)
-        self._executor = Executor(config.spec, self._attempts, self._results)
+        self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
         self._calls = NestedCalls(self._link)
         self._draining = False
         self._exit_code = 0
@@ -113,7 +113,7 @@ class Worker:
         self._executor.serve(loaded.methods)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is for its supervisor
-        self._link.announce(Ready(loaded_at - started, warm_at - loaded_at, loader.third_party_modules()))
+        self._link.announce(Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look()))
         return loaded
 
     def _start_failed(self, phase: str, error: BaseException) -> int:
@@ -130,8 +130,10 @@ class Worker:
     def _read(self) -> None:
         try:
             while True:
-                for frame, body in self._link.received(self._executor.look_after):
-                    self._take(frame, body)
+                while self._link.frames or self._link.receive(self._executor.look_after()):
+                    while self._link.frames:
+                        self._take(*self._link.frames.popleft())
+                    self._executor.lend_socket()
                 self._attempts.abandon()
                 self._calls.abandon()
                 self._attempts.check_idle()

@@ -5,13 +5,13 @@ Everything is sent under one lock with blocking calls, so that output waits for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -25,10 +25,15 @@ _READ_BYTES = 1 << 18
 
 
 class Link:
-    """`number` counts the connections made: what belongs to an older one is not sent any more."""
+    """`number` counts the connections made: what belongs to an older one is not sent any more.
+
+    `frames` are those that have arrived and nobody has looked at yet.
+    """
 
     def __init__(self, path: str, worker: str) -> None:
         self.number = 0
+        self.frames: deque[tuple[RunnerFrame, bytes]] = deque()
+        self._reader: FrameReader[RunnerFrame] = FrameReader(RunnerFrame)
         self._path = path
         self._worker = worker
         self._lock = threading.RLock()
@@ -55,6 +60,8 @@ class Link:
                 continue
             with self._lock:
                 self._socket = connection
+                self._reader = FrameReader(RunnerFrame)
+                self.frames.clear()
                 self._unsent.clear()
                 self.number += 1
                 greeting = frames.encode(Hello(PROTOCOL, self._worker))
@@ -93,27 +100,32 @@ class Link:
                 finally:
                     self._sending = False
 
-    def received(self, look_after: Callable[[], float | None]) -> Iterator[tuple[RunnerFrame, bytes]]:
-        """Frames until the runner hangs up. ProtocolMismatch when it does not speak our protocol.
+    def receive(self, wait_s: float | None = None) -> bool:
+        """Wait for frames, at most `wait_s`, and add them to `frames`. False when the runner has hung up.
 
-        `look_after` is called before each read: seconds to wait for something to read before it is called again.
+        One thread at a time. ProtocolMismatch when it does not speak our protocol.
         """
         connection = self._socket
-        reader: FrameReader[RunnerFrame] = FrameReader(RunnerFrame)
-        poll = select.poll()
-        if connection is not None:
+        if connection is None:
+            return False
+        if wait_s is not None:
+            poll = select.poll()
             poll.register(connection, select.POLLIN)
-        while connection is not None:
-            wait_s = look_after()
-            if wait_s is not None and not poll.poll(wait_s * 1000):
-                continue
-            try:
-                data = connection.recv(_READ_BYTES)
-            except OSError:
-                data = b""
-            if not data:
-                return
-            yield from reader.feed(data)
+            if not poll.poll(wait_s * 1000):
+                return True
+        try:
+            data = connection.recv(_READ_BYTES)
+        except OSError:
+            data = b""
+        self.frames.extend(self._reader.feed(data))
+        return bool(data)
+
+    def stop_receiving(self) -> None:
+        """Let `receive` return False, in whichever thread it waits. Safe in a signal handler."""
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         with self._lock:

@@ -122,6 +122,8 @@ def test_lists_become_arrays_for_a_parameter_that_is_one() -> None:
 def test_msgpack_is_the_same_map_with_bytes_as_they_are() -> None:
     body = msgspec.msgpack.encode({"data": b"\xff", "point": {"x": 1}})
     assert Parameters(many).bind(MSGPACK, body) == ([], {"data": b"\xff", "point": Point(1)})
+    with pytest.raises(InvalidInput, match=r"^a key of the body: expected str, got int$"):
+        Parameters(many).bind(MSGPACK, msgspec.msgpack.encode({1: 1}))
 
 
 def test_the_sdk_passes_python_values_as_plain_python_would() -> None:

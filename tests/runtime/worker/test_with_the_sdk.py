@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gpufn import values
@@ -76,11 +77,13 @@ def test_a_thousand_calls_and_cancels_end_once_each(start: Start) -> None:
     ):
         worker = start(source, kind=kind, concurrency=4)
         waiting: set[int] = set()
-        for i in range(250):
-            number = worker.run(b'{"x": %d}' % i)
-            waiting.add(number)
-            if chance.random() < 0.5:
-                worker.send(Cancel(chance.choice(sorted(waiting))))
-        ended = [worker.result()[0].attempt for _ in range(250)]
+        with ThreadPoolExecutor(1) as reader:  # a worker waits for a runner that does not read
+            ends = [reader.submit(worker.result) for _ in range(250)]
+            for i in range(250):
+                number = worker.run(b'{"x": %d}' % i)
+                waiting.add(number)
+                if chance.random() < 0.5:
+                    worker.send(Cancel(chance.choice(sorted(waiting))))
+            ended = [end.result()[0].attempt for end in ends]
         assert sorted(ended) == sorted(waiting)
         assert worker.call(b'{"x": 1}') in (b"1", b"[0,1,2,3,4]")
