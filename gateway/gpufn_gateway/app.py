@@ -43,9 +43,11 @@ class App:
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 raise RouteError(431, f"A request has at most {MAX_HEADERS} headers.")
-            if scope["method"] == "POST" and path.endswith(_INVOKE) and path.startswith(_FUNCTIONS):
+            if path.endswith(_INVOKE) and path.startswith(_FUNCTIONS):
                 name = path[len(_FUNCTIONS) : -len(_INVOKE)]
                 if name and "/" not in name:
+                    if scope["method"] != "POST":
+                        raise _not_allowed(scope, "POST")
                     await self._invoke.serve(name, scope, receive, send)
                     return
             await self._route(path, scope, receive, send)
@@ -56,16 +58,16 @@ class App:
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
-            raise RouteError(405, f"{scope['method']} is not allowed here.")
+            raise _not_allowed(scope, ", ".join(sorted(METHODS)))
         if path not in _OPEN:
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             if error.status_code == 405:
-                reason = f"{scope['method']} is not allowed here; {(error.headers or {}).get('Allow', '')} is."
+                raise _not_allowed(scope, (error.headers or {}).get("Allow", "")) from None
+            reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             raise RouteError(error.status_code, reason) from None
 
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
@@ -75,3 +77,8 @@ class App:
         except RuntimeError:  # the answer had begun: the server breaks the connection, which is the truth
             if not isinstance(error, GpufnError):
                 raise RuntimeError("an answer broke off; its incident is in the log") from None
+
+
+def _not_allowed(scope: Scope, allowed: str) -> RouteError:
+    listed = ", ".join(sorted(allowed.split(", ")))
+    return RouteError(405, f"{scope['method']} is not allowed here; {listed} is.", allow=listed)

@@ -75,16 +75,18 @@ _INTERNAL = re.compile(r"gpufn\.v1|\$JS|\$KV|\$O\.|_INBOX|\bKV_|\bOBJ_|\bGPUFN_[
 class RouteError(errors.RequestError):
     """An error of HTTP itself, with its own status: no such route, method not allowed, body too slow."""
 
-    def __init__(self, status: int, message: str | None = None) -> None:
+    def __init__(self, status: int, message: str | None = None, *, allow: str = "") -> None:
         super().__init__(message or http.HTTPStatus(status).phrase)
         self.status = status
+        self.allow = allow
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error, ready to be sent."""
+    """An error, ready to be sent. `allow` lists the methods that would be allowed, when it is 405."""
 
     status: int
     info: ErrorInfo
+    allow: str = ""
 
     @property
     def code(self) -> str:
@@ -111,6 +113,8 @@ class Problem(msgspec.Struct, frozen=True):
         retry_after_s = self.info.retry_after_s or _RETRY_AFTER_S.get(self.status)
         if retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
+        if self.allow:
+            headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if self.status in (408, 413):
@@ -121,7 +125,7 @@ class Problem(msgspec.Struct, frozen=True):
 def problem_of(error: BaseException) -> Problem:
     """The problem for any exception. One that is not ours is logged with an incident id, and only the id is told."""
     if isinstance(error, RouteError):
-        return Problem(error.status, error.info())
+        return Problem(error.status, error.info(), error.allow)
     if not isinstance(error, GpufnError):
         incident = new_ulid()
         log.error("incident %s", incident, exc_info=error)

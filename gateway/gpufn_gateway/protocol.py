@@ -1,5 +1,6 @@
 """uvicorn's HTTP protocol, with the limits that it lacks: how large a request's head may be, and how long a client
-may stall. Costs the ordinary request, which arrives whole, one addition and one look at the clock.
+may stall. Costs the ordinary request, which arrives whole, one addition and one look at the clock. What is no HTTP is
+refused in the words of all our errors, and a client that asks to change the protocol is served on in this one.
 
 `sweep` hangs up on those that stalled; something calls it about once a second.
 """
@@ -8,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import http
 from collections.abc import Iterable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gpufn.errors import RequestError
+from gpufn_gateway.problems import Problem
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -19,14 +25,21 @@ _HEAD_S = 10.0  # a head must be complete so long after its first byte
 _BODY_IDLE_S = 10.0  # and its body must not pause for longer
 _FIRST_BYTE_S = 30.0  # browsers connect ahead of need
 
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/problem+json\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b"
+_REFUSAL = (
+    "HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\nconnection: close\r\n"
+    "content-length: {length}\r\n\r\n{body}"
 )
-_PROBLEM = (
-    b'{"type":"about:blank","title":"Request Header Fields Too Large","status":431,'
-    b'"detail":"The request\'s headers are larger than 32 KiB.","code":"bad_request","retryable":false}'
-)
+
+
+def _refusal(status: int, detail: str) -> bytes:
+    problem = Problem(status, RequestError(detail).info())
+    body = problem.body().decode()
+    title = http.HTTPStatus(status).phrase
+    return _REFUSAL.format(status=status, title=title, length=len(body), body=body).encode()
+
+
+_TOO_LARGE = _refusal(431, f"The request's headers are larger than {MAX_HEAD_BYTES >> 10} KiB.")
+_NO_HTTP = _refusal(400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS or HTTP/2?)")
 
 
 class _Phase(enum.Enum):
@@ -42,19 +55,44 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_since = 0.0
         self._last_data = 0.0
+        self._completed = False  # a request, by the data that is being parsed
+        self._asks_for_upgrade = False  # the request that is being parsed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._last_data = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        before = self._phase
+        self._completed = False
         self._last_data = self.loop.time()
-        super().data_received(data)
-        if self._phase is _Phase.HEAD and before is not _Phase.BODY and not self.transport.is_closing():
+        self._feed(data)
+        # Of data that ended another request nobody knows how much belongs to this head; it is one read at most.
+        if self._phase is _Phase.HEAD and not self._completed and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse()
+                self._refuse(_TOO_LARGE)
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._asks_for_upgrade:
+                self._serve_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(_NO_HTTP)
+
+    def _serve_without_upgrade(self, rest: bytes) -> None:
+        """Parse the request again as one that asks for nothing.
+
+        The parser takes it to have no body, and whatever follows to be of the other protocol; but such clients (Java's
+        asks for h2c by default) send the body, and go on in HTTP/1.1 when nothing else is offered.
+        """
+        method = self.parser.get_method()
+        headers = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        self.parser = httptools.HttpRequestParser(self)
+        self._asks_for_upgrade = False
+        self._feed(b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, self.url, headers, rest))
 
     def on_message_begin(self) -> None:
         self._phase = _Phase.HEAD
@@ -63,11 +101,17 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._asks_for_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._asks_for_upgrade:
+            return
         self._phase = _Phase.BODY
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._asks_for_upgrade:
+            return
         self._phase = _Phase.BETWEEN
+        self._completed = True
         super().on_message_complete()
 
     def has_stalled(self, now: float) -> bool:
@@ -78,8 +122,11 @@ class GuardedProtocol(HttpToolsProtocol):
             return not self.flow.read_paused and now - self._last_data > _BODY_IDLE_S
         return self.cycle is None and now - self._last_data > _FIRST_BYTE_S
 
-    def _refuse(self) -> None:
-        self.transport.write(_TOO_LARGE % (len(_PROBLEM), _PROBLEM))
+    def _refuse(self, refusal: bytes) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # an earlier request's answer has nowhere to go
+            self.cycle.message_event.set()
+        self.transport.write(refusal)
         self.transport.close()
 
 

@@ -20,6 +20,12 @@ from gpufn_gateway.calls import Calls
 _LONGEST_KEY = 255
 
 
+class IdTaken(Conflict):
+    """Another function has an invocation with this id: choose another id."""
+
+    retryable = False
+
+
 class Submissions:
     def __init__(self, bus: Bus, calls: Calls) -> None:
         self._bus = bus
@@ -38,7 +44,7 @@ class Submissions:
         if invocation is not None:
             known = await records.read(self._bus, invocation)
             if known is not None and known[0].function != target.name:
-                raise Conflict(f"Invocation {invocation} belongs to another function.")
+                raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         try:
             record = await records.submit(
                 self._bus,

@@ -231,11 +231,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             for method in self.methods:
                 if method.kind.streams:
                     raise InvalidSpec(f"{self.name}: batch=... and a generator contradict each other")
-        for name in self.env:
+        for name, value in self.env.items():
             if _ENV_NAME.fullmatch(name) is None:
                 raise InvalidSpec(f"{self.name}: {name!r} is not the name of an environment variable")
             if name.startswith(_RESERVED_ENV):
                 raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be given in env")
+            if "\0" in value:
+                raise InvalidSpec(f"{self.name}: {name}: an environment variable cannot hold a null character")
 
     @property
     def slots(self) -> int:

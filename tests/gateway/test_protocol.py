@@ -113,3 +113,47 @@ async def test_a_body_that_dribbles_is_given_up() -> None:
     with pytest.raises(RouteError, match=r"did not arrive within 0\.001 s") as caught:
         await reader.read({}, receive)
     assert caught.value.status == 408
+
+
+async def test_requests_that_come_many_at_once_are_all_served() -> None:
+    """Their heads are small each, however many a single read holds, and wherever it cuts one."""
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        count = 2 * MAX_HEAD_BYTES // 32
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na" * count)
+        for _ in range(count):
+            assert (await reader.readuntil(b"0000001")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02 TLS\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"])
+async def test_what_is_no_http_is_a_problem_too(garbage: bytes) -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b'"code":"bad_request"' in answer
+        writer.close()
+
+
+async def test_garbage_behind_a_request_breaks_off_its_answer_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na" + b"\x00 garbage\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        writer.close()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_request_to_change_the_protocol_is_served_in_this_one() -> None:
+    """Java's client asks for h2c with its first request and goes on in HTTP/1.1 when it is not offered."""
+    async with serving() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAI\r\n"
+        for headers in (upgrade, b"", upgrade):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + headers + b"content-length: 3\r\n\r\nabc")
+            assert (await reader.readuntil(b"0000003")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()

@@ -109,6 +109,7 @@ async def test_a_query_must_make_sense(gateway: Any, problem: Any, path: str, fi
         ({"timeout_s": -1}, "timeout is a number"),
         ({"env": {"LD_PRELOAD": "x"}}, "is set by gpufn itself"),
         ({"env": {"A B": "x"}}, "is not the name of an environment variable"),
+        ({"env": {"A": "x\0y"}}, "A: an environment variable cannot hold a null character"),
         ({"methods": []}, "nothing to call"),
         ({"methods": [{"kind": "generator"}], "batch": {"max_size": 4}}, "contradict each other"),
         ({"methods": [{"kind": "telepathy"}]}, "telepathy"),
@@ -151,6 +152,13 @@ async def test_a_bundle_is_a_zip(gateway: Any, problem: Any) -> None:
 async def test_keys_are_checked_before_they_are_made(gateway: Any, problem: Any) -> None:
     for body in (b'{"scopes":["invoke:embed"]}', b'{"scopes":["root"]}', b'{"scopes":"admin"}', b"{}"):
         assert problem(await gateway.post("/v1/keys", body)) == (422, "invalid_input")
+
+
+async def test_an_unknown_field_is_named_with_those_there_are(gateway: Any, problem: Any) -> None:
+    answer = await gateway.post("/v1/functions/embed/scale", b'{"workers": 2}')
+    assert problem(answer) == (422, "invalid_input")
+    assert answer.json()["detail"] == "workers: there is no such field; it takes min_workers, max_workers"
+    assert answer.json()["field"] == "workers"
 
 
 async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> None:

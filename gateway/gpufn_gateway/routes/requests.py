@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +15,9 @@ from gpufn_gateway import media
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
+
+_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -37,6 +40,9 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
+        if unknown := _UNKNOWN_FIELD.match(str(error)):
+            takes = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+            raise InvalidInput(f"{unknown[1]}: there is no such field; it takes {takes}", field=unknown[1]) from None
         what, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".") or None
         raise InvalidInput(f"{field}: {what}" if field else what, field=field) from None

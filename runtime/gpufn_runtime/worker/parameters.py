@@ -20,7 +20,7 @@ import msgspec
 from gpufn import values
 from gpufn.errors import InvalidInput, RequestError
 
-_PATH = re.compile(r" - at `(?:key in )?\$?\.?(.*?)`$")
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(.+?)`")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.+?)`")
 _QUOTED = re.compile(r"'(\w+)'")
@@ -144,7 +144,8 @@ class Parameters:
     def _refusal(self, text: str, within: str = "") -> InvalidInput:
         """msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
         found = _PATH.search(text)
-        path = found[1] if found else ""
+        path = found["path"] if found else ""
+        is_key = found is not None and found["key"] is not None
         text = text[: found.start()] if found else text
         if within:
             path = within + (path if not path or path.startswith("[") else f".{path}")
@@ -157,6 +158,8 @@ class Parameters:
             return InvalidInput(f"{name}: {known}", field=name)
         text = text.replace("`", "")
         text = text[:1].lower() + text[1:]
+        if is_key:
+            return InvalidInput(f"a key of {path or 'the body'}: {text}", field=path or None)
         if not path:
             return InvalidInput(f"the body is a map from parameters to values: {text}")
         return InvalidInput(f"{path}: {text}", field=path)
