@@ -33,7 +33,6 @@ from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.protocol import frames
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
-    STREAM_WINDOW,
     ItemReply,
     RevisionTraffic,
     unpack_invocation,
@@ -212,7 +211,7 @@ class RevisionQueue:
         self._running[message.id] = attempt
         self._started += 1
         if message.stream and attempt.method.kind.streams:
-            attempt.granted = STREAM_WINDOW
+            attempt.granted = frames.STREAM_WINDOW
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
@@ -343,6 +342,9 @@ class RevisionQueue:
         parent = link.attempts.get(call.parent)
         self._nested.open(link, call, body, parent.message.id if parent else "")
 
+    def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None:
+        self._nested.credit(link, call, items)
+
     def on_close_call(self, link: WorkerLink, call: int) -> None:
         self._nested.close(link, call)
 
@@ -350,8 +352,10 @@ class RevisionQueue:
         """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
         self._nested.close_all(link)
         attempts = self._take_all(link)
+        was_to_end = link.state is WorkerState.DRAINING and not attempts
         link.close()
-        self._supervision.kill(link, why)
+        if not was_to_end:  # else its @exit hooks have the agent's grace
+            self._supervision.kill(link, why)
         self._on_change()
         if attempts:
             self._spawn(self._explain_and_end(link, attempts))

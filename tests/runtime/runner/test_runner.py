@@ -365,7 +365,9 @@ def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(url: str, tmp
         assert (await running.future)[1] == b"1"
         assert isinstance((await worker.next())[0], frames.Drain)
         worker.die()
+        await state_of_worker(node, "w-1", WorkerState.STOPPED)
         await node.unassign("w-1")
+        assert node.kills.empty(), "it ends as it was told to"
         fresh = await node.worker(revision, "w-2")
         await fresh.echo(1)
         assert (await waiting.future)[1] == b"2"
@@ -406,6 +408,50 @@ def test_a_function_calls_another_through_its_socket(url: str, tmp_path: Path) -
         assert frame == frames.Answer(7, OutcomeKind.SUCCEEDED, None, "application/json")
         outer_worker.answer(run, body)
         assert (await call.future)[1] == b'"deep"'
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_stream_between_functions_waits_for_its_reader(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        outer, inner = await node.deploy("reader"), await node.deploy("writer", kind=CallKind.GENERATOR)
+        reader = await node.worker(outer, "w-1")
+        writer = await node.worker(inner, "w-2")
+        call = node.invoke(outer)
+        run, _ = await reader.run()
+        reader.send(frames.Call(1, "stream", "writer", "", "application/json", "", 10.0, run.attempt), b"{}")
+        written, _ = await writer.run()
+
+        async def write(count: int) -> None:
+            credit = written.credits
+            for number in range(count):
+                while credit == 0:
+                    frame, _ = await writer.next()
+                    assert isinstance(frame, frames.Credit)
+                    credit += frame.items
+                writer.send(frames.Item(written.attempt, "application/json"), b"%d" % number)
+                credit -= 1
+            writer.send(frames.Result(written.attempt, OutcomeKind.SUCCEEDED, None, "", 0.1))
+
+        writing = asyncio.create_task(write(400))
+        items: list[int] = []
+        for _ in range(frames.STREAM_WINDOW):
+            frame, body = await reader.next()
+            assert isinstance(frame, frames.AnswerItem)
+            items.append(int(body))
+        await node.bus.flush()
+        assert not writing.done(), "nobody has read: two windows are the most that may be under way"
+        reader.send(frames.CallCredit(1, frames.STREAM_WINDOW))
+        while True:
+            frame, body = await reader.next()
+            if isinstance(frame, frames.Answer):
+                break
+            items.append(int(body))
+            reader.send(frames.CallCredit(1, 1))
+        assert items == list(range(400))
+        await writing
+        reader.answer(run)
+        await call.future
 
     on_node(url, tmp_path, test)
 
