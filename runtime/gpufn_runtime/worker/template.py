@@ -4,6 +4,8 @@
     2. refuse to be forked from if that started a thread or opened a GPU: neither survives a fork
     3. TemplateReady, then for each ForkRequest: fork twice, so that the worker is no child of ours, and say its pid
     4. the worker gets its own session, output and environment, and lives as one that started cold (`lifecycle`)
+    5. while idle, when told that it may: fork one ahead, so that the next request need not wait for a fork, which with
+       torch in memory takes 20 ms
 
 Requests come on standard input, replies go to what was standard output; what an import prints goes to standard error.
 """
@@ -14,10 +16,12 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -26,10 +30,12 @@ import gpufn
 from gpufn import values
 from gpufn.protocol.frames import FrameReader, RunnerFrame
 from gpufn.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
-from gpufn_runtime.worker import lifecycle, process
+from gpufn_runtime.worker import lifecycle, loader, process
 from gpufn_runtime.worker.parameters import Parameters
 
 _EVERY_WORKER_MAY_NEED = ("gpufn_runtime.worker.event_loop", "cloudpickle", "json", "logging")
+_IDLE_MS = 250  # the worker that has just been forked has a start to get through
+_LONGEST_REQUEST = 1 << 16  # what the pipe that they come through holds
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,17 +44,20 @@ def serve(modules: list[str]) -> int:
     os.dup2(2, 1)
     missing = _import(modules)
     _rehearse()
+    loaded = {*modules, *loader.third_party.look()}.difference(missing)
     gc.collect()
     gc.freeze()  # a collection in a child must not touch, and so copy, what all of them share
     reason = _reason_not_to_fork()
-    loaded = tuple(name for name in modules if name not in missing)
-    _say(replies, TemplateReady(loaded, missing, _resident_bytes(), reason))
+    _say(replies, TemplateReady(tuple(sorted(loaded)), missing, _resident_bytes(), reason))
     if reason:
         return 1
-    for line in _lines(0):
+    forks = _Forks(replies)
+    for line in _lines(0, when_idle=forks.fork_ahead):
+        if not line:
+            forks.may_fork_ahead = True
+            continue
         try:
-            request = msgspec.json.decode(line, type=ForkRequest)
-            pid = _fork(request, replies)
+            pid = forks.start(msgspec.json.decode(line, type=ForkRequest), line)
         except (OSError, msgspec.MsgspecError) as error:
             _say(replies, ForkReply(error=str(error)))
         else:
@@ -93,16 +102,69 @@ def _reason_not_to_fork() -> str:
     return ""
 
 
-def _fork(request: ForkRequest, replies: int) -> int:
-    """The pid of a new worker, whose parent is gone already: whoever adopts orphans (the agent) reaps it."""
-    if not os.path.isfile(request.config):
-        raise FileNotFoundError(f"there is no {request.config}")
-    output = os.open(request.output, os.O_RDWR)  # for reading too, so that it never breaks when its reader is gone
+class _Forks:
+    """Makes workers, from the one forked ahead if there is one. `replies` is no business of theirs."""
+
+    def __init__(self, replies: int) -> None:
+        self.may_fork_ahead = False
+        self._replies = replies
+        self._ahead: tuple[int, socket.socket] | None = None  # its pid, and where it waits for its request
+
+    def fork_ahead(self) -> None:
+        if self._ahead is not None or not self.may_fork_ahead:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+
+            def wait() -> None:
+                ours.close()  # or it would not see us go
+                os.close(self._replies)
+                _become_silent()
+                _rehearse()  # copies what a worker writes to, and its first call need not
+                line = theirs.recv(_LONGEST_REQUEST)
+                if not line:
+                    os._exit(0)
+                request = msgspec.json.decode(line, type=ForkRequest)
+                _become_worker(request)
+                theirs.send(b"1")
+                theirs.close()
+                lifecycle.run_worker(request.config)
+
+            try:
+                self._ahead = (_fork(wait), ours)
+            except OSError as error:
+                print(f"could not fork one ahead: {error}", file=sys.stderr)  # noqa: T201
+                ours.close()
+
+    def start(self, request: ForkRequest, line: bytes) -> int:
+        """The pid of a new worker, whose parent is gone already: whoever adopts orphans (the agent) reaps it."""
+        for path in (request.config, request.output):
+            if not os.access(path, os.R_OK):
+                raise FileNotFoundError(f"there is no {path}")
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            pid, theirs = ahead
+            with theirs, contextlib.suppress(OSError):  # it may have been killed, for want of memory
+                theirs.send(line)
+                if theirs.recv(1):
+                    return pid
+
+        def live() -> None:
+            os.close(self._replies)
+            _become_silent()
+            _become_worker(request)
+            lifecycle.run_worker(request.config)
+
+        return _fork(live)
+
+
+def _fork(live: Callable[[], None]) -> int:
+    """Fork twice; `live` is the life of the second child, whose pid is returned."""
     from_child, to_parent = os.pipe()
     try:
         between = os.fork()
         if between == 0:
-            _fork_again(request, output, to_parent, (from_child, replies))
+            _fork_again(live, from_child, to_parent)
         os.close(to_parent)
         to_parent = -1
         os.waitpid(between, 0)
@@ -111,12 +173,12 @@ def _fork(request: ForkRequest, replies: int) -> int:
             raise OSError("the second fork failed: too many processes, or no memory")
         return int(said)
     finally:
-        for fd in (output, from_child, to_parent):
+        for fd in (from_child, to_parent):
             if fd >= 0:
                 os.close(fd)
 
 
-def _fork_again(request: ForkRequest, output: int, to_parent: int, others: tuple[int, ...]) -> NoReturn:
+def _fork_again(live: Callable[[], None], from_child: int, to_parent: int) -> NoReturn:
     try:
         os.setsid()
         pid = os.fork()
@@ -127,24 +189,29 @@ def _fork_again(request: ForkRequest, output: int, to_parent: int, others: tuple
         os._exit(0)
     try:
         os.setsid()
-        _become_worker(request, output)
-        for fd in (output, to_parent, *others):
-            os.close(fd)
-        lifecycle.run_worker(request.config)
+        os.close(from_child)
+        os.close(to_parent)
+        live()
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
-        process.leave(EXIT_START_FAILED)
+    process.leave(EXIT_START_FAILED)
 
 
-def _become_worker(request: ForkRequest, output: int) -> None:
+def _become_silent() -> None:
+    """Nothing to read, and the signals' default actions."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(name, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _become_worker(request: ForkRequest) -> None:
+    output = os.open(request.output, os.O_RDWR)  # for reading too, so that it never breaks when its reader is gone
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     os.environ.clear()
     os.environ.update(request.env)
     numpy_random = sys.modules.get("numpy.random")
@@ -156,10 +223,16 @@ def _say(fd: int, message: msgspec.Struct) -> None:
     os.write(fd, msgspec.json.encode(message) + b"\n")
 
 
-def _lines(fd: int) -> Iterator[bytes]:
+def _lines(fd: int, when_idle: Callable[[], None]) -> Iterator[bytes]:
     """Lines until the other end is closed; nothing is read ahead into a buffer that a child would inherit."""
     pending = b""
-    while data := os.read(fd, 1 << 16):
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        if not poll.poll(_IDLE_MS):
+            when_idle()
+        if not (data := os.read(fd, 1 << 16)):
+            return
         *lines, pending = (pending + data).split(b"\n")
         yield from lines
 

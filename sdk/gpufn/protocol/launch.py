@@ -2,7 +2,7 @@
 
 A cold worker is ``python -m gpufn_runtime.worker CONFIG``; a template is ``python -m gpufn_runtime.worker --template``
 with its modules as arguments and takes one JSON ForkRequest per line on standard input, answering one ForkReply per
-line on standard output.
+line on standard output. An empty line, which is not answered, allows it to fork one worker ahead whenever it is idle.
 """
 
 from __future__ import annotations

@@ -70,8 +70,11 @@ def template(modules: list[str]) -> None:
     if "threads" in modules:
         print(json.dumps({"modules": modules, "error": "importing threads started 4 threads"}), flush=True)
         return
-    print(json.dumps({"modules": modules}), flush=True)
+    brought = ["numpy"] if "brings-numpy" in modules else []
+    print(json.dumps({"modules": modules + brought}), flush=True)
     for line in sys.stdin:
+        if line == "\n":
+            continue
         request = json.loads(line)
         if "breaks" in modules:
             os._exit(1)

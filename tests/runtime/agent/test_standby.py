@@ -101,6 +101,39 @@ def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None
     on_node(run)
 
 
+def test_what_an_import_brings_needs_no_template_of_its_own(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("brings-numpy",))
+        await node.start(templates=2)
+        await settled(node)
+        before = node.launcher.pids
+        modules = ("brings-numpy", "numpy")
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=modules)
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.bus.flush()
+        await node.deploy(number=2, modules=modules)
+        await settled(node)
+        assert (node.launcher.templates, node.launcher.pids) == (("", "brings-numpy"), before)
+
+    on_node(run)
+
+
+def test_a_template_serves_until_its_successor_is_there(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(modules=("torch",))
+        await node.start(templates=2)
+        await settled(node)
+        old = node.launcher.pids
+        await node.deploy(number=2, modules=("torch", "numpy"))
+        report = await node.until(lambda: [r for r in node.reports if "numpy,torch" in r.templates])
+        assert report[0].templates in (("", "torch", "numpy,torch"), ("", "numpy,torch"))
+        await node.launcher.settled()
+        assert node.launcher.templates == ("", "numpy,torch")
+        assert len(node.launcher.pids & old) == 1
+
+    on_node(run)
+
+
 def _falls_back(on_node: Any, module: str) -> None:
     async def run(node: Any) -> None:
         await node.deploy("exit 0", modules=(module,))

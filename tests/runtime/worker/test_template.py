@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,21 @@ class Template:
             os.mkfifo(fifo)
         return self.ask(ForkRequest(str(worker.config_path), str(fifo), {"PATH": "/bin", **env}))
 
+    def fork_ahead(self) -> int:
+        """The pid of the worker that waits to be asked for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        known = {self.process.pid}
+        give_up = time.monotonic() + 10
+        while time.monotonic() < give_up:
+            # Our child once the one between has ended; before it is another process's.
+            children = set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+            if found := {pid for pid in children - known if _parent(pid) == os.getpid()}:
+                return found.pop()
+            time.sleep(0.01)
+        raise TimeoutError("nothing was forked ahead")
+
     def ask(self, request: ForkRequest) -> ForkReply:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -45,6 +61,10 @@ class Template:
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.fixture
@@ -138,3 +158,42 @@ def test_a_request_that_cannot_be_served_says_why(make_peer: Start, make_templat
     peer = make_peer()
     reply = template.ask(ForkRequest(str(peer.config_path), str(tmp_path / "no-fifo"), {}))
     assert "no-fifo" in reply.error
+
+
+def test_a_worker_forked_ahead_is_like_one_forked_on_demand(make_peer: Start, make_template: Any) -> None:
+    template = make_template("numpy")
+    waits = template.fork_ahead()
+    worker = make_peer(
+        """
+        import os, random, sys
+        def f(): return [os.environ["MINE"], os.getpid(), os.getsid(0), sys.stdin.read(), "numpy" in sys.modules]
+        """
+    )
+    assert template.fork(worker, MINE="yes").pid == waits
+    worker.ready()
+    assert msgspec.json.decode(worker.call()) == ["yes", waits, waits, "", True]
+    worker.hang_up()
+    os.kill(waits, 9)
+    os.waitpid(waits, 0)
+
+
+def test_a_worker_forked_ahead_ends_with_its_template(make_template: Any) -> None:
+    template = make_template()
+    waits = template.fork_ahead()
+    template.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(waits, 0)[1]) == 0
+
+
+def test_when_the_one_forked_ahead_was_killed_another_is_forked(make_peer: Start, make_template: Any) -> None:
+    template = make_template()
+    waits = template.fork_ahead()
+    os.kill(waits, 9)
+    os.waitpid(waits, 0)
+    worker = make_peer("def f(): return 1")
+    reply = template.fork(worker)
+    worker.ready()
+    assert reply.pid not in (0, waits)
+    assert worker.call() == b"1"
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)

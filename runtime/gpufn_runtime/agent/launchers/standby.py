@@ -3,6 +3,7 @@
 1. `want(uses)` says which revisions matter; `run` makes and retires templates, one at a time, in the background
 2. a template's first line says what it has, or why it must not be forked from; the latter is remembered
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules
+   (of which one waits, forked ahead, while the template is idle)
 4. a fork that fails or takes too long costs the template its life, and the worker starts cold
 
 Templates read their requests from our pipe, so they end when we do. The workers forked from them do not.
@@ -85,6 +86,10 @@ class Template:
         _set_background(process.pid, True)
         return cls(modules, process)
 
+    def is_for(self, modules: ModuleSet) -> bool:
+        """What it was asked for may have brought more: torch brings numpy."""
+        return self.asked_for <= modules <= self.covers
+
     @property
     def is_open(self) -> bool:
         return self._is_open
@@ -93,7 +98,10 @@ class Template:
         """Its first line. Raises TemplateGone."""
         ready = _decode(await self._line(timeout_s), TemplateReady)
         self.covers = self.asked_for | frozenset(ready.modules)
-        _set_background(self.pid, False)  # workers inherit it
+        if not ready.error:
+            _set_background(self.pid, False)  # workers inherit it
+            with contextlib.suppress(OSError):
+                os.write(self._requests.fileno(), b"\n")  # so one may be forked ahead only now
         return ready
 
     async def fork(self, request: ForkRequest, timeout_s: float = _FORK_TIMEOUT_S) -> ForkReply:
@@ -237,12 +245,18 @@ class StandbyLauncher:
         self._poke.set()
 
     def _step(self) -> ModuleSet | None:
-        """Retire what is worth it no longer; name what to make next."""
-        wanted = standbys.worth_having(self._uses, self._limit, self._refused)
-        for modules in [have for have in self._templates if have not in wanted]:
-            log.info("template [%s] is retired", ",".join(sorted(modules)))
-            self._templates[modules].kill()
-        return next((modules for modules in wanted if modules not in self._templates), None)
+        """Name what to make next; retire what is worth it no longer, but not before its successor is there."""
+        wanted = self._wanted()
+        lacking = [modules for modules in wanted if not any(t.is_for(modules) for t in self._templates.values())]
+        if not lacking or len(self._templates) > self._limit:
+            for template in list(self._templates.values()):
+                if not any(template.is_for(modules) for modules in wanted):
+                    log.info("template [%s] is retired", ",".join(sorted(template.asked_for)))
+                    template.kill()
+        return lacking[0] if lacking else None
+
+    def _wanted(self) -> list[ModuleSet]:
+        return standbys.worth_having(self._uses, self._limit, self._refused)
 
     async def _make(self, modules: ModuleSet) -> None:
         label = ",".join(sorted(modules))
@@ -279,7 +293,7 @@ class StandbyLauncher:
     def _on_gone(self, modules: ModuleSet, template: Template) -> None:
         if self._templates.get(modules) is template:
             del self._templates[modules]
-            if modules in standbys.worth_having(self._uses, self._limit, self._refused):
+            if any(template.is_for(wanted) for wanted in self._wanted()):
                 self._failed(modules, "it ended")
                 self._review()
 
