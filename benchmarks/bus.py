@@ -125,6 +125,7 @@ async def nats_py(url: str, concurrency: int) -> Any:
         while True:
             with contextlib.suppress(NatsTimeoutError):
                 for message in await subscription.fetch(1, timeout=1):
+                    assert message.headers is not None
                     await server.publish(message.headers["Reply"], message.data)
                     await message.ack()
 

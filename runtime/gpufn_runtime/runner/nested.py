@@ -41,10 +41,18 @@ class NestedCalls:
         self._directory = directory
         self._clock = clock
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: str) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
+
+    def credit(self, link: WorkerLink, call: int, items: int) -> None:
+        """The function has read so many items of a stream."""
+        window = self._windows.get((link.worker, call))
+        if window is not None:
+            for _ in range(min(items, frames.STREAM_WINDOW)):
+                window.release()
 
     def close(self, link: WorkerLink, call: int) -> None:
         """The function does not want the rest."""
@@ -112,13 +120,17 @@ class NestedCalls:
             revision, call.method, call.content_type, body,
             accept=call.accept, deadline=self._deadline(revision, call), parent=parent,
         )  # fmt: skip
+        window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
         try:
             async for item, data in pending.items():
+                await window.acquire()
                 link.send(frames.AnswerItem(call.call, item.content_type), data)
             end: ResultReply = (await pending.future)[0]
         except asyncio.CancelledError:
             pending.cancel()
             raise
+        finally:
+            del self._windows[link.worker, call.call]
         return end.kind, end.error, end.content_type, b""
 
     async def _submit(

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -30,6 +31,7 @@ from gpufn_runtime.runner.slots import SlotPool
 log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
+_MAX_MODULES = 256  # that are remembered of one worker
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 
 
@@ -43,6 +45,7 @@ class LinkOwner(Protocol):
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None: ...
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
     def on_close_call(self, link: WorkerLink, call: int) -> None: ...
+    def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
     def on_lost(self, link: WorkerLink, why: str) -> None: ...
 
 
@@ -116,33 +119,45 @@ class WorkerLink:
         return True
 
     def _take(self, frame: frames.WorkerFrame, body: bytes) -> None:
-        if type(frame) is frames.Result:
-            attempt = self.attempts.pop(frame.attempt, None)
-            if attempt is None:
-                raise ProtocolMismatch("a result of an attempt that does not run here")
-            self._owner.on_result(attempt, frame, body)
-        elif type(frame) is frames.Item:
-            self._owner.on_item(self._attempt(frame.attempt), frame, body)
-        elif type(frame) is frames.Log:
-            self._owner.on_log(self, self.attempts.get(frame.attempt), frame.stream, body)
-        elif type(frame) is frames.Call:
-            if frame.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
-                raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
-            self.open_calls.add(frame.call)
-            self._owner.on_call(self, frame, body)
-        elif type(frame) is frames.CloseCall:
-            self._owner.on_close_call(self, frame.call)
-        elif type(frame) is frames.Hello:
-            if frame.protocol != PROTOCOL or frame.worker != self.worker:
-                raise ProtocolMismatch(f"hello from {frame.worker} with protocol {frame.protocol}, ours is {PROTOCOL}")
-        elif type(frame) is frames.Ready:
-            self.modules = frame.modules[:256]
-            if self.state is WorkerState.STARTING:
-                self.state = WorkerState.READY
-                self.cold_start = ColdStart(load_s=frame.load_s, warm_s=frame.warm_s)
-            self._owner.on_ready(self)
-        elif type(frame) is frames.StartFailed:
-            self._owner.on_start_failed(self, frame.phase, frame.error)
+        _TAKE[type(frame)](self, frame, body)
+
+    def _on_hello(self, hello: frames.Hello, _: bytes) -> None:
+        if hello.protocol != PROTOCOL or hello.worker != self.worker:
+            raise ProtocolMismatch(f"hello from {hello.worker} with protocol {hello.protocol}, ours is {PROTOCOL}")
+
+    def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
+        self.modules = ready.modules[:_MAX_MODULES]
+        if self.state is WorkerState.STARTING:
+            self.state = WorkerState.READY
+            self.cold_start = ColdStart(load_s=ready.load_s, warm_s=ready.warm_s)
+        self._owner.on_ready(self)
+
+    def _on_start_failed(self, failed: frames.StartFailed, _: bytes) -> None:
+        self._owner.on_start_failed(self, failed.phase, failed.error)
+
+    def _on_result(self, result: frames.Result, body: bytes) -> None:
+        attempt = self.attempts.pop(result.attempt, None)
+        if attempt is None:
+            raise ProtocolMismatch("a result of an attempt that does not run here")
+        self._owner.on_result(attempt, result, body)
+
+    def _on_item(self, item: frames.Item, body: bytes) -> None:
+        self._owner.on_item(self._attempt(item.attempt), item, body)
+
+    def _on_log(self, line: frames.Log, text: bytes) -> None:
+        self._owner.on_log(self, self.attempts.get(line.attempt), line.stream, text)
+
+    def _on_call(self, call: frames.Call, body: bytes) -> None:
+        if call.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
+            raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
+        self.open_calls.add(call.call)
+        self._owner.on_call(self, call, body)
+
+    def _on_close_call(self, close: frames.CloseCall, _: bytes) -> None:
+        self._owner.on_close_call(self, close.call)
+
+    def _on_call_credit(self, credit: frames.CallCredit, _: bytes) -> None:
+        self._owner.on_call_credit(self, credit.call, credit.items)
 
     def _attempt(self, number: int) -> Attempt:
         attempt = self.attempts.get(number)
@@ -159,6 +174,19 @@ class WorkerLink:
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.worker} {self.revision} {self.state} {self.slots!r}>"
+
+
+_TAKE: dict[type, Callable[..., None]] = {
+    frames.Hello: WorkerLink._on_hello,
+    frames.Ready: WorkerLink._on_ready,
+    frames.StartFailed: WorkerLink._on_start_failed,
+    frames.Result: WorkerLink._on_result,
+    frames.Item: WorkerLink._on_item,
+    frames.Log: WorkerLink._on_log,
+    frames.Call: WorkerLink._on_call,
+    frames.CloseCall: WorkerLink._on_close_call,
+    frames.CallCredit: WorkerLink._on_call_credit,
+}
 
 
 class _Peer(asyncio.Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 from gpufn import values
 from gpufn.errors import InvocationCancelled, InvocationExpired, PlatformError, error_from
 from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol.frames import Answer, AnswerItem, Call, CloseCall
+from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 
@@ -48,12 +48,14 @@ class NestedCalls:
                 "stream", function, body,
                 method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s,
             )  # fmt: skip
-            while True:
+            for number in itertools.count(1):
                 frame, data = conversation.next()
                 if isinstance(frame, Answer):
                     _raise_unless_succeeded(frame)
                     return
                 yield frame.content_type, data
+                if number % (STREAM_WINDOW // 2) == 0:
+                    conversation.credit(STREAM_WINDOW // 2)
 
     def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
         answer = self._ask("submit", function, body, method=method, content_type=content_type, accept=values.NATIVE)
@@ -117,6 +119,9 @@ class _Conversation:
         self._calls._link.send(frame, body, link=self._link_number)
         if self._calls._link.number != self._link_number:
             self._queue.put((None, b""))
+
+    def credit(self, items: int) -> None:
+        self._calls._link.send(CallCredit(self._number, items), link=self._link_number)
 
     def next(self) -> tuple[Answer | AnswerItem, bytes]:
         frame, data = self._queue.get()

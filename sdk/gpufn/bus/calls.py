@@ -30,8 +30,8 @@ from gpufn.errors import (
 from gpufn.ids import InvocationId, new_invocation_id
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
+from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import (
-    STREAM_WINDOW,
     Cancel,
     InvocationMessage,
     ItemReply,
@@ -110,14 +110,18 @@ class PendingStream(PendingCall):
             self._items.put_nowait(None)
             return
         if reply.number != self._taken + self._items.qsize():
-            self.cancel()
-            self._items.put_nowait(None)
+            self._caller._abandon(self)
+            self.fail(PlatformError(f"stream {self.id} lost items before number {reply.number}"))
             return
         self._credit_to = reply.credit_to
         self._items.put_nowait((reply, body))
 
     def fail(self, error: GpufnError) -> None:
         super().fail(error)
+        self._items.put_nowait(None)
+
+    def cancel(self) -> None:
+        super().cancel()
         self._items.put_nowait(None)
 
     async def items(self) -> AsyncIterator[tuple[ItemReply, bytes]]:

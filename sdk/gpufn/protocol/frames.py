@@ -19,6 +19,7 @@ from gpufn.invocation import OutcomeKind
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
+STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
 F = TypeVar("F")
 
 _LENGTHS = struct.Struct("!II")
@@ -142,7 +143,16 @@ class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
 
 
 RunnerFrame = Run | Cancel | Credit | Drain | Answer | AnswerItem
-WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall
+
+
+class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
+    """So many items of a streaming Call were read; STREAM_WINDOW may come without."""
+
+    call: int
+    items: int
+
+
+WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -76,8 +76,6 @@ Reply = ResultReply | ItemReply
 unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
 unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 
-STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
-
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept of a submitted Invocation; packed with its result as body. The first end wins."""
