@@ -5,7 +5,7 @@ than a short call takes. So while calls are short it lends the socket to the use
 answer, read. The reader thread looks on, and takes the socket back when a call lasts: then Cancel, Credit and the
 answers of nested calls must be heard while it runs, and other user threads must get theirs.
 
-Measured (echo, 8 callers, two cores): see docs/decisions/0002.
+Measured: docs/decisions/0002.
 """
 
 from __future__ import annotations
