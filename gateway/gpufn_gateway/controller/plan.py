@@ -250,7 +250,9 @@ class _Step:
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
         else:
-            self.notes[function.name] = f"revision {function.active}: {why}"
+            failure = following.view.circuit.last_error
+            told = f": {failure.message}" if failure is not None else ""
+            self.notes[function.name] = f"revision {function.active}: {why}{told}"
 
     def _end_queued(self, one: _Decided) -> None:
         circuit = one.view.circuit

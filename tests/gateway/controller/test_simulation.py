@@ -161,6 +161,21 @@ def test_calls_of_a_function_that_cannot_start_end_at_the_second_opening() -> No
     assert sim.count(Start) == starts  # nobody asks any more
 
 
+def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_and_its_error_is_told() -> None:
+    sim = Sim(fails=lambda key: key == ("f", 2))
+    sim.deploy(revision(scaling=ScalingPolicy(min_workers=1)))
+    sim.run(3)
+    sim.deploy(revision(number=2, scaling=ScalingPolicy(min_workers=1)))
+    sim.run(10)
+    assert (sim.count(MoveServing), sim.workers("f", 1)) == (0, 1)
+    status = sim.statuses["f"]
+    assert (status.serving, status.workers.ready, status.start_error) == (1, 1, None)
+    assert status.reason.endswith(
+        "; revision 2: the new revision's workers fail to start: calls stay with the old one: ImportError: "
+        "no module named nope"
+    )
+
+
 def test_on_a_single_gpu_the_old_revision_gives_way_to_the_new_one() -> None:
     wants_gpu = Resources(gpu=("L4",))
     sim = Sim(node("a", cpu(), gpu("g0")))
