@@ -51,6 +51,21 @@ async def test_depths_count_each_revision_over_both_queues_and_classes(connect: 
         await streams.depths(bus)
 
 
+@pytest.mark.parametrize(
+    ("stream", "subject"),
+    [(subjects.SYNC, subjects.sync_queue("f", 1)), (subjects.ASYNC, subjects.async_queue("f", 1, "i1"))],
+)
+async def test_a_message_that_is_gone_already_is_not_removed_again(
+    connect: Any, nats: Any, stream: str, subject: str
+) -> None:
+    """Streams in memory and on disk say so with different errors."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    stored = await bus.publish_stored(subject, b"1")
+    assert [await streams.delete_message(bus, stream, stored.seq) for _ in range(2)] == [True, False]
+    assert not await streams.delete_message(bus, stream, stored.seq + 9)
+
+
 async def test_stored_messages_can_be_read_removed_and_purged(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)

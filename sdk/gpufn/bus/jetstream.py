@@ -15,7 +15,8 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 STORE_FAILED = 10077
 STREAM_NAME_IN_USE = 10058
 NO_MESSAGE = 10037
-NOT_FOUND = (10014, NO_MESSAGE, 10059)  # consumer, message, stream
+NO_SEQUENCE = 10043  # what a stream in memory says of a message that is gone
+NOT_FOUND = (10014, NO_MESSAGE, NO_SEQUENCE, 10059)  # consumer, message, sequence, stream
 DELETE_FAILED = 10057
 
 
