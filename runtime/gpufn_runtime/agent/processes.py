@@ -85,8 +85,8 @@ def kill_each(pids: Iterable[int]) -> None:
 
 def resident_bytes(pid: int) -> int:
     """0 when it is gone."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * _PAGE
     return 0
 
 
