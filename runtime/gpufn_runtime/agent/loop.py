@@ -66,6 +66,7 @@ from gpufn_runtime.agent.standbys import Use
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_REPORT_SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
 _READ_BYTES = 64 << 10
 _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than this many reads
 _UNSENT_EVENTS = 256
@@ -244,8 +245,9 @@ class Agent:
     def _on_runner_report(self, message: Message) -> None:
         for worker in _runner_report.decode(message.payload).workers:
             key, modules = (worker.function, worker.revision), frozenset(worker.modules)
-            if modules and self._reported_modules.get(key) != modules:
-                self._reported_modules[key] = modules
+            known = self._reported_modules.get(key, frozenset())
+            if not modules <= known:  # each tells what its template lacked
+                self._reported_modules[key] = known | modules
                 self._deploys.set()
 
     # --- acting -------------------------------------------------------------------------------------------------------
@@ -633,7 +635,7 @@ class Agent:
     def _report_soon(self) -> None:
         if not self._report_is_due:
             self._report_is_due = True
-            self._loop.call_soon(self._report)
+            self._loop.call_later(_REPORT_SOON_S, self._report)
 
     def _event(self, record: WorkerRecord, kind: str, **what: Any) -> WorkerEvent:
         return WorkerEvent(
@@ -695,8 +697,8 @@ class Agent:
         return revision.spec.resources.memory_bytes or self._default_memory
 
     def _modules(self, revision: Revision) -> frozenset[str]:
-        reported = self._reported_modules.get((revision.function, revision.number))
-        return frozenset(revision.spec.modules) if reported is None else reported
+        reported = self._reported_modules.get((revision.function, revision.number), frozenset())
+        return reported.union(revision.spec.modules)
 
     def _timeout_s(self, record: WorkerRecord) -> float:
         revision = self._known_revisions.get((record.function, record.revision))

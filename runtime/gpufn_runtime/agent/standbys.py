@@ -22,17 +22,15 @@ class Use:
 
 def worth_having(uses: Iterable[Use], limit: int, refused: Iterable[ModuleSet] = ()) -> list[ModuleSet]:
     """At most `limit` module sets, in the order to make them: first the empty one, which serves any worker that has no
-    modules and costs next to nothing, then those used last. A set that another one covers needs no template of its
-    own. `refused` cannot be had."""
+    modules and costs next to nothing, then those used last. A set that another one covers gets a template of its own
+    only where there is room for all. `refused` cannot be had."""
     avoid = set(refused)
-    chosen: list[ModuleSet] = []
-    newest_first = sorted(uses, key=lambda use: -use.last_used_at)
-    if newest_first and EMPTY not in avoid:
-        chosen.append(EMPTY)
-    for use in newest_first:
-        if use.modules not in avoid and not any(use.modules <= other for other in chosen):
-            chosen.append(use.modules)
-    return chosen[:limit]
+    newest_first = [use.modules for use in sorted(uses, key=lambda use: -use.last_used_at)]
+    if newest_first:
+        newest_first.insert(0, EMPTY)
+    wanted = [modules for modules in dict.fromkeys(newest_first) if modules not in avoid]
+    by_need = sorted(wanted, key=lambda modules: modules != EMPTY and any(modules < other for other in wanted))
+    return [modules for modules in wanted if modules in by_need[: max(0, limit)]]
 
 
 def closest(templates: Iterable[ModuleSet], modules: ModuleSet) -> ModuleSet | None:

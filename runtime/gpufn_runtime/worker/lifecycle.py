@@ -86,11 +86,11 @@ class Worker:
 
     def _confine(self) -> LoadError | None:
         os.environ.update(self._config.spec.env)
-        process.use_cores(self._config.spec.resources.cpu)
         try:
             process.confine(self._config)
         except (OSError, ValueError) as error:
             return LoadError(f"the worker's limits cannot be set: {error}")
+        process.use_cores(self._config.spec.resources.cpu)  # may start threads, which then are in the group as well
         return None
 
     def _start(self) -> Loaded | None:

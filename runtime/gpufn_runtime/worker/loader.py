@@ -69,12 +69,11 @@ def load(config: WorkerConfig) -> Loaded:
 class ThirdPartyModules:
     """The installed modules in memory, less those that every worker has: what a standby would preload.
 
-    `look` goes through those loaded since the last time only: to go through all that torch loads makes a worker that
-    was just forked copy 5 ms' worth of pages.
+    `look` tells those loaded since the last time: a worker must not call its own what a template, made for more than
+    it needs, has looked at; and to go through all that torch loads makes it copy 5 ms' worth of pages.
     """
 
     def __init__(self) -> None:
-        self._found: set[str] = set()
         self._newest = ""
 
     def look(self) -> tuple[str, ...]:
@@ -82,8 +81,7 @@ class ThirdPartyModules:
         newest_first = list(itertools.takewhile(self._newest.__ne__, reversed(sys.modules)))
         if newest_first:
             self._newest = newest_first[0]
-        self._found.update(name for name in newest_first if _is_third_party(name))
-        return tuple(sorted(self._found))
+        return tuple(sorted(filter(_is_third_party, newest_first)))
 
 
 third_party = ThirdPartyModules()

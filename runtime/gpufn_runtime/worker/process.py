@@ -13,6 +13,10 @@ from typing import NoReturn
 
 from gpufn.protocol.launch import WorkerConfig
 
+_OPENBLAS_SET_THREADS = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
+)
+
 
 def confine(config: WorkerConfig) -> None:
     """Join the cgroups and set the limits that the agent asks for. OSError when that is not possible."""
@@ -32,9 +36,30 @@ def explain_crashes() -> None:
 
 def use_cores(cpu: float) -> None:
     """Native threads for `cpu` cores, in libraries that a template has loaded with one thread."""
+    threads = max(1, math.ceil(cpu))
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(max(1, math.ceil(cpu)))
+        torch.set_num_threads(threads)
+    if threads > 1:
+        for package in ("numpy", "scipy"):
+            _use_openblas_threads(package, threads)
+
+
+def _use_openblas_threads(package: str, threads: int) -> None:
+    """Of the OpenBLAS that a wheel carries beside it; it reads its variable when it is loaded, and never again."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if file is None:
+        return
+    import ctypes  # noqa: PLC0415  (numpy has imported it)
+
+    folder = os.path.join(os.path.dirname(os.path.dirname(file)), f"{package}.libs")
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if "openblas" in name:
+                library = ctypes.CDLL(os.path.join(folder, name), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+                for function in _OPENBLAS_SET_THREADS:
+                    if hasattr(library, function):
+                        getattr(library, function)(threads)
 
 
 def leave(code: int) -> NoReturn:

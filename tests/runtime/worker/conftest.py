@@ -192,6 +192,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         raw: str | None = None,
         batch: Batch | None = None,
         concurrency: int = 1,
+        cpu: float = 1.0,
         **config: Any,
     ) -> Peer:
         place = folder / str(len(peers))
@@ -211,7 +212,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             is_class=methods is not None,
             concurrency=concurrency,
             batch=batch,
-            resources=Resources(cpu=1.0),
+            resources=Resources(cpu=cpu),
             env={"FROM_SPEC": "yes"},
         )
         peer = Peer(

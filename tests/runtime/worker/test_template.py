@@ -104,7 +104,7 @@ def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: An
         """
     )
     reply = template.fork(worker, MINE="yes")
-    assert worker.ready().modules == ("numpy",)
+    assert worker.ready().modules == (), "numpy is the template's, and may be nothing to this function"
     output = os.open(worker.output, os.O_RDONLY)
     answer = msgspec.json.decode(worker.call())
     assert answer[:-1] == [True, "yes", False, True, "", reply.pid]
@@ -114,6 +114,30 @@ def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: An
     worker.hang_up()
     os.kill(reply.pid, 9)
     assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == -9
+
+
+@pytest.mark.parametrize("cpu", [1.0, 2.0])
+def test_the_libraries_of_a_template_get_the_workers_number_of_threads(
+    make_peer: Start, make_template: Any, cpu: float
+) -> None:
+    template = make_template("numpy")
+    worker = make_peer(
+        """
+        import os
+        import numpy
+        def f():
+            product = numpy.ones((600, 600)) @ numpy.ones((600, 600))
+            return [bool((product == 600).all()), len(os.listdir("/proc/self/task"))]
+        """,
+        cpu=cpu,
+    )
+    reply = template.fork(worker)
+    worker.ready()
+    one_reads = 1
+    assert msgspec.json.decode(worker.call()) == [True, int(cpu) + one_reads]
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)
 
 
 def test_workers_of_one_template_share_no_random_numbers(make_peer: Start, make_template: Any) -> None:
