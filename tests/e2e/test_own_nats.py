@@ -1,0 +1,24 @@
+"""`gpufn up --nats URL`: a bus that is there already is used, and left as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpufn.bus.embedded import EmbeddedServer
+from tests.conftest import running_platform
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "steady.py"
+
+
+def test_a_nats_server_of_ones_own_serves_the_platform(nats: EmbeddedServer, tmp_path: Path) -> None:
+    with running_platform(tmp_path / "home", "--nats", nats.url) as platform:
+        platform.gpufn("deploy", APP)
+        assert platform.invoke("steady", {"number": 3}) == 3
+        assert not (tmp_path / "home" / "nats").exists()
+    assert nats.exit_code is None, "it is not ours to stop"
+    with running_platform(tmp_path / "other-home", "--nats", nats.url) as platform:
+        assert platform.invoke("steady", {"number": 4}) == 4, "what was deployed is on the bus"
