@@ -196,6 +196,7 @@ class _Step:
         elif record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
         elif role is Role.SERVING:
+            view.served_at = now
             scaling = policy.effective(record.spec.scaling, function)
             window = window_for(view, scaling.scaledown_window_s, workers.held, now)
             decision = policy.decide(scaling, demand, workers, peak=window.at(now), last=view.last)
@@ -208,7 +209,7 @@ class _Step:
             decision = ScaleDecision(count, f"revision {number} takes over: {count} to begin with", want=count)
         else:
             calls = None if demand is None else demand.calls
-            count = rollout.workers_for_retired(calls, workers.held)
+            count = rollout.workers_for_retired(calls, workers.held, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
         one = _Decided(key, role, view, decision, demand, record)

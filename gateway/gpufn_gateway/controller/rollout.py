@@ -4,7 +4,8 @@
    as many workers as are READY there and needed, at least one.
 2. When as many of `active` are READY, so that capacity does not dip, or when `serving` has nobody READY, `serving`
    moves. While `active` fails to start it does not: calls stay with what works.
-3. A retired revision keeps its workers while anything is queued or running for it, then they drain.
+3. A retired revision keeps its workers while anything is queued or running for it, and for LINGER_S after `serving`
+   moved: gateways learn of the move a moment later, and a call that one of them still sent there would find nobody.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import enum
 import msgspec
 
 from gpufn.revision import Function
+
+LINGER_S = 2.0
 
 
 class Role(enum.StrEnum):
@@ -41,9 +44,9 @@ def workers_for_next(serving: Standing) -> int:
     return max(1, needed)
 
 
-def workers_for_retired(calls: int | None, held: int) -> int:
+def workers_for_retired(calls: int | None, held: int, retired_for_s: float) -> int:
     """Unknown changes nothing; with calls there is always somebody to take them."""
-    if calls is None:
+    if calls is None or (not calls and retired_for_s < LINGER_S):
         return held
     return max(held, 1) if calls > 0 else 0
 

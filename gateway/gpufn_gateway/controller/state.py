@@ -10,6 +10,7 @@ just started, or was itself cut off, waits that long for the first report: unkno
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -94,6 +95,7 @@ class RevisionView:
         self.failed = 0
         self.busy_since: float | None = None  # calls run since then and none has ended
         self.waiting_since: float | None = None
+        self.served_at = -math.inf  # when it was last seen to be the serving revision
         self.forget()
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, 
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller.plan import Delete, Drain, MoveServing, Start, plan
-from gpufn_gateway.controller.rollout import Standing, may_move, workers_for_next, workers_for_retired
+from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
 from gpufn_gateway.controller.state import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
 
@@ -215,7 +215,22 @@ def test_how_many_workers_the_next_and_a_retired_revision_have() -> None:
         3,
         2,
     ]
-    assert [workers_for_retired(calls, held) for calls, held in ((None, 2), (0, 2), (1, 0), (1, 3))] == [2, 0, 1, 3]
+    long_ago, just_now = LINGER_S, 0.0
+    for since, wanted in ((long_ago, [2, 0, 1, 3]), (just_now, [2, 2, 1, 3])):
+        pairs = ((None, 2), (0, 2), (1, 0), (1, 3))
+        assert [workers_for_retired(calls, held, since) for calls, held in pairs] == wanted
+
+
+def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn_of_it() -> None:
+    """A gateway that sent one more call there, before it heard, found a worker gone and waited for a new one."""
+    moved = world(1, ScalingPolicy(min_workers=1))
+    moved.on_revision(("f", 2), revision("f", 2))
+    plan(moved, 100.0)
+    moved.on_function("f", function("f", serving=2))
+    moved.on_depths({}, 100.1, 100.1)
+    assert [action for action in plan(moved, 100.1).actions if isinstance(action, Drain)] == []
+    moved.on_depths({}, 102.1, 102.1)
+    assert Drain("w0", "revision 1 is retired, 0 calls left") in plan(moved, 102.1).actions
 
 
 def test_a_step_over_one_function_leaves_the_others_alone() -> None:

@@ -1,0 +1,190 @@
+"""A new revision under load: whoever calls notices nothing but the new answers.
+
+The load are callers in threads that call one function without a pause. No call may fail, and none may wait for a
+worker to start: a cold start shows in the answer's `Server-Timing`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import Platform
+
+pytestmark = pytest.mark.e2e
+
+CALLERS = 4
+WITHIN_S = 30.0
+
+_numbers = itertools.count()
+
+SERVES = """
+from gpufn import gpu_function
+
+@gpu_function(name="{name}", max_workers=2, concurrency=2)
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+# The file is there where it is deployed from, and was not sent along.
+CANNOT_START = """
+from pathlib import Path
+from gpufn import gpu_function
+
+WEIGHTS = (Path(__file__).parent / "weights.txt").read_text()
+
+@gpu_function(name="{name}", max_workers=2, concurrency=2)
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+class Load:
+    """What callers got, in the order of their answers."""
+
+    def __init__(self, platform: Platform, function: str) -> None:
+        self._platform = platform
+        self._function = function
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._call, daemon=True) for _ in range(CALLERS)]
+        self.versions: list[int] = []
+        self.failed: list[str] = []
+        self.cold: list[str] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(WITHIN_S)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failed or condition(), WITHIN_S), self.versions[-5:]
+        assert self.failed == []
+
+    def wait_for(self, version: int) -> None:
+        """Until it answers every caller's calls."""
+        self.wait_until(lambda: len(self.versions) > 50 and set(self.versions[-50:]) == {version})
+
+    def wait_for_more(self, answers: int) -> None:
+        goal = len(self.versions) + answers
+        self.wait_until(lambda: len(self.versions) >= goal)
+
+    def wait_for_failures(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.failed) >= count, WITHIN_S)
+
+    def _call(self) -> None:
+        number = 0
+        with httpx.Client(base_url=self._platform.url, timeout=WITHIN_S) as client:
+            while not self._stop.is_set():
+                number += 1
+                answer = client.post(f"/v1/functions/{self._function}/invoke", json={"number": number})
+                self._take(answer, number)
+
+    def _take(self, answer: httpx.Response, number: int) -> None:
+        with self._changed:
+            if answer.status_code != 200 or answer.json()[1] != number:
+                self.failed.append(f"{answer.status_code} {answer.text}")
+            else:
+                self.versions.append(answer.json()[0])
+            if "launch" in answer.headers.get("server-timing", ""):
+                self.cold.append(answer.headers["server-timing"])
+            self._changed.notify_all()
+
+
+class Project:
+    """A file that is deployed again and again."""
+
+    def __init__(self, platform: Platform, file: Path, name: str) -> None:
+        self.platform = platform
+        self.name = name
+        self._file = file
+
+    def deploy(self, source: str, version: int) -> None:
+        self._file.write_text(source.format(name=self.name, version=version))
+        view = json.loads(self.platform.gpufn("deploy", self._file, "--json"))[0]
+        assert view["active"] == version
+
+    def view(self) -> dict[str, Any]:
+        view: dict[str, Any] = self.platform.client.get(f"/v1/functions/{self.name}").json()
+        return view
+
+
+@pytest.fixture
+def project(platform: Platform, tmp_path: Path) -> Iterator[Project]:
+    name = f"rolls-{next(_numbers)}"  # a name that was used before goes on with its numbers
+    (tmp_path / "weights.txt").touch()
+    project = Project(platform, tmp_path / "rolling.py", name)
+    project.deploy(SERVES, 1)
+    assert platform.invoke(name, {"number": 1}) == [1, 1]
+    yield project
+    platform.client.delete(f"/v1/functions/{name}")
+
+
+def test_calls_stay_warm_and_none_fails_while_a_new_revision_takes_over(project: Project) -> None:
+    with Load(project.platform, project.name) as load:
+        load.wait_for(1)
+        load.cold.clear()
+        project.deploy(SERVES, 2)
+        load.wait_for(2)
+        project.platform.client.post(f"/v1/functions/{project.name}/rollback", json={}).raise_for_status()
+        load.wait_for(1)
+        project.deploy(SERVES, 3)
+        project.deploy(SERVES, 4)
+        load.wait_for(4)
+    assert (load.failed, load.cold) == ([], [])
+    assert project.view()["serving"] == 4
+
+
+def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Project) -> None:
+    with Load(project.platform, project.name) as load:
+        load.wait_for(1)
+        load.cold.clear()
+        project.deploy(CANNOT_START, 2)
+        load.wait_until(lambda: "calls stay with the old one" in project.view()["reason"])
+        assert "weights.txt" in project.view()["reason"]
+        load.wait_for_more(200)
+        project.deploy(SERVES, 3)
+        load.wait_for(3)
+    assert (load.failed, load.cold) == ([], [])
+    assert 2 not in load.versions
+
+
+def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:
+    """They were accepted for that revision: a new one does not strand them."""
+    client = project.platform.client
+    with Load(project.platform, project.name):
+        ids = []
+        for number in range(100):
+            answer = client.post(f"/v1/functions/{project.name}/submit", json={"number": number})
+            ids.append(answer.json()["id"])
+            if number == 50:
+                project.deploy(SERVES, 2)
+        answers = [client.get(f"/v1/invocations/{each}/result", params={"wait": 30}) for each in ids]
+    assert [(answer.status_code, answer.json()[1]) for answer in answers] == [(200, number) for number in range(100)]
+
+
+def test_a_function_that_is_deleted_under_load_tells_its_callers(project: Project) -> None:
+    platform = project.platform
+    with httpx.Client(base_url=platform.url, timeout=WITHIN_S) as client:
+        with Load(platform, project.name) as load:
+            load.wait_for(1)
+            assert client.delete(f"/v1/functions/{project.name}").status_code == 204
+            load.wait_for_failures(20)
+        codes = {json.loads(failure.partition(" ")[2])["code"] for failure in load.failed}
+        assert "function_not_found" in codes
+        assert codes <= {"function_not_found", "invocation_cancelled"}
+        assert client.get(f"/v1/functions/{project.name}").status_code == 404
