@@ -39,14 +39,12 @@ class Template:
     def fork_ahead(self) -> int:
         """The pid of the worker that waits to be asked for."""
         assert self.process.stdin is not None
+        known = _children()
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
-        known = {self.process.pid}
         give_up = time.monotonic() + 10
         while time.monotonic() < give_up:
-            # Our child once the one between has ended; before it is another process's.
-            children = set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
-            if found := {pid for pid in children - known if _parent(pid) == os.getpid()}:
+            if found := _children() - known:
                 return found.pop()
             time.sleep(0.01)
         raise TimeoutError("nothing was forked ahead")
@@ -63,8 +61,8 @@ class Template:
         self.process.communicate()
 
 
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def _children() -> set[int]:
+    return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
 
 
 @pytest.fixture
