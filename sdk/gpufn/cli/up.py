@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
@@ -51,11 +52,20 @@ def up(
         _detached(home)
         return
     try:
-        with claimed(home):
+        with _told_of_disk(home), claimed(home):
             _run(home, host, port, nats)
     except Exception as error:
         _notify(_Started(error=getattr(error, "message", str(error))))
         raise
+
+
+@contextlib.contextmanager
+def _told_of_disk(home: Home) -> Iterator[None]:
+    """A disk that is full or read-only is one clear line, whichever file met it."""
+    try:
+        yield
+    except OSError as error:
+        raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
 
 
 def _run(home: Home, host: str, port: int, nats: str | None) -> None:

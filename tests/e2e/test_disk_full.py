@@ -1,0 +1,81 @@
+"""A disk that is full: one clear line from `gpufn up`, clear errors from a running platform, and it stops in order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import running_platform
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "steady.py"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Four megabytes. What a container may not mount, CI's may not either: it skips there as well."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a small disk needs the right to mount: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """The file that takes all the room there is."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return filler
+
+
+def up(home: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpufn", "up", "--port", "0"],
+        env=os.environ | {"GPUFN_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_up_on_a_full_disk_says_so_in_one_line(disk: Path) -> None:
+    fill(disk)
+    ended = up(disk / "home")
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("gpufn: ")
+    assert "No space left on device" in line
+
+
+def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_again(disk: Path) -> None:
+    with running_platform(disk / "home") as platform:
+        platform.gpufn("deploy", APP)
+        assert platform.invoke("steady", {"number": 1}) == 1
+        filler = fill(disk)
+        refused = platform.client.post("/v1/functions/steady/submit", json={"number": 2})
+        assert (refused.status_code, refused.json()["code"]) == (503, "bus_unavailable")
+        assert refused.json()["retryable"] is True
+        assert platform.invoke("steady", {"number": 3}) == 3, "what needs no disk goes on"
+    ended = up(disk / "home")
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert "No space left on device" in line or "is full" in line
+    filler.unlink()
+    with running_platform(disk / "home") as platform:
+        assert platform.invoke("steady", {"number": 4}) == 4, "deployed before, and kept"
