@@ -19,7 +19,7 @@ class Attempt:
 
     __slots__ = (
         "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
-        "number", "outcome_sent", "started_at", "touched_at", "while_ending_until",
+        "number", "started_at", "touched_at", "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +38,6 @@ class Attempt:
         self.cold = False  # it waited for its worker to start
         self.ending: OutcomeKind | None = None
         self.while_ending_until = math.inf
-        self.outcome_sent = False
 
     @property
     def is_submitted(self) -> bool:

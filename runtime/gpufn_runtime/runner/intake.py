@@ -23,6 +23,7 @@ from gpufn_runtime.runner.order import QueueOrder
 log = logging.getLogger(__name__)
 
 ACK_WAIT_S = 8.0
+_UNBOUNDED = -1  # the credits are the bound
 
 
 class Intake:
@@ -88,6 +89,11 @@ class Intake:
         if free > 0 and (4 * free >= self._revision.spec.slots or 2 * self._sync.credits < self._revision.spec.slots):
             self._sync.grant(free)
 
+    def shrink(self) -> None:
+        """Slots are gone: take the credits for them back, or each would bring a delivery that nobody can run."""
+        if self._sync is not None:
+            self._sync.limit(max(0, self._free() - self._polling))
+
     def on_doorbell(self) -> None:
         """Async calls may wait."""
         self._order.async_waits = True
@@ -143,15 +149,13 @@ class Intake:
 
     async def _ensure_consumers(self) -> None:
         name, number = self._revision.function, self._revision.number
-        most = 2 * max(self._revision.spec.scaling.max_workers, 1) * self._revision.spec.slots
-        pending = max(64, most)
         await streams.ensure_consumer(
             self._bus, subjects.SYNC, subjects.sync_consumer(name, number), subjects.sync_queue(name, number),
-            ack_wait_s=ACK_WAIT_S, max_ack_pending=pending,
+            ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
         )  # fmt: skip
         await streams.ensure_consumer(
             self._bus, subjects.ASYNC, subjects.async_consumer(name, number), subjects.async_queue(name, number),
-            ack_wait_s=ACK_WAIT_S, max_ack_pending=pending,
+            ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
         )  # fmt: skip
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

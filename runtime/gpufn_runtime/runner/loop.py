@@ -19,7 +19,7 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.errors import GpufnError
 from gpufn.home import Home
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import (
@@ -83,6 +83,7 @@ class Runner:
         self._queues: dict[tuple[str, int], RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
+        self._attach_again: set[str] = set()
 
     async def run(self) -> None:
         """Until cancelled; then let what ended be kept."""
@@ -97,7 +98,10 @@ class Runner:
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
         try:
             while True:
-                self.step(self._clock.time())
+                try:
+                    self.step(self._clock.time())
+                except Exception:
+                    log.exception("a step failed; the next one is in %g s", _TICK_S)
                 await asyncio.sleep(_TICK_S)
         finally:
             watch.stop()
@@ -106,6 +110,9 @@ class Runner:
             await self._settler.finish()
 
     def step(self, now: float) -> None:
+        again, self._attach_again = self._attach_again, set()
+        for worker in again & self._desired.keys():
+            self._start_to_attach(self._desired[worker])
         self._caller.tick(now)
         for queue in self._queues.values():
             queue.tick(now)
@@ -129,11 +136,13 @@ class Runner:
             for link in queue.links.values()
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
-        report = RunnerReport(self._node, self._name, self._clock.time(), workers, traffic)
+        report = RunnerReport(
+            self._node, self._name, self._clock.time(), workers, traffic, self._settler.dropped_outcomes
+        )
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
-        except BusUnavailable as error:
-            log.debug("no report: %s", error)
+        except GpufnError as error:
+            log.warning("no report: %s", error)
 
     # --- assignments --------------------------------------------------------------------------------------------------
 
@@ -150,11 +159,15 @@ class Runner:
             return
         self._desired[worker] = assignment
         if known is None:
-            task = asyncio.get_running_loop().create_task(self._attach(assignment), name=f"attach {worker}")
-            self._attaching[worker] = task
-            task.add_done_callback(lambda _: self._attaching.pop(worker, None))
+            self._start_to_attach(assignment)
         elif assignment.desired is Desired.DRAIN:
             self._queue_of(assignment, lambda queue: queue.drain(worker))
+
+    def _start_to_attach(self, assignment: Assignment) -> None:
+        worker = assignment.worker
+        task = asyncio.get_running_loop().create_task(self._attach(assignment), name=f"attach {worker}")
+        self._attaching[worker] = task
+        task.add_done_callback(lambda _: self._attaching.pop(worker, None))
 
     def _queue_of(self, assignment: Assignment, do: Callable[[RevisionQueue], None]) -> None:
         queue = self._queues.get((assignment.function, assignment.revision))
@@ -176,15 +189,16 @@ class Runner:
                 assignment.created_at,
             )
             queue.links[assignment.worker] = link
-            await link.listen()
+            await link.listen(self._clock.time())
         except (GpufnError, OSError) as error:
-            log.error("worker %s cannot be served: %s", assignment.worker, error)
+            log.error("worker %s cannot be served yet: %s", assignment.worker, error)
+            self._attach_again.add(assignment.worker)
             return
         desired = self._desired.get(assignment.worker)
         if desired is None:
             self._detach(assignment.worker)
         elif desired.desired is Desired.DRAIN:
-            link.drain()
+            queue.drain(assignment.worker)
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 _TOUCH_EVERY_S = 2.0
 _TICK_S = 0.1
+_COMEBACK_S = 30.0  # so long a worker looks for its runner when that was started again
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
@@ -108,14 +109,25 @@ class RevisionQueue:
     def drain(self, worker: str) -> None:
         if (link := self.links.get(worker)) is not None:
             link.drain()
+            self._intake.shrink()
 
     def remove(self, worker: str) -> None:
         """The worker's assignment is gone; so is the worker, or it will be in a moment."""
         link = self.links.pop(worker, None)
         if link is not None:
             attempts = self._take_all(link)
-            link.close()
+            self._let_go(link)
             self._end_lost(link, attempts, self._supervision.exit_of(worker))
+
+    def _let_go(self, link: WorkerLink) -> None:
+        """Hear nothing more of this worker; what it has asked of the platform goes with it."""
+        self._nested.close_all(link)
+        link.close()
+        self._intake.shrink()
+
+    def _retire(self, link: WorkerLink, why: str) -> None:
+        self._let_go(link)
+        self._supervision.kill(link.worker, why)
 
     def traffic(self) -> RevisionTraffic:
         return RevisionTraffic(
@@ -130,10 +142,9 @@ class RevisionQueue:
         """Each second: watchdogs, workers that do not get ready, and a look at the async queue."""
         self._intake.tick(now)
         for link in list(self.links.values()):
-            if link.state is WorkerState.STARTING and now - link.created_at > self.revision.spec.startup_timeout_s:
-                error = WorkerLost(f"it was not ready after {self.revision.spec.startup_timeout_s:g} s").info()
-                self.on_start_failed(link, "load", error)
-                self._supervision.kill(link, "not ready in time")
+            limit = self.revision.spec.startup_timeout_s
+            if link.state is WorkerState.STARTING and now - link.listening_since > max(limit, _COMEBACK_S):
+                self.on_start_failed(link, "load", WorkerLost(f"it was not ready after {limit:g} s").info())
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
 
@@ -156,12 +167,11 @@ class RevisionQueue:
             expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
             self._intake.offer()
+        elif (link := self._least_busy()) is None:
+            delivery.nak()
         elif delivery.delivered > _TOO_MANY_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
-            self._intake.offer()
-        elif (link := self._least_busy()) is None:
-            delivery.nak()
             self._intake.offer()
         elif (method := self.revision.spec.method(message.method)) is None:
             unknown = InvalidInput(f"{self.revision} has no method {message.method!r}").info()
@@ -180,7 +190,7 @@ class RevisionQueue:
     def _least_busy(self) -> WorkerLink | None:
         best = None
         for link in self.links.values():
-            if link.can_run and not link.slots.poisoned and (best is None or link.slots.free > best.slots.free):
+            if link.free and (best is None or link.free > best.free):
                 best = link
         return best
 
@@ -191,22 +201,21 @@ class RevisionQueue:
         except GpufnError as error:
             log.warning("could not read the record of %s: %s", attempt.message.id, error)
             known = None
-        if known is not None and known[0].state.ended:
+        if attempt.link.state not in (WorkerState.READY, WorkerState.DRAINING):
+            attempt.delivery.nak()  # its worker has gone meanwhile
+        elif known is not None and known[0].state.ended:
             self._free(attempt)
             attempt.delivery.ack()
             self._intake.offer()
-        elif attempt.link.state is WorkerState.READY or attempt.link.state is WorkerState.DRAINING:
-            self._run(attempt, body)
         else:
-            self._free(attempt)
-            attempt.delivery.nak()
+            self._run(attempt, body)
 
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link
         now = self._clock.time()
         attempt.started_at = now
         attempt.must_end_at = must_end_at(message, self.revision.spec.timeout_s, now)
-        attempt.cold = link.ready_at is not None and message.submitted_at < link.ready_at
+        attempt.cold = link.cold_start is not None and message.submitted_at < (link.ready_at or 0.0)
         link.attempts[attempt.number] = attempt
         self._running[message.id] = attempt
         self._started += 1
@@ -227,15 +236,25 @@ class RevisionQueue:
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
         self._free(attempt)
         now = self._clock.time()
+        held_s = max(0.0, now - attempt.started_at)
+        run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
         self._ended += 1
-        self._run_seconds += result.run_s
+        self._run_seconds += run_s
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
-        self._settler.settle(attempt, outcome, result.content_type, body, run_s=result.run_s, now=now)
-        if attempt.link.state is WorkerState.DRAINING:
-            attempt.link.drain()
+        self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=now)
+        self._after_end(attempt.link)
+
+    def _after_end(self, link: WorkerLink) -> None:
+        """A slot is free again: of a worker that drains or is poisoned, or to be offered."""
+        if not link.slots.in_use:
+            link.idle_since = self._clock.time()
+            if link.slots.poisoned:
+                self._retire(link, "a call did not end in time")
+        if link.state is WorkerState.DRAINING:
+            link.drain()
         self._intake.offer()
 
     def cancel(self, attempt: Attempt) -> None:
@@ -282,26 +301,25 @@ class RevisionQueue:
         self._failed += 1
         run_s = now - attempt.started_at
         self._settler.settle(attempt, _as_decided(attempt, Outcome(OutcomeKind.LOST)), run_s=run_s, now=now)
-        if not link.attempts:
-            self._supervision.kill(link, "a call did not end in time")
+        self._intake.shrink()
+        self._after_end(link)
 
     def _free(self, attempt: Attempt) -> None:
-        link = attempt.link
         self._running.pop(attempt.message.id, None)
-        link.slots.release()
-        if not link.slots.in_use:
-            link.idle_since = self._clock.time()
-            if link.slots.poisoned:
-                self._supervision.kill(link, "a call did not end in time")
+        attempt.link.slots.release()
 
     # --- what else a link tells ---------------------------------------------------------------------------------------
 
     def on_ready(self, link: WorkerLink) -> None:
         now = self._clock.time()
         if link.ready_at is None:
-            link.ready_at = link.idle_since = now
-            link.cold_start = self._cold_start(link, now)
-            self._supervision.event(link, "ready")
+            link.ready_at = now
+            link.idle_since = None if link.slots.in_use else now
+            if link.was_ready:  # for the runner before us: its cold start is long over
+                link.cold_start = None
+            else:
+                link.cold_start = self._cold_start(link, now)
+                self._supervision.event(link, "ready")
         self._on_change()
         self._intake.offer()
         self.on_doorbell()
@@ -323,6 +341,7 @@ class RevisionQueue:
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state is WorkerState.STARTING:
             link.close(WorkerState.FAILED)
+            self._retire(link, "it failed to start")
             self._supervision.event(link, "start_failed", failure=StartFailure(phase, error))
             self._on_change()
 
@@ -334,6 +353,9 @@ class RevisionQueue:
         except GpufnError as error:
             log.info("the stream %s breaks off: %s", attempt.message.id, error)
             self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.time())
+
+    def on_freed(self, link: WorkerLink) -> None:
+        self._after_end(link)
 
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
         self._output.publish(link, attempt.message.id if attempt else "", stream, text)
@@ -350,12 +372,11 @@ class RevisionQueue:
 
     def on_lost(self, link: WorkerLink, why: str) -> None:
         """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
-        self._nested.close_all(link)
         attempts = self._take_all(link)
-        was_to_end = link.state is WorkerState.DRAINING and not attempts
-        link.close()
-        if not was_to_end:  # else its @exit hooks have the agent's grace
-            self._supervision.kill(link, why)
+        if link.state is WorkerState.DRAINING and not attempts:
+            self._let_go(link)  # as told; its @exit hooks have the agent's grace
+        else:
+            self._retire(link, why)
         self._on_change()
         if attempts:
             self._spawn(self._explain_and_end(link, attempts))

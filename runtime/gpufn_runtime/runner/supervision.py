@@ -42,10 +42,9 @@ class Supervision:
     def start(self) -> None:
         self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
 
-    def kill(self, link: WorkerLink, why: str) -> None:
+    def kill(self, worker: str, why: str) -> None:
         """Have the agent end this worker's process, if there still is one."""
-        link.close()
-        self._publish(subjects.kill(self._node), encode(KillOrder(link.worker, why)))
+        self._publish(subjects.kill(self._node), encode(KillOrder(worker, why)))
 
     def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None) -> None:
         event = WorkerEvent(

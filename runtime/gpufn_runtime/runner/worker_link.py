@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 import struct
 from collections.abc import Callable
@@ -31,7 +32,9 @@ from gpufn_runtime.runner.slots import SlotPool
 log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
+_MODULE = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_MODULES = 256  # that are remembered of one worker
+_LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 
 
@@ -39,6 +42,7 @@ class LinkOwner(Protocol):
     """What a link tells: to the queue of its revision."""
 
     def on_ready(self, link: WorkerLink) -> None: ...
+    def on_freed(self, link: WorkerLink) -> None: ...
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None: ...
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
     def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None: ...
@@ -59,6 +63,10 @@ class WorkerLink:
         self.attempts: dict[int, Attempt] = {}
         self.open_calls: set[int] = set()
         self.created_at = created_at
+        self.listening_since = created_at
+        self.was_ready = False  # when it connected: it comes from another runner
+        self.is_asked_to_drain = False
+        self._leftovers = 0  # slots in use by attempts of that runner
         self.ready_at: float | None = None
         self.idle_since: float | None = None
         self.cold_start: ColdStart | None = None
@@ -68,18 +76,15 @@ class WorkerLink:
         self._peer: _Peer | None = None
         self._last_attempt = 0
 
-    async def listen(self) -> None:
+    async def listen(self, now: float) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.unlink(missing_ok=True)
+        self.listening_since = now
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
 
     @property
-    def can_run(self) -> bool:
-        """Ready for another attempt. A worker with a poisoned slot gets none: it is on its way out."""
-        return self.state is WorkerState.READY and self._peer is not None and self.slots.free > 0
-
-    @property
     def free(self) -> int:
+        """Slots for another attempt. A worker with a poisoned slot has none: it is on its way out."""
         return self.slots.free if self.state is WorkerState.READY and not self.slots.poisoned else 0
 
     def next_attempt_number(self) -> int:
@@ -91,7 +96,8 @@ class WorkerLink:
             self._peer.transport.write(frames.encode(frame, body))
 
     def drain(self) -> None:
-        """Take nothing new; when nothing runs, tell the worker to end."""
+        """Take nothing new; when nothing runs, tell the worker to end. One that is not READY yet hears it then."""
+        self.is_asked_to_drain = True
         if self.state is WorkerState.READY:
             self.state = WorkerState.DRAINING
         if self.state is WorkerState.DRAINING and not self.slots.in_use:
@@ -124,13 +130,25 @@ class WorkerLink:
     def _on_hello(self, hello: frames.Hello, _: bytes) -> None:
         if hello.protocol != PROTOCOL or hello.worker != self.worker:
             raise ProtocolMismatch(f"hello from {hello.worker} with protocol {hello.protocol}, ours is {PROTOCOL}")
+        self.was_ready = hello.was_ready
+        while self._leftovers < hello.running and self.slots.free:
+            self.slots.take()
+            self._leftovers += 1
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
-        self.modules = ready.modules[:_MAX_MODULES]
+        self.modules = tuple(name for name in ready.modules[:_MAX_MODULES] if _MODULE.fullmatch(name))
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.READY
-            self.cold_start = ColdStart(load_s=ready.load_s, warm_s=ready.warm_s)
+            self.cold_start = ColdStart(load_s=_seconds(ready.load_s), warm_s=_seconds(ready.warm_s))
         self._owner.on_ready(self)
+        if self.is_asked_to_drain:
+            self.drain()
+
+    def _on_freed(self, _: frames.Freed, __: bytes) -> None:
+        if self._leftovers:
+            self._leftovers -= 1
+            self.slots.release()
+            self._owner.on_freed(self)
 
     def _on_start_failed(self, failed: frames.StartFailed, _: bytes) -> None:
         self._owner.on_start_failed(self, failed.phase, failed.error)
@@ -186,7 +204,13 @@ _TAKE: dict[type, Callable[..., None]] = {
     frames.Call: WorkerLink._on_call,
     frames.CloseCall: WorkerLink._on_close_call,
     frames.CallCredit: WorkerLink._on_call_credit,
+    frames.Freed: WorkerLink._on_freed,
 }
+
+
+def _seconds(said: float) -> float:
+    """A duration that a worker claims, as far as it can be one."""
+    return said if 0 <= said <= _LONGEST_START_S else 0.0
 
 
 class _Peer(asyncio.Protocol):

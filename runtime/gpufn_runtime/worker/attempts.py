@@ -45,10 +45,16 @@ class Attempts:
         self._held: dict[int, Attempt] = {}
         self._stale = 0  # still running for a link that is gone
         self.on_idle: Callable[[], None] = lambda: None
+        self.on_stale_end: Callable[[], None] = lambda: None
 
     @property
     def idle(self) -> bool:
         return not self._held and not self._stale
+
+    @property
+    def stale(self) -> int:
+        """How many still run for a link that is gone."""
+        return self._stale
 
     @property
     def count(self) -> int:
@@ -81,6 +87,8 @@ class Attempts:
                 del self._held[attempt.run.attempt]
             else:
                 self._stale -= 1
+        if not ours:
+            self.on_stale_end()
         return ours
 
     def check_idle(self) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from gpufn import _transport
 from gpufn.errors import FunctionStartFailed, ProtocolMismatch
-from gpufn.protocol.frames import Answer, AnswerItem, Cancel, Credit, Drain, Ready, Run, RunnerFrame, StartFailed
+from gpufn.protocol.frames import Answer, AnswerItem, Cancel, Credit, Drain, Freed, Ready, Run, RunnerFrame, StartFailed
 from gpufn.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
@@ -59,6 +59,7 @@ class Worker:
         self._exit_code = 0
         self._forking = threading.local()
         self._attempts.on_idle = self._stop_if_drained
+        self._attempts.on_stale_end = lambda: self._link.send(Freed())
 
     def run(self) -> int:
         """Live; the exit code says how it ended."""
@@ -137,7 +138,7 @@ class Worker:
                 self._attempts.abandon()
                 self._calls.abandon()
                 self._attempts.check_idle()
-                if self._draining or not self._link.connect(RECONNECT_S):
+                if self._draining or not self._link.connect(RECONNECT_S, lambda: self._attempts.stale):
                     break
         except ProtocolMismatch as error:  # a runner of another release: a fresh worker has to meet it
             print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)

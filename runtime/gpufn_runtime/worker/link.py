@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -43,8 +44,11 @@ class Link:
         self._ready: Ready | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def connect(self, within_s: float) -> bool:
-        """Reach the runner, which may listen a moment later, and greet it. False when it does not come in time."""
+    def connect(self, within_s: float, running: Callable[[], int] = lambda: 0) -> bool:
+        """Reach the runner, which may listen a moment later, and greet it. False when it does not come in time.
+
+        `running()` is how many attempts of an earlier connection still run.
+        """
         give_up_at = time.monotonic() + within_s
         wait_s = _RETRY_S
         while True:
@@ -64,7 +68,8 @@ class Link:
                 self.frames.clear()
                 self._unsent.clear()
                 self.number += 1
-                greeting = frames.encode(Hello(PROTOCOL, self._worker))
+                was_ready = self._ready is not None
+                greeting = frames.encode(Hello(PROTOCOL, self._worker, was_ready, running()))
                 if self._ready is not None:
                     greeting += frames.encode(self._ready)
             self._send(greeting)

@@ -48,8 +48,10 @@ log = logging.getLogger(__name__)
 
 # The runner ends a call at its deadline and says so; we wait this much longer for its word.
 _DEADLINE_GRACE_S = 1.0
-_LOST_AFTER_S = 2.0  # a runner reconnects within a second and knows what it runs
+# A runner reconnects within a second and knows what it runs.
+_LOST_AFTER_S = 2.0
 _LOST_RETRY_S = 0.25
+_LOOKS_AT_A_TIME = 64
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -304,22 +306,31 @@ class Caller:
             call.fail(error)
 
     def _on_reconnect(self) -> None:
-        if self._pending and (self._rescue is None or self._rescue.done()):
-            older = list(self._pending.values())
-            self._rescue = self._loop.create_task(self._fail_lost(older), name="calls after a reconnect")
+        if self._rescue is not None:
+            self._rescue.cancel()  # it looked for these, or older ones, on the connection before
+        if self._pending:
+            give_up_at = self._clock.time() + _LOST_AFTER_S
+            rescue = self._fail_lost(list(self._pending.values()), give_up_at)
+            self._rescue = self._loop.create_task(rescue, name="calls after a reconnect")
 
-    async def _fail_lost(self, calls: list[PendingCall]) -> None:
+    async def _fail_lost(self, calls: list[PendingCall], give_up_at: float) -> None:
         """End the calls that neither a queue nor a runner has any more."""
-        for call in calls:
-            try:
-                while call.id in self._pending and not await self._is_known(call):
-                    if self._clock.time() - call.since > _LOST_AFTER_S:
-                        call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
-                        break
-                    await asyncio.sleep(_LOST_RETRY_S)
-            except GpufnError as error:
-                log.warning("could not look for calls after a reconnect: %s", error)
-                return  # the next reconnect, or the deadline, comes back to them
+        places = asyncio.Semaphore(_LOOKS_AT_A_TIME)
+
+        async def look_for(call: PendingCall) -> None:
+            while call.id in self._pending:
+                async with places:
+                    if await self._is_known(call):
+                        return
+                if self._clock.time() > give_up_at:
+                    call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
+                await asyncio.sleep(_LOST_RETRY_S)
+
+        looks = await asyncio.gather(*(look_for(call) for call in calls), return_exceptions=True)
+        for failure in looks:
+            if isinstance(failure, Exception):  # the next reconnect, or the deadline, comes back to that call
+                log.warning("could not look for a call after a reconnect: %s", failure)
+                return
 
     async def _is_known(self, call: PendingCall) -> bool:
         queue = subjects.sync_queue(call.function, call.revision)

@@ -66,7 +66,7 @@ class Delivery:
     """One hand-over of a stored message; settle it once with `ack`, `nak` or `term`.
 
     `delivered` counts hand-overs of this message from 1; `pending` is how many more wait behind it.
-    When the bus is down settling raises BusUnavailable and may be tried again.
+    When the bus is away settling raises BusUnavailable; it holds all the same, and is said at the next hand-over.
     """
 
     __slots__ = (
@@ -115,9 +115,10 @@ class Delivery:
     def _settle(self, word: bytes) -> None:
         if self.is_settled:
             raise AlreadySettled(f"{self.subject} seq {self.seq} was settled before {word.decode()}")
-        self._bus.publish(self._ack_subject, word)
+        # Decided first, then said: a message whose answer the bus did not hear comes again, and gets the same one.
         self.is_settled = True
         self._ledger.settled(self._key, word)
+        self._bus.publish(self._ack_subject, word)
 
     def _is_repeat(self) -> bool:
         """Whether this message was handed to us before; then that delivery answers for this one."""
@@ -194,6 +195,12 @@ class Pull:
         """The consumer exists (again)."""
         self._is_blocked = False
         self._issue_soon()
+
+    def limit(self, credits: int) -> None:  # noqa: A002
+        """Have no more than `credits` outstanding: slots are gone. What comes for the rest is handed back."""
+        if self._credits > credits and not self._is_withdrawn:
+            self._credits = credits
+            self._renew()
 
     def withdraw(self) -> None:
         """Take nothing more. What is on its way is handed back."""

@@ -78,8 +78,13 @@ class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
 
 
 class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
+    """The first frame of a connection. A worker that comes back to a new runner `was_ready`, and still has `running`
+    attempts of the old one; for each that ends it sends a Freed."""
+
     protocol: int
     worker: str
+    was_ready: bool = False
+    running: int = 0
 
 
 class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
@@ -152,7 +157,11 @@ class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
     items: int
 
 
-WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit
+class Freed(_Frame, tag=19, frozen=True, array_like=True, gc=False):
+    """An attempt that ran for an earlier connection has ended; its slot is free."""
+
+
+WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -154,6 +154,7 @@ class RunnerReport(msgspec.Struct, frozen=True):
     sent_at: float
     workers: tuple[WorkerReport, ...] = ()
     traffic: tuple[RevisionTraffic, ...] = ()
+    dropped_outcomes: int = 0  # of submitted calls that had ended already
 
 
 class ProcessReport(msgspec.Struct, frozen=True):

@@ -42,14 +42,14 @@ class FakeWorker:
         self._seen: list[tuple[frames.RunnerFrame, bytes]] = []
 
     @classmethod
-    async def connect(cls, worker: str, path: Path) -> FakeWorker:
+    async def connect(cls, worker: str, path: Path, hello: frames.Hello | None = None) -> FakeWorker:
         while True:
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 reader, writer = await asyncio.open_unix_connection(str(path))
                 break
             await asyncio.sleep(0.001)
         self = cls(worker, reader, writer)
-        self.send(frames.Hello(PROTOCOL, worker))
+        self.send(hello or frames.Hello(PROTOCOL, worker))
         return self
 
     def send(self, frame: frames.WorkerFrame, body: bytes = b"") -> None:
@@ -58,8 +58,8 @@ class FakeWorker:
     def send_raw(self, data: bytes) -> None:
         self._writer.write(data)
 
-    def ready(self) -> None:
-        self.send(frames.Ready(0.01, 0.0))
+    def ready(self, modules: tuple[str, ...] = ()) -> None:
+        self.send(frames.Ready(0.01, 0.0, modules))
 
     async def next(self) -> tuple[frames.RunnerFrame, bytes]:
         while not self._seen:
@@ -160,8 +160,8 @@ class Node:
         fake.ready()
         return fake
 
-    async def connect(self, worker: str) -> FakeWorker:
-        fake = await FakeWorker.connect(worker, self.home.worker_socket(worker))
+    async def connect(self, worker: str, hello: frames.Hello | None = None) -> FakeWorker:
+        fake = await FakeWorker.connect(worker, self.home.worker_socket(worker), hello)
         self.workers.append(fake)
         return fake
 

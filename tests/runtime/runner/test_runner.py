@@ -16,7 +16,8 @@ from gpufn.errors import ErrorInfo
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import WorkerEvent, encode
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.messages import WorkerEvent, WorkerReport, encode
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import Desired, Exit, WorkerState
@@ -485,6 +486,133 @@ def test_a_worker_finds_its_runner_again_after_the_runner_died(url: str, tmp_pat
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+    on_node(url, tmp_path, test)
+
+
+async def ready_report(node: Node, worker: str) -> WorkerReport:
+    while True:
+        for known in (await node.reports.get()).workers:
+            if known.worker == worker and known.state is WorkerState.READY:
+                return known
+
+
+def test_a_worker_that_comes_back_says_what_still_runs_there(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("comeback", concurrency=2)
+        events: list[str] = []
+        node.bus.subscribe(
+            subjects.worker_event("comeback"),
+            lambda message: events.append(msgspec.msgpack.decode(message.payload, type=WorkerEvent).kind),
+        )
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1", frames.Hello(PROTOCOL, "w-1", was_ready=True, running=2))
+        worker.ready()
+        report = await ready_report(node, "w-1")
+        assert (report.in_use, report.cold_start, report.idle_since) == (2, None, None)
+        call = node.invoke(revision, b"1")
+        worker.send(frames.Freed())
+        run, body = await worker.run()
+        worker.answer(run, body)
+        assert (await call.future)[1] == b"1"
+        assert events == [], "its cold start is long over"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_is_told_to_drain_while_it_starts_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("undecided")
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        await node.assign(revision, "w-1", Desired.DRAIN)
+        call = node.invoke(revision)
+        await node.bus.flush()
+        worker.ready()
+        assert isinstance((await worker.next())[0], frames.Drain)
+        fresh = await node.worker(revision, "w-2")
+        await fresh.echo(1)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_waits_for_the_successor_of_a_worker_with_many_slots(url: str, tmp_path: Path) -> None:
+    """The credits of a dead worker's slots once brought the call back and forth until it counted as lost."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("many", concurrency=64)
+        first = await node.worker(revision, "w-1")
+        warm = node.invoke(revision)
+        await first.echo(1)
+        await warm.future
+        first.die()
+        await node.kills.get()
+        call = node.invoke(revision, b"2")
+        await node.assign(revision, "w-2")
+        second = await node.connect("w-2")
+        for _ in range(20):
+            await node.bus.flush()
+        assert not call.future.done()
+        second.ready()
+        run, body = await second.run()
+        second.answer(run, body)
+        assert (await call.future)[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        outer = await node.deploy("impatient", timeout_s=0.1)
+        inner = await node.deploy("callee", kind=CallKind.ASYNC)
+        asking = await node.worker(outer, "w-1")
+        asked = await node.worker(inner, "w-2")
+        call = node.invoke(outer)
+        run, _ = await asking.run()
+        asking.send(frames.Call(1, "call", "callee", "", "application/json", "", 30.0, run.attempt), b"{}")
+        running, _ = await asked.run()
+        assert (await call.future)[0].kind is OutcomeKind.TIMED_OUT
+        assert (await asked.next())[0] == frames.Cancel(running.attempt)
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("claimed", [float("inf"), float("nan"), -1.0, 1e300])
+def test_durations_that_cannot_be_are_not_believed(url: str, tmp_path: Path, claimed: float) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("liar")
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        worker.send(frames.Ready(claimed, claimed, ("a" * 10_000, "numpy", "no/module")))
+        report = await ready_report(node, "w-1")
+        assert report.modules == ("numpy",)
+        assert report.cold_start is not None
+        assert 0 <= report.cold_start.total_s < 60
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/json", claimed), b"1")
+        assert 0 <= (await call.future)[0].run_s < 60
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> None:
+    """Its caller once gave up at the reconnect because the call was older than its patience."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("long")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        call.since -= 60.0
+        run, body = await worker.run()
+        reconnected = asyncio.Event()
+        node.bus.on_reconnect(reconnected.set)
+        assert node.bus._link is not None
+        node.bus._link._transport.abort()
+        await reconnected.wait()
+        worker.answer(run, body)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 
     on_node(url, tmp_path, test)
 
