@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import threading
 import time
@@ -146,16 +147,48 @@ def test_kill_9_under_load_loses_no_accepted_call(own: Platform, victim: str) ->
     assert again == {invocation: ends[invocation][1] for invocation in again}, "the first end stays"
 
 
-def test_a_stopped_bus_is_waited_for(own: Platform) -> None:
-    """SIGSTOP: the connection stands and nothing answers."""
+@pytest.mark.parametrize(("frozen", "for_s"), [("nats", 1.0), ("runner", 3.0)])
+def test_a_process_that_is_frozen_for_a_while_is_waited_for(own: Platform, frozen: str, for_s: float) -> None:
+    """SIGSTOP: its connections stand and nothing answers."""
     with Load(own) as load:
         load.wait_for_answers(20, 30)
-        [pid] = pids_of(own, "nats")
+        [pid] = pids_of(own, frozen)
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.0)
+        time.sleep(for_s)
         os.kill(pid, signal.SIGCONT)
         load.wait_for_answers(50, WHOLE_AGAIN_S)
         load.stop()
     assert load.wrong == []
     for invocation in load.accepted:
         assert own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30}).status_code == 200
+
+
+def test_a_killed_up_takes_the_platform_along_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    """Workers look for their runner for half a minute: the next platform has them, and ends them with itself."""
+    home = tmp_path / "home"
+    with running_platform(home) as first:
+        first.gpufn("deploy", APP)
+        assert first.invoke("steady", {"number": 1}) == 1
+        with Load(first) as load:
+            load.wait_for_answers(20, 30)
+            platform = [
+                os.pidfd_open(pid) for name in ("nats", "gateway", "agent", "runner") for pid in pids_of(first, name)
+            ]
+            workers = [os.pidfd_open(pid) for pid in pids_of(first, "worker")]
+            first.process.kill()
+            first.process.wait()
+            assert [has_ended(pidfd) for pidfd in platform] == [True] * len(platform)
+            load.stop()
+    with running_platform(home) as again:
+        assert again.invoke("steady", {"number": 2}) == 2
+        for invocation, number in load.accepted.items():
+            answer = again.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30})
+            # A call that ran is told to be lost; it may have had its effect.
+            assert (answer.status_code, answer.text) == (200, str(number)) or answer.json()["code"] == "worker_lost"
+    assert [has_ended(pidfd) for pidfd in workers] == [True] * len(workers)
+    for pidfd in platform + workers:
+        os.close(pidfd)
+
+
+def has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], WHOLE_AGAIN_S)[0])
