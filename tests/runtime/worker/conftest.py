@@ -18,7 +18,7 @@ import pytest
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames
-from gpufn.protocol.frames import FrameReader, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
+from gpufn.protocol.frames import FrameReader, Freed, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
 
@@ -36,6 +36,7 @@ class Peer:
         self.process: subprocess.Popen[bytes] | None = None
         self.output = folder / "output"
         self.logs: list[tuple[int, str, str]] = []
+        self.freed = 0
         self._server: socket.socket | None = None
         self._link: socket.socket | None = None
         self._last_attempt = 0
@@ -80,7 +81,7 @@ class Peer:
         return frame
 
     def next(self) -> tuple[WorkerFrame, bytes]:
-        """The next frame that is no Log (those are kept in `logs`); EOFError when the worker hangs up."""
+        """The next frame that is no Log (see `logs`) and no Freed (see `freed`); EOFError when the worker hangs up."""
         while True:
             while not self._arrived:
                 assert self._link is not None
@@ -92,9 +93,12 @@ class Peer:
                     raise EOFError
                 self._arrived += self._reader.feed(data)
             frame, body = self._arrived.pop(0)
-            if not isinstance(frame, Log):
+            if isinstance(frame, Log):
+                self.logs.append((frame.attempt, frame.stream, body.decode()))
+            elif isinstance(frame, Freed):
+                self.freed += 1
+            else:
                 return frame, body
-            self.logs.append((frame.attempt, frame.stream, body.decode()))
 
     def send(self, frame: msgspec.Struct, body: bytes = b"") -> None:
         self.send_bytes(frames.encode(frame, body))

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.frames import Drain, Hello
+from gpufn.protocol.frames import Drain, Hello, Ready
 
 Start = Any
 
@@ -169,6 +169,31 @@ def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Sta
     assert worker.call(b'{"wait": false}') == b"false"
     worker.send(Drain())
     assert worker.wait() == 0
+
+
+def test_it_tells_the_next_runner_what_still_runs_and_when_that_ends(start: Start, tmp_path: Path) -> None:
+    worker = start(
+        """
+        import os, time
+        def f(path: str):
+            while path and not os.path.exists(path):
+                time.sleep(0.002)
+            return path
+        """,
+        concurrency=2,
+    )
+    signal = tmp_path / "go"
+    worker.run(b'{"path": "%s"}' % str(signal).encode())
+    assert worker.call(b'{"path": ""}') == b'""', "the first one runs by now"
+    worker.hang_up()
+    worker.listen()
+    hello = worker.accept()
+    assert (hello.was_ready, hello.running) == (True, 1)
+    assert isinstance(worker.next()[0], Ready)
+    signal.touch()
+    while not worker.freed:
+        assert worker.call(b'{"path": ""}') == b'""'
+    assert worker.freed == 1
 
 
 def test_without_a_runner_it_runs_its_exit_hooks_and_ends(
