@@ -41,7 +41,7 @@ from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired
 
 from .placement import Limits
-from .plan import Action, Delete, Drain, EndQueued, MoveServing, Purge, Start, plan
+from .plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Purge, Start, plan
 from .state import World
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class Controller:
         self._trouble = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._acting: set[Action] = set()
+        self._undecided: dict[str, str] = {}  # functions that the last step over them failed for, and why
 
     def __repr__(self) -> str:
         return f"<Controller {self._name} [{'leads' if self._led else 'stands by'}] {self.world!r}>"
@@ -149,6 +150,7 @@ class Controller:
         if entry is None:
             self._records.pop(name, None)
             self._statuses.pop(name, None)
+            self._undecided.pop(name, None)
             self.world.on_function(name, None)
         else:
             self._records[name] = entry.revision
@@ -259,9 +261,20 @@ class Controller:
         if not (self._loaded and self._bus.connected and self._lease.is_held(now)):
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
+        self._tell_undecided(planned)
         for action in planned.actions:
             self._act(action, now)
-        self._report(planned.statuses, is_full=only is None)
+        kept = {name: self._statuses[name] for name in planned.failed if name in self._statuses}
+        self._report(kept | planned.statuses, is_full=only is None)
+
+    def _tell_undecided(self, planned: Plan) -> None:
+        """Once per function and trouble."""
+        for name, error in planned.failed.items():
+            if self._undecided.get(name) != repr(error):
+                self._undecided[name] = repr(error)
+                log.error("its last decision stands: %r", error, exc_info=error, extra={"function": name})
+        for name in self._undecided.keys() & planned.statuses.keys():
+            del self._undecided[name]
 
     # --- act ---
 

@@ -6,11 +6,14 @@
 4. Missing workers are placed: functions that have none first, then who has waited longest.
 5. Where there is no room for a function that has calls, idle workers of others drain, the longest idle first; when
    nobody is idle and it has waited `PATIENCE_S`, one of a function that has several.
+
+What fails for one function fails for it alone: its actions of this step are dropped, and its last decision stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -78,8 +81,11 @@ Action = Start | Drain | Delete | MoveServing | EndQueued | Purge
 
 
 class Plan(msgspec.Struct, frozen=True):
+    """`failed`: functions that nothing could be decided for, and why."""
+
     actions: tuple[Action, ...] = ()
     statuses: dict[str, FunctionStatus] = {}
+    failed: dict[str, Exception] = {}
 
 
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
@@ -121,6 +127,7 @@ class _Step:
         self.decided: dict[str, list[_Decided]] = {}
         self.leaving: set[str] = set()  # workers that this step drains or gives up
         self.notes: dict[str, str] = {}  # of rollouts
+        self.failed: dict[str, Exception] = {}
         self._room: LeaseBook | None = None
 
     def run(self, only: Iterable[str] | None) -> Plan:
@@ -132,24 +139,42 @@ class _Step:
         else:
             names = only
         for name in sorted(names):
-            function = self.world.functions.get(name)
-            if function is None:
-                self._drain_all(name, "the function was deleted")
-            else:
-                self._decide(function)
+            with self._alone(name):
+                function = self.world.functions.get(name)
+                if function is None:
+                    self._drain_all(name, "the function was deleted")
+                else:
+                    self._decide(function)
         if only is not None and self.needs:
             # Room is given in order: who waits for it has a say, whoever's turn it was to be looked at.
             for name in sorted(self.world.waiting - self.decided.keys()):
-                if name in self.world.functions:
-                    self._decide(self.world.functions[name])
+                with self._alone(name):
+                    if name in self.world.functions:
+                        self._decide(self.world.functions[name])
         without_room = self._start()
         self._make_room(without_room)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        return Plan(
-            tuple(self.actions),
-            {name: self._status(self.world.functions[name], decided) for name, decided in self.decided.items()},
-        )
+        statuses: dict[str, FunctionStatus] = {}
+        for name, decided in list(self.decided.items()):
+            with self._alone(name):
+                statuses[name] = self._status(self.world.functions[name], decided)
+        return Plan(tuple(self.actions), statuses, self.failed)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """One number that could not be computed with stopped the controller for everybody."""
+        begun = len(self.actions)
+        try:
+            yield
+        except Exception as error:
+            self.failed[name] = error
+            for action in self.actions[begun:]:
+                if isinstance(action, Drain):
+                    self.leaving.discard(action.worker)
+            del self.actions[begun:]
+            self.needs = [need for need in self.needs if need.key[0] != name]
+            self.decided.pop(name, None)
 
     # 1
 
@@ -322,19 +347,20 @@ class _Step:
         while turn:
             later: list[_Need] = []
             for need in turn:
-                nodes = [report for report in reports if slots[report.node] > 0]
-                found = place(need.spec.spec.resources, nodes, room, self.limits)
-                if isinstance(found, NoRoom):
-                    need.is_slot_limited = len(nodes) < len(reports)
-                    need.no_room = found
-                    without_room.append(need)
-                    continue
-                room.grant(f"new-{len(self.actions)}", found.node, found.share)
-                slots[found.node] -= 1
-                self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
-                need.missing -= 1
-                if need.missing:
-                    later.append(need)
+                with self._alone(need.key[0]):
+                    nodes = [report for report in reports if slots[report.node] > 0]
+                    found = place(need.spec.spec.resources, nodes, room, self.limits)
+                    if isinstance(found, NoRoom):
+                        need.is_slot_limited = len(nodes) < len(reports)
+                        need.no_room = found
+                        without_room.append(need)
+                        continue
+                    room.grant(f"new-{len(self.actions)}", found.node, found.share)
+                    slots[found.node] -= 1
+                    self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
+                    need.missing -= 1
+                    if need.missing:
+                        later.append(need)
             turn = later
         return without_room
 
@@ -350,12 +376,13 @@ class _Step:
                 self._room.release(worker.assignment.worker)
         idle = self._idle_workers()
         for need in waiting:
-            if self._claim(need):
-                continue
-            others = [worker for worker in idle if worker.key[0] != need.key[0]]
-            older = [worker for worker in idle if worker.key[0] == need.key[0] and worker.key != need.key]
-            if not self._evict_for(need, others + older) and self._has_lost_patience(need):
-                self._evict_for(need, self._surplus_of_others(need))
+            with self._alone(need.key[0]):
+                if self._claim(need):
+                    continue
+                others = [worker for worker in idle if worker.key[0] != need.key[0]]
+                older = [worker for worker in idle if worker.key[0] == need.key[0] and worker.key != need.key]
+                if not self._evict_for(need, others + older) and self._has_lost_patience(need):
+                    self._evict_for(need, self._surplus_of_others(need))
 
     def _claim(self, need: _Need) -> bool:
         assert self._room is not None

@@ -107,6 +107,10 @@ class RevisionView:
         self.want: Peak | None = None
         self.last: ScaleDecision | None = None
 
+    def started_in(self, total_s: float) -> None:
+        if _is_duration(total_s):
+            self.cold_starts.append(total_s)
+
     def in_state(self, *states: WorkerState) -> list[WorkerView]:
         return [worker for worker in self.workers.values() if worker.state in states]
 
@@ -211,7 +215,7 @@ class World:
             case "ready":
                 view.circuit.became_ready()
                 if event.cold_start is not None:
-                    view.cold_starts.append(event.cold_start.total_s)
+                    view.started_in(event.cold_start.total_s)
                 if worker is not None:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
@@ -399,7 +403,7 @@ class World:
             view = self.view(worker.key)
             view.circuit.became_ready()  # its event may have been lost: events are sent once
             if report.cold_start is not None and not view.cold_starts:
-                view.cold_starts.append(report.cold_start.total_s)
+                view.started_in(report.cold_start.total_s)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY
         worker.reported = report.state
         worker.slots = report.slots
@@ -419,7 +423,9 @@ class World:
         view.ended += ended
         view.failed += max(0, traffic.failed - before.failed)
         view.busy_since = None
-        each_s = max(0.0, traffic.run_seconds - before.run_seconds) / ended
+        each_s = (traffic.run_seconds - before.run_seconds) / ended
+        if not _is_duration(each_s):
+            return
         weight = 1.0 - (1.0 - _SERVICE_WEIGHT) ** ended
         view.service_s = each_s if view.service_s is None else view.service_s + weight * (each_s - view.service_s)
 
@@ -433,6 +439,11 @@ class World:
         numbers.discard(key[1])
         if not numbers:
             del self._numbers[key[0]]
+
+
+def _is_duration(seconds: float) -> bool:
+    """What others count is not always a number, and one that is none would stay in every average."""
+    return math.isfinite(seconds) and seconds >= 0
 
 
 def _exit_error(event: WorkerEvent) -> ErrorInfo:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerReport
 from gpufn.spec import ScalingPolicy
-from gpufn.workers import Assignment, Desired, Exit, StartFailure, WorkerState
+from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
+from gpufn_gateway.controller import policy
 from gpufn_gateway.controller.plan import Delete, Drain, MoveServing, Start, plan
+from gpufn_gateway.controller.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
 from gpufn_gateway.controller.state import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
@@ -239,6 +243,57 @@ def test_a_step_over_one_function_leaves_the_others_alone() -> None:
     two.on_function("g", function("g"))
     two.on_depths({("f", 1): 1, ("g", 1): 1}, 100.0, 100.0)
     planned = plan(two, 100.0, only={"g"})
+    assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
+    assert set(planned.statuses) == {"g"}
+
+
+@pytest.mark.parametrize("run_seconds", [float("nan"), float("inf"), -5.0, 1e308])
+def test_a_bad_number_of_one_function_stops_nobody(run_seconds: float) -> None:
+    two = world(1)
+    two.on_revision(("g", 1), revision("g"))
+    two.on_function("g", function("g"))
+    tell(two, 100.5, "w0", traffic=RevisionTraffic("f", 1, 1, 1, 0, 0.5))
+    tell(two, 101.0, "w0", traffic=RevisionTraffic("f", 1, 2, 2, 0, run_seconds))
+    two.on_depths({("f", 1): 3, ("g", 1): 1}, 102.0, 102.0)
+    planned = plan(two, 102.0)
+    assert "g" in {action.function for action in planned.actions if isinstance(action, Start)}
+    assert "g" in planned.statuses
+
+
+@pytest.mark.parametrize("run_seconds", [float("nan"), float("inf"), -5.0])
+def test_times_that_cannot_be_are_not_learned_from(run_seconds: float) -> None:
+    told = world(1)
+    tell(told, 101.0, "w0", traffic=RevisionTraffic("f", 1, 0, 0, 0, 0.0))
+    for ended, seconds in ((1, 2.0), (2, run_seconds), (3, 4.0)):
+        tell(told, 101.0 + ended, "w0", traffic=RevisionTraffic("f", 1, ended, ended, 0, seconds))
+    event = WorkerEvent("ready", "w0", "f", 1, "a", 0.0, cold_start=ColdStart(load_s=run_seconds))
+    told.on_event(event, 105.0)
+    view = told.view(("f", 1))
+    assert view.service_s is not None
+    assert (0 < view.service_s < 5, list(view.cold_starts)) == (True, [])
+
+
+def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = world(1)
+    two.on_revision(("g", 1), revision("g"))
+    two.on_function("g", function("g"))
+    two.on_depths({("f", 1): 1, ("g", 1): 1}, 100.0, 100.0)
+    decide = policy.decide
+
+    def broken(scaling: ScalingPolicy, demand: Demand | None, *args: Any, **options: Any) -> ScaleDecision:
+        if demand is not None and demand.queued == 7:
+            raise OverflowError("cannot convert float infinity to integer")
+        return decide(scaling, demand, *args, **options)
+
+    monkeypatch.setattr(policy, "decide", broken)
+    plan(two, 100.0)
+    last = two.view(("f", 1)).last
+    two.on_depths({("f", 1): 7, ("g", 1): 1}, 100.5, 100.5)
+    planned = plan(two, 100.5)
+    assert repr(planned.failed) == "{'f': OverflowError('cannot convert float infinity to integer')}"
+    assert two.view(("f", 1)).last is last
     assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
     assert set(planned.statuses) == {"g"}
 
