@@ -244,6 +244,7 @@ class RevisionQueue:
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
+            self._log_failure(attempt.link, outcome.error, attempt.message.id)
         self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=now)
         self._after_end(attempt.link)
 
@@ -342,8 +343,15 @@ class RevisionQueue:
         if link.state is WorkerState.STARTING:
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
+            self._log_failure(link, error)
             self._supervision.event(link, "start_failed", failure=StartFailure(phase, error))
             self._on_change()
+
+    def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
+        """What the caller is told is kept in the function's log as well."""
+        if error is not None:
+            text = error.traceback or f"{error.code}: {error.message}"
+            self._output.publish(link, invocation, "error", text.encode())
 
     def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None:
         reply = ItemReply(attempt.message.id, attempt.items, item.content_type, self._inbox)
@@ -409,12 +417,18 @@ class RevisionQueue:
         task.add_done_callback(self._tasks.discard)
 
 
+def _why_timed_out(attempt: Attempt) -> str:
+    limit_s = attempt.link.revision.spec.timeout_s
+    if attempt.must_end_at >= attempt.started_at + limit_s:
+        return f"it ran for longer than its timeout of {limit_s:g} s"
+    return "it ran when its caller's deadline came"
+
+
 def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
     """What the runner decided (a timeout, a cancel) holds, whatever the worker said afterwards."""
     match attempt.ending:
         case OutcomeKind.TIMED_OUT:
-            limit = attempt.must_end_at - attempt.started_at
-            return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(f"it ran for longer than {limit:g} s").info())
+            return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(_why_timed_out(attempt)).info())
         case OutcomeKind.CANCELLED:
             return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
         case _:

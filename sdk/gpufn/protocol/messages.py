@@ -242,7 +242,7 @@ class KillOrder(msgspec.Struct, frozen=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Text of a worker. `stream` is ``stdout``, ``stderr``, ``log`` or ``platform``."""
+    """Text of a worker. `stream` is ``stdout``, ``stderr``, ``log``, or ``error`` for how a call or a start failed."""
 
     at: float
     function: str
