@@ -9,19 +9,16 @@ delete    the Function's record goes; queued calls end as cancelled; revisions s
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from gpufn.bus import objects, records, streams
+from gpufn.bus import objects, records
 from gpufn.bus.connection import Bus
-from gpufn.bus.feed import StoredMessage
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.errors import (
-    BusUnavailable,
     Conflict,
     FunctionNotFound,
     InvalidBundle,
@@ -31,17 +28,13 @@ from gpufn.errors import (
 from gpufn.ids import Digest
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import InvocationMessage, ResultReply, encode, unpack_invocation
+from gpufn.protocol.messages import encode
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.bundles import check_bundle
 from gpufn_gateway.registry import Registry, is_usable
 
-log = logging.getLogger(__name__)
-
 _TRIES: Final = 50  # each lost race means that somebody else's change went through
-_ASK_AT_ONCE: Final = 64
 
 _function = msgspec.msgpack.Decoder(Function)
 
@@ -126,9 +119,11 @@ class Deploys:
         numbers = self._registry.numbers(name)
         for number in numbers:
             await self._retire(name, number)
+        error = InvocationCancelled(f"{name} was deleted before this call started.").info()
         for number in numbers:
-            await self._cancel_queued(subjects.SYNC, subjects.sync_queue(name, number))
-            await self._cancel_queued(subjects.ASYNC, subjects.async_queue(name, number, "*"))
+            await records.end_queued(
+                self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()
+            )
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -197,48 +192,6 @@ class Deploys:
             key = subjects.revision_key(name, number)
             value = encode(msgspec.structs.replace(revision, state=RevisionState.RETIRED))
             self._registry.on_revision(key, Entry(key, value, await self._revisions.put(key, value)))
-
-    async def _cancel_queued(self, stream: str, queue: str) -> None:
-        """End what waits in a queue. What a runner holds stays: it is still stored there, but somebody has it."""
-        seq = 1
-        while batch := await self._next_messages(stream, queue, seq):
-            seq = batch[-1].seq + 1
-            await asyncio.gather(*(self._cancel_unless_held(stream, message) for message in batch))
-
-    async def _next_messages(self, stream: str, queue: str, seq: int) -> list[StoredMessage]:
-        found: list[StoredMessage] = []
-        while len(found) < _ASK_AT_ONCE and (
-            message := await streams.next_message(self._bus, stream, queue, found[-1].seq + 1 if found else seq)
-        ):
-            found.append(message)
-        return found
-
-    async def _cancel_unless_held(self, stream: str, message: StoredMessage) -> None:
-        invocation, _ = unpack_invocation(message.payload)
-        try:
-            if await records.where(self._bus, invocation.id) is not None:
-                return
-            if invocation.reply:
-                if await streams.delete_message(self._bus, stream, message.seq):
-                    self._bus.publish(invocation.reply, pack(_cancelled(invocation)))
-            elif (known := await records.read(self._bus, invocation.id)) is not None:
-                await records.cancel(self._bus, known[0], self._clock.time())
-        except BusUnavailable as error:
-            log.warning("invocation %s of a deleted function is left in its queue: %s", invocation.id, error)
-
-
-def _cancelled(invocation: InvocationMessage) -> ResultReply:
-    error = InvocationCancelled(f"{invocation.function} was deleted before this call started.")
-    return ResultReply(
-        invocation=invocation.id,
-        kind=OutcomeKind.CANCELLED,
-        error=error.info(),
-        content_type="",
-        revision=invocation.revision,
-        attempt=invocation.attempt,
-        queue_s=0.0,
-        run_s=0.0,
-    )
 
 
 def _busy(name: str) -> Conflict:

@@ -22,7 +22,7 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
-from gpufn.errors import InvalidBundle, RevisionNotFound
+from gpufn.errors import FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
 from gpufn.ids import digest_of
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
@@ -30,8 +30,10 @@ from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
     CallRecord,
     ControllerReport,
+    HeldBy,
     LogLine,
     ResultReply,
+    WhereIs,
     encode,
     unpack_invocation,
 )
@@ -260,6 +262,69 @@ async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
         assert problem(await gateway.http.delete("/v1/functions/gone")) == (404, "function_not_found")
         assert gateway.registry.revisions["gone"][1].state is RevisionState.RETIRED
         assert (await gateway.deploys.deploy(make.spec("gone"), DIGEST)).active == 2
+
+
+class Holding:
+    """A runner that says it holds the invocations `held`, as one that runs them would."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.held: set[str] = set()
+        self._bus = bus
+        bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+
+    def _on_where(self, message: Any) -> None:
+        asked = msgspec.msgpack.decode(message.payload, type=WhereIs).invocation
+        if asked in self.held:
+            self._bus.publish(message.reply, encode(HeldBy(asked, "w-1", "a", 1, 0.0)))
+
+
+async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("leaves"), DIGEST)
+        runner = Holding(gateway.bus)
+        runs, waits = [
+            (await gateway.http.post("/v1/functions/leaves/submit", content=GOOD)).json()["id"] for _ in range(2)
+        ]
+        runner.held.add(runs)
+        for delete in (True, False):  # by the gateway, then by the controller for what came late
+            if delete:
+                assert (await gateway.http.delete("/v1/functions/leaves")).status_code == 204
+            else:
+                error = InvocationCancelled("leaves was deleted").info()
+                ended = await records.end_queued(
+                    gateway.bus, "leaves", 1, kind=OutcomeKind.CANCELLED, error=error, now=2.0
+                )
+                assert ended == 0
+            states = [(await gateway.http.get(f"/v1/invocations/{each}")).json()["state"] for each in (runs, waits)]
+            assert states == ["running", "cancelled"]
+            depth = await streams.depths(gateway.bus)
+            assert depth["leaves", 1].asynchronous == 1
+        runner.held.clear()
+        assert (
+            await records.end_queued(
+                gateway.bus,
+                "leaves",
+                1,
+                kind=OutcomeKind.NOT_STARTED,
+                error=FunctionStartFailed("boom").info(),
+                now=3.0,
+            )
+            == 1
+        )
+        status = (await gateway.http.get(f"/v1/invocations/{runs}")).json()
+        assert (status["state"], status["error"]["message"]) == ("failed", "boom")
+
+
+async def test_a_queued_call_that_somebody_waits_for_is_told_why_it_ends(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("told"), DIGEST)
+        waiting = asyncio.create_task(gateway.http.post("/v1/functions/told/invoke", content=GOOD))
+        await until(lambda: gateway.caller.pending == 1)
+        await gateway.bus.flush()
+        error = FunctionStartFailed("no module named nope").info()
+        await records.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
+        assert problem(await waiting) == (503, "function_start_failed")
+        assert ("told", 1) not in await streams.depths(gateway.bus)
 
 
 async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, make: Any, problem: Any) -> None:

@@ -27,7 +27,6 @@ from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.ids import new_worker_id
-from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import (
     ControllerReport,
@@ -41,7 +40,7 @@ from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired
 
 from .placement import Limits
-from .plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Purge, Start, plan
+from .plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start, plan
 from .state import World
 
 log = logging.getLogger(__name__)
@@ -294,8 +293,6 @@ class Controller:
                 doing = self._move(action)
             case EndQueued():
                 doing = self._end_queued(action)
-            case Purge():
-                doing = self._purge(action)
         task = asyncio.get_running_loop().create_task(self._guarded(action, doing), name=type(action).__name__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -382,14 +379,12 @@ class Controller:
             self._bus,
             action.function,
             action.revision,
-            kind=OutcomeKind.NOT_STARTED,
+            kind=action.kind,
             error=action.error,
             now=self._clock.time(),
         )
-        log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
-
-    async def _purge(self, action: Purge) -> None:
-        await streams.purge(self._bus, subjects.SYNC, subjects.sync_queue(action.function, action.revision))
+        if ended:
+            log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
 
     async def _give_back(self) -> None:
         """The order of going: what was begun is finished, then somebody else may lead."""

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpufn.device import DeviceShare
-from gpufn.errors import ErrorInfo, FunctionNotFound
+from gpufn.errors import ErrorInfo, InvocationCancelled
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import FunctionStatus, Waiting, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.workers import WorkerState
@@ -65,19 +66,15 @@ class MoveServing(msgspec.Struct, frozen=True):
 
 
 class EndQueued(msgspec.Struct, frozen=True):
+    """End the calls that no runner holds."""
+
     function: str
     revision: int
+    kind: OutcomeKind
     error: ErrorInfo
 
 
-class Purge(msgspec.Struct, frozen=True):
-    """Empty the sync queue of a revision; EndQueued empties the other one."""
-
-    function: str
-    revision: int
-
-
-Action = Start | Drain | Delete | MoveServing | EndQueued | Purge
+Action = Start | Drain | Delete | MoveServing | EndQueued
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -134,7 +131,7 @@ class _Step:
         names: Iterable[str]
         if only is None:
             self._give_up_lost_nodes()
-            self._purge_deleted()
+            self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
         else:
             names = only
@@ -187,11 +184,12 @@ class _Step:
                 self.leaving.add(worker.assignment.worker)
                 self.actions.append(Delete(worker.assignment.worker, f"node {worker.assignment.node} is silent"))
 
-    def _purge_deleted(self) -> None:
+    def _end_calls_of_deleted(self) -> None:
+        """Of those that came while the gateway deleted it; the gateway has ended the others."""
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
-            error = FunctionNotFound(f"{name} was deleted").info()
+            error = InvocationCancelled(f"{name} was deleted before this call started.").info()
             for number in sorted(self.world.numbers(name)):
-                self.actions += [EndQueued(name, number, error), Purge(name, number)]
+                self.actions.append(EndQueued(name, number, OutcomeKind.CANCELLED, error))
 
     # 2
 
@@ -281,13 +279,15 @@ class _Step:
             self.notes[function.name] = f"revision {function.active}: {why}{told}"
 
     def _end_queued(self, one: _Decided) -> None:
+        if one.view.in_state(WorkerState.READY, WorkerState.PARKED):
+            return  # starts fail, and still somebody serves what is queued
         circuit = one.view.circuit
         if circuit.openings < 2:
             one.view.ended_at_opening = 0
         elif one.view.ended_at_opening < circuit.openings and circuit.last_error is not None and one.demand is not None:
             one.view.ended_at_opening = circuit.openings
             if one.demand.calls:
-                self.actions.append(EndQueued(one.key[0], one.key[1], circuit.last_error))
+                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, circuit.last_error))
 
     # 3
 

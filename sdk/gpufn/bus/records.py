@@ -8,13 +8,14 @@ wait     subscribes to the record's subject, then reads it, so that no end is mi
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, InvocationNotFound
-from gpufn.invocation import InvocationState, OutcomeKind, state_after
+from gpufn.invocation import InvocationState, Outcome, OutcomeKind, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
@@ -22,12 +23,17 @@ from gpufn.protocol.messages import (
     Cancel,
     HeldBy,
     InvocationMessage,
+    ResultReply,
     WhereIs,
     encode,
     unpack_invocation,
     unpack_record,
 )
 from gpufn.revision import Revision
+
+log = logging.getLogger(__name__)
+
+_ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
 
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
@@ -171,27 +177,73 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
 async def end_queued(
     bus: Bus, function: str, revision: int, *, kind: OutcomeKind, error: ErrorInfo | None, now: float
 ) -> int:
-    """End every submitted invocation that is still queued for a revision; returns how many."""
-    queue = subjects.async_queue(function, revision, "*")
+    """End every call that is still queued for a revision, submitted or waited for; returns how many.
+
+    What a runner holds stays: it is still stored in the queue, but somebody has it and will end it.
+    """
+    outcome = Outcome(kind, error)
     ended = 0
-    seq = 1
-    while (message := await streams.next_message(bus, subjects.ASYNC, queue, seq)) is not None:
-        invocation, _ = unpack_invocation(message.payload)
-        record = CallRecord(
-            id=invocation.id,
-            function=function,
-            revision=revision,
-            method=invocation.method,
-            state=state_after(kind),
-            submitted_at=invocation.submitted_at,
-            ended_at=now,
-            attempt=invocation.attempt,
-            error=error,
-        )
-        ended += await end(bus, record)
-        await streams.delete_message(bus, subjects.ASYNC, message.seq)
-        seq = message.seq + 1
+    for stream, queue in (
+        (subjects.SYNC, subjects.sync_queue(function, revision)),
+        (subjects.ASYNC, subjects.async_queue(function, revision, "*")),
+    ):
+        seq = 1
+        while batch := await _queued(bus, stream, queue, seq):
+            seq = batch[-1][0] + 1
+            ended += sum(await asyncio.gather(*(_end_unless_held(bus, *each, outcome, now) for each in batch)))
     return ended
+
+
+async def _queued(bus: Bus, stream: str, queue: str, seq: int) -> list[tuple[int, InvocationMessage]]:
+    """The next calls of a queue from `seq` on, without their arguments: those may be megabytes each."""
+    found: list[tuple[int, InvocationMessage]] = []
+    while len(found) < _ASK_AT_ONCE and (message := await streams.next_message(bus, stream, queue, seq)) is not None:
+        found.append((message.seq, unpack_invocation(message.payload)[0]))
+        seq = message.seq + 1
+    return found
+
+
+async def _end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
+    try:
+        if await where(bus, invocation.id) is not None:
+            return False
+        if not invocation.reply:
+            is_ended = await end(bus, _ended_record(invocation, outcome, now))
+            await streams.delete_message(bus, subjects.ASYNC, seq)
+            return is_ended
+        if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
+            bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
+        return is_ended
+    except BusUnavailable as trouble:
+        log.warning("invocation %s of %s is left in its queue: %s", invocation.id, invocation.function, trouble)
+        return False
+
+
+def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
+    return CallRecord(
+        id=invocation.id,
+        function=invocation.function,
+        revision=invocation.revision,
+        method=invocation.method,
+        state=state_after(outcome.kind),
+        submitted_at=invocation.submitted_at,
+        ended_at=now,
+        attempt=invocation.attempt,
+        error=outcome.error,
+    )
+
+
+def _ended_reply(invocation: InvocationMessage, outcome: Outcome, now: float) -> ResultReply:
+    return ResultReply(
+        invocation=invocation.id,
+        kind=outcome.kind,
+        error=outcome.error,
+        content_type="",
+        revision=invocation.revision,
+        attempt=invocation.attempt,
+        queue_s=max(0.0, now - invocation.submitted_at),
+        run_s=0.0,
+    )
 
 
 async def _read(bus: Bus, subject: str) -> tuple[CallRecord, bytes] | None:

@@ -19,7 +19,7 @@ from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, StartFailure, WorkerState
 from gpufn_gateway.controller.placement import Limits
-from gpufn_gateway.controller.plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Purge, Start, plan
+from gpufn_gateway.controller.plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start, plan
 from gpufn_gateway.controller.state import Key, World
 
 GIB = 1 << 30
@@ -233,5 +233,5 @@ class Sim:
                 case MoveServing():
                     was = self.world.functions[action.function]
                     self.world.on_function(action.function, function(action.function, action.revision, was.active))
-                case EndQueued() | Purge():
+                case EndQueued():
                     self.queues.pop((action.function, action.revision), None)

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerReport
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy
-from gpufn_gateway.controller.plan import Delete, Drain, MoveServing, Start, plan
+from gpufn_gateway.controller.plan import Delete, Drain, EndQueued, MoveServing, Start, plan
 from gpufn_gateway.controller.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
 from gpufn_gateway.controller.state import World
@@ -245,6 +246,29 @@ def test_a_step_over_one_function_leaves_the_others_alone() -> None:
     planned = plan(two, 100.0, only={"g"})
     assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
     assert set(planned.statuses) == {"g"}
+
+
+@pytest.mark.parametrize(("ready", "ends"), [(0, 1), (1, 0)])
+def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(ready: int, ends: int) -> None:
+    failing = world(ready, ScalingPolicy(max_workers=4))
+    circuit = failing.view(("f", 1)).circuit
+    for at in (0.0, 1.0, 2.0, 50.0):
+        circuit.failed(at, ErrorInfo("function_start_failed", "boom"))
+    assert circuit.openings == 2
+    failing.on_depths({("f", 1): 3}, 100.0, 100.0)
+    assert sum(isinstance(action, EndQueued) for action in plan(failing, 100.0).actions) == ends
+
+
+def test_the_calls_of_a_deleted_function_end_as_cancelled() -> None:
+    deleted = world(1)
+    deleted.on_function("f", None)
+    for now in (100.0, 102.5):
+        deleted.on_depths({("f", 1): 2}, now, now)
+    ended = [action for action in plan(deleted, 102.5).actions if not isinstance(action, Drain)]
+    assert [(action.kind, action.error.code) for action in ended if isinstance(action, EndQueued)] == [
+        (OutcomeKind.CANCELLED, "invocation_cancelled")
+    ]
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize("run_seconds", [float("nan"), float("inf"), -5.0, 1e308])
