@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, GpufnError, PayloadTooLarge, QueueFull
+from gpufn.errors import (
+    CapacityError,
+    ErrorInfo,
+    FunctionStartFailed,
+    GpufnError,
+    InvocationExpired,
+    PayloadTooLarge,
+    QueueFull,
+)
 from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Function, Revision
 
@@ -45,7 +53,16 @@ def start_failure(function: str, revision: int, status: FunctionStatus) -> Funct
     """Set while the circuit of this very revision is open and nobody else serves it."""
     if status.start_error is None or status.serving != revision or status.workers.ready:
         return None
-    return Refused(f"{function} cannot start: {status.start_error.message}")
+    error = status.start_error
+    what = f"{error.error_type}: {error.message}" if error.error_type else error.message
+    return Refused(f"{function} cannot start: {what} (`gpufn logs {function}` has the traceback)")
+
+
+def expired(function: str, error: InvocationExpired, status: FunctionStatus | None) -> InvocationExpired:
+    """`error`, and why the call waited, as far as that is known."""
+    if status is None or status.waiting is None:
+        return error
+    return InvocationExpired(f"{error.message}: {function} waits, {status.waiting.detail}")
 
 
 def too_large(what: str, limit_bytes: int) -> PayloadTooLarge:

@@ -15,7 +15,7 @@ import msgspec
 
 from gpufn.bus.calls import PendingCall, PendingStream
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, UnsupportedMediaType
+from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, InvocationExpired, UnsupportedMediaType
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Revision
@@ -131,11 +131,18 @@ class Calls:
                 refused = admission.refusal(target.function, target.revision, status)
                 if refused is not None:
                     raise refused
+            if headers.get(b"content-encoding", b"identity") != b"identity":
+                raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
             body = await self._bodies.read(headers, receive)
             content_type = media.of_body(headers.get(b"content-type"))
             if content_type is media.JSON:
                 body = body or b"{}"
                 target.signature.check(body)
+            elif content_type.startswith("multipart/"):
+                raise UnsupportedMediaType(
+                    "A form is not taken apart here. Send the file alone: "
+                    "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
+                )
             elif not media.is_arguments(content_type) and target.method.raw_parameter is None:
                 raise UnsupportedMediaType(
                     f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
@@ -186,6 +193,9 @@ class Calls:
 
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.status(target.name))
+
+    def expired(self, target: Target, error: InvocationExpired) -> GpufnError:
+        return admission.expired(target.name, error, self.registry.status(target.name))
 
     def _ring_if_cold(self, target: Target) -> None:
         status = self.registry.statuses.get(target.name)

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from gpufn.bus.calls import PendingCall
-from gpufn.errors import GpufnError, QueueFull
+from gpufn.errors import GpufnError, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import media, problems
@@ -104,6 +104,8 @@ class Invoke:
     async def _failed(self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send) -> None:
         if isinstance(error, QueueFull):
             error = self._calls.queue_full(call.target)
+        elif isinstance(error, InvocationExpired):
+            error = self._calls.expired(call.target, error)
         self._calls.telemetry.of(call.target.name).failed(error.code)
         await send_problem(send, problems.problem_of(error), [(b"x-gpufn-invocation", pending.id.encode())])
 

@@ -209,7 +209,9 @@ class Registry:
         key = (function.name, revision.number, method.name)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._signatures[key] = Signature(method.parameters)
+            signature = self._signatures[key] = Signature(
+                method.parameters, takes_bytes=method.raw_parameter is not None
+            )
         return Target(function, revision, method, signature)
 
 

@@ -31,10 +31,18 @@ _LENGTHS = {"minLength": "min_length", "maxLength": "max_length"}
 _COUNTS = {"minItems": "min_length", "maxItems": "max_length"}
 
 
-class Signature:
-    """Checks the keyword arguments of one method. `schema` is `MethodSpec.parameters`."""
+_JSON_HINT = 'it is an object with the arguments, such as {"name": "value"}'
+_BYTES_HINT = "to send bytes as they are add -H 'Content-Type: application/octet-stream'"
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+
+class Signature:
+    """Checks the keyword arguments of one method. `schema` is `MethodSpec.parameters`.
+
+    `takes_bytes`: one parameter could have a raw body; then JSON that is none may have been meant as that.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], *, takes_bytes: bool = False) -> None:
+        self._hint = _BYTES_HINT if takes_bytes else _JSON_HINT
         properties = schema.get("properties")
         self.names: tuple[str, ...] = tuple(properties) if isinstance(properties, Mapping) else ()
         self._decode = _decoder(schema).decode
@@ -51,7 +59,7 @@ class Signature:
         except RecursionError:
             raise _too_deep() from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the body is not valid JSON: {error}") from None
+            raise InvalidInput(f"the body is not valid JSON: {error}; {self._hint}") from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()
 

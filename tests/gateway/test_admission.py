@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed
+from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, InvocationExpired
 from gpufn.ids import Digest
+from gpufn.protocol.messages import FunctionStatus, Waiting, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import ScalingPolicy
-from gpufn_gateway.admission import refusal, retry_after_s, too_large
+from gpufn_gateway.admission import expired, refusal, retry_after_s, too_large
 
 
 def function(**fields: Any) -> Function:
@@ -19,6 +20,7 @@ def revision(make: Any, **fields: Any) -> Revision:
     return Revision(function="embed", number=1, spec=make.spec(**fields), bundle=Digest("0" * 64), created_at=0.0)
 
 
+CANNOT_START = "embed cannot start: No module named 'torch' (`gpufn logs embed` has the traceback)"
 BROKEN = ErrorInfo("function_raised", "No module named 'torch'")
 
 
@@ -29,7 +31,11 @@ BROKEN = ErrorInfo("function_raised", "No module named 'torch'")
         ({}, {}, None),
         ({"paused": True}, {}, (CapacityError, "embed is paused")),
         ({"max_workers": 0}, {}, (CapacityError, "embed has max_workers=0")),
-        ({}, {"ready": 0, "start_error": BROKEN}, (FunctionStartFailed, "embed cannot start: No module named 'torch'")),
+        (
+            {},
+            {"ready": 0, "start_error": BROKEN},
+            (FunctionStartFailed, CANNOT_START),
+        ),
         ({}, {"ready": 1, "start_error": BROKEN}, None),
         ({}, {"ready": 0, "serving": 2, "start_error": BROKEN}, None),
     ],
@@ -75,3 +81,15 @@ def test_the_limit_is_named() -> None:
     assert too_large("a call's arguments", 7_864_320).message == (
         "The body is larger than the 7.5 MiB that a call's arguments may have here."
     )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "message"),
+    [
+        (None, "it did not end"),
+        (Waiting("no_capacity", "vm: it has no L4 GPU"), "it did not end: embed waits, vm: it has no L4 GPU"),
+    ],
+)
+def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:
+    status = FunctionStatus(function="embed", serving=1, workers=WorkerCounts(), waiting=waiting)
+    assert expired("embed", InvocationExpired("it did not end"), status).message == message

@@ -91,6 +91,10 @@ async def test_a_method_is_called_by_its_name(gateway: Any, make: Any, problem: 
         assert answer.json()["detail"] == f"{wrong!r} cannot be called; call model.embed or model.rank."
 
 
+NO_JSON = "the body is not valid JSON: JSON is malformed"
+HINT = 'it is an object with the arguments, such as {"name": "value"}'
+
+
 @pytest.mark.parametrize(
     ("body", "detail", "field"),
     [
@@ -99,8 +103,8 @@ async def test_a_method_is_called_by_its_name(gateway: Any, make: Any, problem: 
         (b'{"texts":[],"to":1}', "to: there is no such argument; it takes texts, top", "to"),
         (b'{"texts":[],"top":"x"}', "top: expected int, got str", "top"),
         (b"[]", "the body must be a JSON object of keyword arguments: expected object, got array", None),
-        (b"{texts", "the body is not valid JSON: JSON is malformed: object keys must be strings (byte 1)", None),
-        (b"\xff", "the body is not valid JSON: JSON is malformed: invalid character (byte 0)", None),
+        (b"{texts", f"{NO_JSON}: object keys must be strings (byte 1); {HINT}", None),
+        (b"\xff", f"{NO_JSON}: invalid character (byte 0); {HINT}", None),
     ],
 )
 async def test_arguments_that_do_not_fit_are_named(

@@ -9,6 +9,8 @@ from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError
 from gpufn.protocol.messages import encode
 from gpufn.revision import Function
 
+CANNOT_START = "embed cannot start: No module named 'torch' (`gpufn logs embed` has the traceback)"
+
 
 def record(name: str, serving: int, *, latest: int = 1) -> bytes:
     return encode(Function(name=name, active=serving, serving=serving, latest=latest, updated_at=0.0))
@@ -87,7 +89,11 @@ def test_an_open_circuit_ends_the_calls_that_wait(gateway: Any, make: Any) -> No
     assert gateway.queue.failed == []
     gateway.report(make.status(ready=0, start_error=broken))
     ((function, number, error),) = gateway.queue.failed
-    assert (function, number, error.message) == ("embed", 1, "embed cannot start: No module named 'torch'")
+    assert (function, number, error.message) == (
+        "embed",
+        1,
+        CANNOT_START,
+    )
 
 
 async def test_an_open_circuit_refuses_new_calls(gateway: Any, make: Any, problem: Any) -> None:
@@ -95,7 +101,7 @@ async def test_an_open_circuit_refuses_new_calls(gateway: Any, make: Any, proble
     answer = await gateway.post("/v1/functions/embed/invoke", b'{"texts":[]}')
     assert problem(answer) == (503, "function_start_failed")
     assert (answer.headers["retry-after"], gateway.queue.calls) == ("15", [])
-    assert answer.json()["detail"] == "embed cannot start: No module named 'torch'"
+    assert answer.json()["detail"] == CANNOT_START
 
 
 def test_readiness_names_what_is_missing(make: Any) -> None:
