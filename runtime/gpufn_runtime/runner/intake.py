@@ -34,6 +34,7 @@ class Intake:
     ) -> None:
         self._bus = bus
         self._revision = revision
+        self._slots = revision.spec.slots
         self._free = free
         self._take = take
         self._order = QueueOrder()
@@ -86,7 +87,7 @@ class Intake:
         while free > 0 and self._order.offers_async_first():
             self._poll_async()
             free -= 1
-        if free > 0 and (4 * free >= self._revision.spec.slots or 2 * self._sync.credits < self._revision.spec.slots):
+        if free > 0 and (4 * free >= self._slots or 2 * self._sync.credits < self._slots):
             self._sync.grant(free)
 
     def shrink(self) -> None:

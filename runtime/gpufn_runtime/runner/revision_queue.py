@@ -84,6 +84,7 @@ class RevisionQueue:
         self._running = running  # by invocation id, over all revisions of this runner
         self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
+        self._methods = {method.name: method for method in revision.spec.methods}
         self.links: dict[str, WorkerLink] = {}
         self._intake = Intake(bus, revision, free=self._count_free, take=self._take)
         self._ticking: asyncio.TimerHandle | None = None
@@ -173,7 +174,7 @@ class RevisionQueue:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
             self._intake.offer()
-        elif (method := self.revision.spec.method(message.method)) is None:
+        elif (method := self._methods.get(message.method)) is None:
             unknown = InvalidInput(f"{self.revision} has no method {message.method!r}").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
             self._intake.offer()
