@@ -71,9 +71,13 @@ class Exit(msgspec.Struct, frozen=True):
     signal: int | None = None
     out_of_memory: bool = False
     tail: str = ""  # the last lines that it wrote to its standard error
+    memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
 
     def describe(self) -> str:
         """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
+        if self.out_of_memory and self.memory_limit_bytes is not None:
+            limit = _mebibytes(self.memory_limit_bytes)
+            return f"was killed because it used more than its {limit} of memory (memory=... sets it)"
         if self.out_of_memory:
             return "was killed because it used more memory than allowed"
         if self.signal is not None:
@@ -82,6 +86,10 @@ class Exit(msgspec.Struct, frozen=True):
             except ValueError:
                 return f"was killed by signal {self.signal}"
         return "ended" if self.code is None else f"exited with code {self.code}"
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
 
 
 class ColdStart(msgspec.Struct, frozen=True):

@@ -48,6 +48,12 @@ class MemoryGroup:
                 return int(counts.get("oom_kill", 0)) > 0
         return False
 
+    def limit_bytes(self) -> int | None:
+        for name in ("memory.limit_in_bytes", "memory.max"):
+            with contextlib.suppress(OSError, ValueError):
+                return int((self.path / name).read_text())
+        return None
+
     def remove(self) -> bool:
         """False while processes of it are still on their way out."""
         try:

@@ -34,6 +34,7 @@ class WorkerRecord:
     drain_by: float | None = None  # set once the assignment said drain
     asked_to_end_at: float | None = None
     killed: bool = False
+    given_up_at: float | None = None  # since when its runner reports it as over, though its process runs
 
 
 @dataclass

@@ -244,6 +244,11 @@ class Agent:
 
     def _on_runner_report(self, message: Message) -> None:
         for worker in _runner_report.decode(message.payload).workers:
+            if (record := self._fleet.records.get(worker.worker)) is not None:
+                if worker.state.live:
+                    record.given_up_at = None
+                elif record.given_up_at is None:
+                    record.given_up_at = self._clock.monotonic()
             key, modules = (worker.function, worker.revision), frozenset(worker.modules)
             known = self._reported_modules.get(key, frozenset())
             if not modules <= known:  # each tells what its template lacked
@@ -436,13 +441,9 @@ class Agent:
         self._read_rest(worker)
         del self._workers[record.worker]
         self._one_gone.set()
-        was_oom = not record.killed and code is None and worker.group is not None and worker.group.has_killed()
-        end = Exit(
-            code=code,
-            signal=signum,
-            out_of_memory=was_oom and signum in (None, signal.SIGKILL),
-            tail=worker.output.tail(),
-        )
+        # Whatever we did to it as well: the runner orders a kill when a socket closes, and the kernel may have been first.
+        could_be_oom = code is None and signum in (None, signal.SIGKILL)
+        end = _exit(worker.group if could_be_oom else None, code=code, signal=signum, tail=worker.output.tail())
         log.info("%s of %s@%d %s", record.worker, record.function, record.revision, end.describe())
         self._say(self._event(record, "exited", exit=end))
         record.phase = Phase.GONE
@@ -549,8 +550,7 @@ class Agent:
         record.phase = Phase.GONE
         group = self._group_left(record.worker, file)
         log.info("%s of %s@%d ended while no agent looked", record.worker, record.function, record.revision)
-        was_oom = group is not None and group.has_killed()
-        self._say(self._event(record, "exited", exit=Exit(out_of_memory=was_oom)))
+        self._say(self._event(record, "exited", exit=_exit(group)))
         processes.kill_each(processes.writing_to(folder.output))
         self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
 
@@ -720,6 +720,13 @@ def _signal(worker: _Worker, how: signal.Signals) -> None:
     processes.signal_group(worker.process.pid, how)
     if how is signal.SIGKILL and worker.group is not None:
         processes.kill_each(worker.group.pids())
+
+
+def _exit(group: MemoryGroup | None, **what: Any) -> Exit:
+    """With what the kernel says about the group: its counter is raised before the process gets its SIGKILL."""
+    if group is None or not group.has_killed():
+        return Exit(**what)
+    return Exit(out_of_memory=True, memory_limit_bytes=group.limit_bytes(), **what)
 
 
 def _info(error: Exception) -> ErrorInfo:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.agent.fleet import Phase, WorkerRecord
 
-KILL_AFTER_S = 5.0  # between SIGTERM and SIGKILL
+KILL_AFTER_S = 5.0  # between SIGTERM, or being given up by the runner, and SIGKILL
 DRAIN_GRACE_S = 30.0  # on top of the function's own timeout
 
 
@@ -94,6 +94,8 @@ def when_overdue(record: WorkerRecord, now: float, kill_after_s: float = KILL_AF
     """What a worker that still runs at `now` has earned."""
     if record.phase is not Phase.RUNNING or record.killed:
         return None
+    if record.given_up_at is not None and now >= record.given_up_at + kill_after_s:
+        return Kill(record.worker, "its runner has given it up")  # a kill order is sent once, and may be lost
     if record.asked_to_end_at is not None:
         if now >= record.asked_to_end_at + kill_after_s:
             return Kill(record.worker, f"it did not end within {kill_after_s:g} s of SIGTERM")

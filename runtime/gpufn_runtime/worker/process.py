@@ -9,10 +9,12 @@ import math
 import os
 import resource
 import sys
+import threading
 from typing import NoReturn
 
 from gpufn.protocol.launch import WorkerConfig
 
+ATEXIT_S = 3.0  # less than what the agent leaves to a worker that its runner has given up
 _OPENBLAS_SET_THREADS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
 )
@@ -63,7 +65,11 @@ def _use_openblas_threads(package: str, threads: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: threads of the user's that still run do not hold it."""
+    """End the process now: threads of the user's that still run do not hold it, and its `atexit` hooks not for long."""
+    with contextlib.suppress(RuntimeError):  # no thread can be had: the agent's kill is what bounds it then
+        limit = threading.Timer(ATEXIT_S, os._exit, (code,))
+        limit.daemon = True
+        limit.start()
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.__stdout__, sys.__stderr__):

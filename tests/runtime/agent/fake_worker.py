@@ -32,6 +32,13 @@ def work(config_path: str) -> None:  # noqa: PLR0912 - one branch per way to beh
         block = bytearray()
         while True:
             block += b"x" * (8 << 20)
+    elif what == "child-eats":  # where the kernel ends one process and not the group
+        if os.fork() == 0:
+            block = bytearray()
+            while True:
+                block += b"x" * (8 << 20)
+        os.wait()
+        print("the child is gone", flush=True)
     elif what == "flood":
         line = (b"y" * 99 + b"\n") * 1000
         for _ in range(int(rest)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -12,7 +13,7 @@ from typing import Any
 
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.spec import Resources
-from gpufn.workers import Desired
+from gpufn.workers import Desired, WorkerState
 
 
 async def ended(pid: int) -> None:
@@ -101,8 +102,25 @@ def test_memory_above_the_limit_is_told_as_such(on_node: Any, memory_groups: Any
         await node.start(groups=memory_groups)
         worker = await node.assign()
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed because it used more memory than allowed"
+        assert event.exit.memory_limit_bytes == 64 << 20
+        assert "it used more than its 64 MiB of memory (memory=" in event.exit.describe()
         await node.until_deleted(worker)
+
+    on_node(run)
+
+
+def test_memory_above_the_limit_is_told_as_such_when_a_kill_order_comes_as_well(
+    on_node: Any, memory_groups: Any
+) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("child-eats", resources=Resources(memory_bytes=64 << 20))
+        await node.start(groups=memory_groups)
+        worker = await node.assign()
+        with contextlib.suppress(TimeoutError):  # a group of v2 ends as a whole, without a word
+            await node.until(lambda: [e for e in node.events if e.kind == "exited"] or node.lines[1:], 10)
+        node.kill(worker)  # the runner's, which saw the socket close, before we have looked at the counter
+        event = await node.event(worker, "exited")
+        assert "it used more than its 64 MiB of memory" in event.exit.describe()
 
     on_node(run)
 
@@ -167,6 +185,20 @@ def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
         node.kill(worker)
         event = await node.event(worker, "exited")
         assert event.exit.describe() == "was killed by SIGKILL"
+
+    on_node(run)
+
+
+def test_a_worker_that_its_runner_has_given_up_ends_though_the_kill_order_was_lost(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("stubborn")
+        await node.start(kill_after_s=0.2)
+        lost, serving = await node.assign(), await node.assign()
+        await node.until(lambda: [line.text for line in node.lines].count("no") == 2)
+        node.runner_says({lost: WorkerState.FAILED, serving: WorkerState.READY})
+        event = await node.event(lost, "exited")
+        assert event.exit.describe() == "was killed by SIGKILL"
+        assert [e.worker for e in node.events if e.kind == "exited"] == [lost]
 
     on_node(run)
 

@@ -74,6 +74,26 @@ def test_a_worker_that_should_be_gone_by_100(
 
 
 @pytest.mark.parametrize(
+    ("phase", "over_at", "asked_at", "killed", "action"),
+    [
+        (Phase.RUNNING, None, None, False, "NoneType"),
+        (Phase.RUNNING, 96.0, None, False, "NoneType"),
+        (Phase.RUNNING, 95.0, None, False, "Kill"),
+        (Phase.RUNNING, 95.0, 99.0, False, "Kill"),
+        (Phase.RUNNING, 95.0, None, True, "NoneType"),
+        (Phase.LAUNCHING, 90.0, None, False, "NoneType"),
+        (Phase.GONE, 90.0, None, False, "NoneType"),
+    ],
+)
+def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
+    phase: Phase, over_at: float | None, asked_at: float | None, killed: bool, action: str
+) -> None:
+    worker = record(phase)
+    worker.given_up_at, worker.asked_to_end_at, worker.killed = over_at, asked_at, killed
+    assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
+
+
+@pytest.mark.parametrize(
     ("found", "is_assigned", "actions"),
     [
         (Found("w-1", True), True, ["Adopt"]),

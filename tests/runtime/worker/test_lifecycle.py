@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,3 +217,12 @@ def test_garbage_from_the_runner_ends_the_worker_in_order(start: Start, garbage:
     worker.send_bytes(garbage)
     assert worker.wait() == 4
     assert worker.printed().endswith("exit hook ran")
+
+
+def test_atexit_hooks_that_never_return_do_not_keep_the_process() -> None:
+    """A worker that has said StartFailed held its share for as long as they did."""
+    script = (
+        "import atexit, time; from gpufn_runtime.worker import process; process.ATEXIT_S = 0.2; "
+        "atexit.register(time.sleep, 60); process.leave(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=20, check=False).returncode == 3
