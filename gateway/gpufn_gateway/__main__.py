@@ -115,7 +115,8 @@ async def main(settings: GatewaySettings) -> None:
         caller.start()
         telemetry = Telemetry(lambda: caller.pending)
         registry.on_deleted = telemetry.forget
-        call_bodies = BodyReader(settings.max_call_bytes, settings.body_timeout_s, what="a call's arguments")
+        max_call_bytes = settings.max_call_bytes(int(bus.server_info["max_payload"]))
+        call_bodies = BodyReader(max_call_bytes, settings.body_timeout_s, what="a call's arguments")
         bundle_bodies = BodyReader(settings.max_body_bytes, settings.body_timeout_s * 10, what="a bundle")
         bodies = BodyReader(min(_MANAGE_BYTES, settings.max_body_bytes), settings.body_timeout_s, what="this request")
         calls = Calls(

@@ -13,13 +13,14 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gpufn import media
 from gpufn.bus.calls import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, InvocationExpired, UnsupportedMediaType
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Revision
-from gpufn_gateway import admission, media
+from gpufn_gateway import admission, negotiation
 from gpufn_gateway.auth import Access, Principal
 from gpufn_gateway.bodies import BodyReader, Receive
 from gpufn_gateway.registry import Registry, Target
@@ -134,7 +135,7 @@ class Calls:
             if headers.get(b"content-encoding", b"identity") != b"identity":
                 raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
             body = await self._bodies.read(headers, receive)
-            content_type = media.of_body(headers.get(b"content-type"))
+            content_type = negotiation.of_body(headers.get(b"content-type"))
             if content_type is media.JSON:
                 body = body or b"{}"
                 target.signature.check(body)
@@ -143,7 +144,7 @@ class Calls:
                     "A form is not taken apart here. Send the file alone: "
                     "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
                 )
-            elif not media.is_arguments(content_type) and target.method.raw_parameter is None:
+            elif not negotiation.is_arguments(content_type) and target.method.raw_parameter is None:
                 raise UnsupportedMediaType(
                     f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
                 )
@@ -152,7 +153,7 @@ class Calls:
                 principal,
                 target,
                 content_type,
-                media.wanted(headers.get(b"accept")),
+                negotiation.wanted(headers.get(b"accept")),
                 body,
                 self.clock.time(),
                 _timeout(headers.get(b"x-gpufn-timeout")),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from gpufn import media
 from gpufn.bus.calls import PendingCall
 from gpufn.errors import GpufnError, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
-from gpufn_gateway import media, problems
+from gpufn_gateway import negotiation, problems
 from gpufn_gateway.bodies import Receive, Scope, Send
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers, Problem
@@ -126,7 +127,7 @@ def content_headers(content_type: str, body: bytes) -> Headers:
     length = (b"content-length", b"%d" % len(body))
     if content_type == media.JSON:
         return [_JSON_LENGTH, length]
-    return [(b"content-type", media.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
+    return [(b"content-type", negotiation.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
 
 
 async def send_problem(send: Send, problem: Problem, extra: Headers | None = None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpufn import media
 from gpufn.revision import Revision
 from gpufn.spec import MethodSpec
-from gpufn_gateway import media
 
 _PROBLEM = "#/components/schemas/Problem"
 _PROBLEM_SCHEMA: dict[str, Any] = {

@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn.errors import GpufnError
+from gpufn.protocol import limits
 
 T = TypeVar("T")
-
-# An invocation's body travels inside one message. The bus takes 8 MiB; the header beside it gets the rest.
-MAX_INLINE_BYTES = 7_864_320  # 7.5 MiB
 
 
 class InvalidSetting(GpufnError):
@@ -26,7 +24,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"  # GPUFN_HOST: the address to listen on
     port: int = 8090  # GPUFN_PORT: 0 picks a free one
     nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the bus, with credentials
-    max_body_bytes: int = 64 << 20  # GPUFN_MAX_BODY_BYTES: the largest body of any request
+    max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest body of any request
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
@@ -42,10 +40,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 given[field.name] = _read(variable, text, _READERS.get(field.name, str))
         return cls(**given)
 
-    @property
-    def max_call_bytes(self) -> int:
-        """The largest body of an invocation."""
-        return min(self.max_body_bytes, MAX_INLINE_BYTES)
+    def max_call_bytes(self, max_payload: int) -> int:
+        """The largest body of an invocation, on a bus that takes messages of `max_payload` bytes."""
+        return min(self.max_body_bytes, limits.inline_bytes(max_payload))
 
 
 def _port(text: str) -> int:

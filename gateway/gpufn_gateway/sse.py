@@ -9,25 +9,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import struct
 from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
 
+from gpufn import media
 from gpufn.bus.calls import PendingCall, PendingStream
 from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
 from gpufn.invocation import OutcomeKind
+from gpufn.media import RecordKind
 from gpufn.protocol.messages import ResultReply
-from gpufn_gateway import media, problems
+from gpufn_gateway import negotiation, problems
 from gpufn_gateway.bodies import Receive, Send
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers, Problem
 
 _HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
 _STALLED_S: Final = 60.0  # a client that reads nothing for so long is gone, whatever its connection says
-_RECORD = struct.Struct("!BBI")
-_ITEM, _END, _ERROR = range(3)
 
 
 class Events:
@@ -50,23 +49,23 @@ class Events:
 
 
 class Records:
-    """`application/vnd.gpufn.items`: kind, length of the content type, length of the body, then both."""
+    """The SDK's stream, `gpufn.media.ITEMS`."""
 
     content_type: Final = media.ITEMS.encode()
     heartbeat: Final = b""
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
-        return self._record(_ITEM, content_type, body)
+        return self._record(RecordKind.ITEM, content_type, body)
 
     def end(self, items: int) -> bytes:
-        return self._record(_END, "", b"")
+        return self._record(RecordKind.END, "", b"")
 
     def error(self, problem: Problem) -> bytes:
-        return self._record(_ERROR, "application/problem+json", problem.body())
+        return self._record(RecordKind.ERROR, media.PROBLEM, problem.body())
 
-    def _record(self, kind: int, content_type: str, body: bytes) -> bytes:
-        name = media.clean(content_type).encode() if content_type else b""
-        return b"".join((_RECORD.pack(kind, len(name), len(body)), name, body))
+    def _record(self, kind: RecordKind, content_type: str, body: bytes) -> bytes:
+        name = negotiation.clean(content_type).encode() if content_type else b""
+        return b"".join((media.RECORD.pack(kind, len(name), len(body)), name, body))
 
 
 class CallStream:

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
+from gpufn import media
 from gpufn.bus import records
 from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import CallRecord
-from gpufn_gateway import media
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive, Send
 from gpufn_gateway.calls import Calls

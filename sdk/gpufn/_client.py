@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
-from gpufn import values
+from gpufn import media, values
 from gpufn._views import (
     Answer,
     Calls,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8090"
-ITEMS = "application/vnd.gpufn.items"
 EVENTS = "text/event-stream"
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -65,7 +64,6 @@ _MANAGE_TIMEOUT_S = 60.0
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
-_ITEM, _END, _ERROR = 0, 1, 2
 
 
 def find_url(environ: Mapping[str, str] = os.environ) -> str:
@@ -149,7 +147,7 @@ class Client:
         self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
     ) -> Iterator[tuple[str, bytes]]:
         """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
-        headers = _call_headers(content_type, ITEMS, timeout_s)
+        headers = _call_headers(content_type, media.ITEMS, timeout_s)
         path = f"/v1/functions/{function}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from _items(self._chunks(response))
@@ -469,22 +467,23 @@ def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
 
 
 def _items(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Records: kind (1 byte), length of the content type (1), length of the body (4, big endian), both."""
+    """The records of `media.ITEMS`."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
         at = 0
-        while len(buffer) - at >= 6:
-            kind, name_length = buffer[at], buffer[at + 1]
-            start = at + 6 + name_length
-            end = start + int.from_bytes(buffer[at + 2 : at + 6], "big")
+        while len(buffer) - at >= media.RECORD.size:
+            kind, name_length, body_length = media.RECORD.unpack_from(buffer, at)
+            name_at = at + media.RECORD.size
+            start = name_at + name_length
+            end = start + body_length
             if len(buffer) < end:
                 break
-            content_type, body = buffer[at + 6 : start].decode("ascii"), bytes(buffer[start:end])
+            content_type, body = buffer[name_at:start].decode("ascii"), bytes(buffer[start:end])
             at = end
-            if kind == _END:
+            if kind == media.RecordKind.END:
                 return
-            if kind == _ERROR:
+            if kind == media.RecordKind.ERROR:
                 raise _error_of(0, {}, body)
             yield content_type, body
         del buffer[:at]

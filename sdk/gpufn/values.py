@@ -28,14 +28,12 @@ from typing import Any
 
 import msgspec
 
+from gpufn import media
 from gpufn.errors import InvalidInput, ResultNotEncodable, UnsupportedMediaType
+from gpufn.protocol.limits import INLINE_BYTES
 
-JSON = "application/json"
-MSGPACK = "application/msgpack"
-NATIVE = "application/vnd.gpufn.msgpack"
-BYTES = "application/octet-stream"
-
-MAX_BODY_BYTES = 64 << 20  # of one call's arguments or one result
+JSON, MSGPACK, NATIVE, BYTES = media.JSON, media.MSGPACK, media.NATIVE, media.BYTES
+media_type = media.media_type
 
 # Ext codes of the SDK's encoding. They are on disk and on the wire: never change one, add new ones.
 _TUPLE, _SET, _FROZENSET, _PAIRS, _COMPLEX, _INTEGER = 1, 2, 3, 4, 5, 6
@@ -57,16 +55,6 @@ class Record(msgspec.Struct, frozen=True):
     value: Any
 
 
-def media_type(content_type: str) -> str:
-    """`content_type` without its parameters. No content type, and the one that `curl -d` sends, mean JSON."""
-    bare = content_type.partition(";")[0].strip().lower()
-    if bare in ("", "application/x-www-form-urlencoded", "text/json") or bare.endswith("+json"):
-        return JSON
-    if bare in ("application/x-msgpack", "application/vnd.msgpack"):
-        return MSGPACK
-    return bare
-
-
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """A call in the SDK's encoding, NATIVE. InvalidInput names the argument that cannot be sent.
 
@@ -80,8 +68,11 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         path, culprit = _locate(value, _encode_native)
         name = path.removeprefix(".kwargs.").removeprefix(".")
         raise InvalidInput(f"{name}: {_described(culprit)} cannot be sent: {error}", field=name) from error
-    if len(body) > MAX_BODY_BYTES:
-        raise InvalidInput(f"the arguments take {len(body)} bytes, more than the {MAX_BODY_BYTES} that one call may")
+    if len(body) > INLINE_BYTES:
+        raise InvalidInput(
+            f"the arguments take {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call: "
+            "store them where the function can read them, and send where that is"
+        )
     return body
 
 
@@ -116,8 +107,11 @@ def encode_result(value: Any, accept: str) -> tuple[str, bytes]:
             raise ResultNotEncodable(
                 f"the result{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
             ) from error
-    if len(body) > MAX_BODY_BYTES:
-        raise ResultNotEncodable(f"the result takes {len(body)} bytes, more than the {MAX_BODY_BYTES} that one may")
+    if len(body) > INLINE_BYTES:
+        raise ResultNotEncodable(
+            f"the result takes {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call: "
+            "store it and return where it is, or yield it in parts"
+        )
     return kind, body
 
 

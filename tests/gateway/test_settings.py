@@ -2,19 +2,26 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_gateway.settings import MAX_INLINE_BYTES, GatewaySettings, InvalidSetting
+from gpufn.protocol import limits
+from gpufn_gateway.settings import GatewaySettings, InvalidSetting
 
 
 def test_defaults_are_for_one_machine() -> None:
     settings = GatewaySettings.from_env({})
     assert (settings.host, settings.port, settings.max_body_bytes) == ("127.0.0.1", 8090, 64 << 20)
-    assert settings.max_call_bytes == MAX_INLINE_BYTES
+    assert [settings.max_call_bytes(each) for each in (limits.MESSAGE_BYTES, 64 << 20, 1 << 20, 4096)] == [
+        limits.INLINE_BYTES,
+        limits.INLINE_BYTES,
+        512 << 10,
+        2048,
+    ]
 
 
 def test_values_come_from_the_environment() -> None:
     environ = {"GPUFN_HOST": "::1", "GPUFN_PORT": "0", "GPUFN_MAX_BODY_BYTES": "1000", "GPUFN_LOG_LEVEL": "debug"}
     settings = GatewaySettings.from_env(environ)
-    assert (settings.host, settings.port, settings.max_call_bytes, settings.log_level) == ("::1", 0, 1000, "DEBUG")
+    assert (settings.host, settings.port, settings.log_level) == ("::1", 0, "DEBUG")
+    assert settings.max_call_bytes(limits.MESSAGE_BYTES) == 1000
 
 
 @pytest.mark.parametrize(

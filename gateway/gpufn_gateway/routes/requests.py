@@ -10,8 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gpufn import media
 from gpufn.errors import InvalidInput
-from gpufn_gateway import media
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
 

@@ -29,6 +29,7 @@ from typing import Self
 
 from gpufn.bus.roles import ROLES, users_config
 from gpufn.errors import BusUnavailable
+from gpufn.protocol.limits import MESSAGE_BYTES
 
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
@@ -170,7 +171,7 @@ server_name: gpufn
 listen: "127.0.0.1:{port}"
 ports_file_dir: {json.dumps(str(directory))}
 logtime: true
-max_payload: 8MB
+max_payload: {MESSAGE_BYTES}
 max_pending: 256MB
 ping_interval: "5s"
 ping_max: 2

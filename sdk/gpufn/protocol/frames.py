@@ -16,9 +16,9 @@ import msgspec
 
 from gpufn.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
 from gpufn.invocation import OutcomeKind
+from gpufn.protocol.limits import MESSAGE_BYTES
 
 MAX_HEADER_BYTES = 1 << 20
-MAX_BODY_BYTES = 256 << 20
 STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
 F = TypeVar("F")
 
@@ -168,8 +168,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
     header = _encode(frame)
-    if len(body) > MAX_BODY_BYTES:
-        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MAX_BODY_BYTES} that fit one frame")
+    if len(body) > MESSAGE_BYTES:
+        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MESSAGE_BYTES} that fit one frame")
     return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
 
 
@@ -190,7 +190,7 @@ class FrameReader(Generic[F]):
         try:
             while len(buffer) - start >= _LENGTHS.size:
                 header_bytes, body_bytes = _LENGTHS.unpack_from(buffer, start)
-                if header_bytes > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+                if header_bytes > MAX_HEADER_BYTES or body_bytes > MESSAGE_BYTES:
                     raise ProtocolMismatch(f"a frame claims {header_bytes} + {body_bytes} bytes")
                 body_at = start + _LENGTHS.size + header_bytes
                 end = body_at + body_bytes

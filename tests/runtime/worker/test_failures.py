@@ -83,7 +83,10 @@ def test_a_result_that_cannot_be_sent_says_where_and_what(start: Start) -> None:
 def test_a_result_that_is_too_large_says_its_size(start: Start) -> None:
     worker = start("def f(): return bytes(65 << 20)")
     _, error = worker.failure()
-    assert error.message == "the result takes 68157440 bytes, more than the 67108864 that one may"
+    assert error.message == (
+        "the result takes 68,157,440 bytes, more than the 7,864,320 of one call: "
+        "store it and return where it is, or yield it in parts"
+    )
 
 
 def test_a_segfault_hangs_up_and_leaves_its_stack_in_the_output(start: Start) -> None:

@@ -1,20 +1,14 @@
-"""Content types: what a request's body is, and what its sender wants back."""
+"""Content types in requests: what a body is, and what its sender wants back. Their names are `gpufn.media`'s."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-JSON: Final = "application/json"
-MSGPACK: Final = "application/msgpack"
-GPUFN: Final = "application/vnd.gpufn.msgpack"
-ITEMS: Final = "application/vnd.gpufn.items"
-EVENTS: Final = "text/event-stream"
-BYTES: Final = "application/octet-stream"
+from gpufn.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, media_type
 
-# `curl -d` says the first of these; nobody means it.
-_AS_JSON = frozenset({"application/x-www-form-urlencoded", JSON, ""})
-_ARGUMENTS = frozenset({JSON, MSGPACK, GPUFN})
+# In the order of what keeps most.
+_ARGUMENTS: Final = (NATIVE, MSGPACK, JSON)
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
 _CACHE_SIZE = 512
 
@@ -23,13 +17,12 @@ _accepts: dict[bytes | None, str] = {None: ""}
 
 
 def of_body(content_type: bytes | None) -> str:
-    """`JSON` for everything that is read as JSON, `MSGPACK`, `GPUFN`, or the type of a raw body as it was given."""
+    """`JSON` for everything that is read as JSON, `MSGPACK`, `NATIVE`, or the type of a raw body as it was given."""
     kind = _kinds.get(content_type)
     if kind is None:
         assert content_type is not None
         text = content_type.decode("latin-1").strip()
-        essence = text.partition(";")[0].strip().lower()
-        kind = JSON if essence in _AS_JSON else essence if essence in _ARGUMENTS else clean(text)
+        kind = next((known for known in _ARGUMENTS if known == media_type(text)), clean(text))
         _remember(_kinds, content_type, kind)
     return kind
 
@@ -44,16 +37,16 @@ def wanted(accept: bytes | None) -> str:
     want = _accepts.get(accept)
     if want is None:
         assert accept is not None
-        types = [part.partition(";")[0].strip() for part in accept.decode("latin-1").lower().split(",")]
-        known = [each for each in (GPUFN, MSGPACK, JSON) if each in types]
+        types = [media_type(part) for part in accept.decode("latin-1").split(",") if part.strip()]
+        known = [each for each in _ARGUMENTS if each in types]
         if known:
             want = known[0]
         elif ITEMS in types:
-            want = GPUFN
+            want = NATIVE
         elif EVENTS in types:
             want = JSON
         else:
-            want = next((clean(each) for each in types if each and "*" not in each), "")
+            want = next((clean(each) for each in types if "*" not in each), "")
         _remember(_accepts, accept, want)
     return want
 

@@ -1,0 +1,47 @@
+"""Content types, and the records of a stream of items: the words that gateway, worker and client share.
+
+A body is JSON, msgpack or the SDK's own encoding, each under the names below; anything else, `…+json` included, is the
+bytes of the one parameter that takes bytes (docs/http.md).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+NATIVE: Final = "application/vnd.gpufn.msgpack"
+BYTES: Final = "application/octet-stream"
+PROBLEM: Final = "application/problem+json"
+EVENTS: Final = "text/event-stream"
+ITEMS: Final = "application/vnd.gpufn.items"
+
+_SAME_AS = {
+    "": JSON,
+    "application/x-www-form-urlencoded": JSON,  # `curl -d` says so; nobody means it
+    "text/json": JSON,
+    "application/x-msgpack": MSGPACK,
+    "application/vnd.msgpack": MSGPACK,
+}
+
+
+def media_type(content_type: str) -> str:
+    """`content_type` without its parameters, under its usual name.
+
+    >>> media_type("application/json; charset=utf-8"), media_type(""), media_type("application/geo+json")
+    ('application/json', 'application/json', 'application/geo+json')
+    """
+    bare = content_type.partition(";")[0].strip().lower()
+    return _SAME_AS.get(bare, bare)
+
+
+class RecordKind(enum.IntEnum):
+    ITEM = 0
+    END = 1
+    ERROR = 2  # the body is a problem
+
+
+# A record of `ITEMS`: its kind, the length of the content type, the length of the body; then both.
+RECORD: Final = struct.Struct("!BBI")

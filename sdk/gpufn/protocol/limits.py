@@ -1,0 +1,23 @@
+"""How large things may be on their way. The one place: who needs a limit takes it from here.
+
+a request's body   REQUEST_BYTES   of any request to the gateway; a bundle is the largest
+a call's body      INLINE_BYTES    the arguments of one call, one result, one item: it travels inside one message
+a message          MESSAGE_BYTES   what our own nats-server takes (`max_payload`): a body and the header beside it
+a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
+"""
+
+from __future__ import annotations
+
+MESSAGE_BYTES = 8 << 20
+HEADER_BYTES = 512 << 10  # kept for the header: ids, and an error with its traceback
+INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
+REQUEST_BYTES = 64 << 20
+
+
+def inline_bytes(max_payload: int) -> int:
+    """The largest body of a call on a server that takes messages of `max_payload` bytes.
+
+    >>> inline_bytes(MESSAGE_BYTES) == INLINE_BYTES, inline_bytes(1 << 20), inline_bytes(64 << 10)
+    (True, 524288, 32768)
+    """
+    return min(INLINE_BYTES, max(max_payload - HEADER_BYTES, max_payload // 2))
