@@ -1,6 +1,7 @@
 """``python -m gpufn_gateway``: the gateway process, put together here and nowhere else.
 
-Start     settings → bus → streams and buckets → registry → caller → controller → listen, and say where on stdout
+Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → controller → listen,
+          and say where on stdout
 Shutdown  1. stop listening; calls in flight get `shutdown_timeout_s`   2. the controller gives up its lease
           3. ticks and watches stop   4. the bus is closed
 """
@@ -25,8 +26,9 @@ from gpufn.bus import objects, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
+from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn_gateway import protocol
@@ -95,6 +97,7 @@ async def main(settings: GatewaySettings) -> None:
     bus = await _connect(settings.nats_url, name)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(bus.close)
+        await check_server(bus)
         storage = Storage(bus)
         await storage.ensure()
         functions = await KeyValue.open(bus, subjects.FUNCTIONS)
@@ -289,7 +292,7 @@ def run() -> int:
     )
     try:
         uvloop.run(main(settings))
-    except (InvalidSetting, NotProtected) as error:
+    except (InvalidSetting, NotProtected, ProtocolMismatch) as error:
         log.error("%s", error)
         return EXIT_CONFIGURATION
     except BusUnavailable as error:

@@ -8,9 +8,12 @@ import io
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import zipfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,9 +23,10 @@ import pytest
 from gpufn.bus import objects, records, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
+from gpufn.bus.embedded import find_binary
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
-from gpufn.errors import FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
+from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
 from gpufn.ids import digest_of
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
@@ -112,6 +116,14 @@ class Whole:
         ]
         self.app = App(Invoke(calls, submissions), self.access, routes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
+
+    @property
+    def received_bytes(self) -> int:
+        """What the bus has sent us since we connected, as the kernel counts it."""
+        assert self.bus._link is not None
+        sock = self.bus._link._transport.get_extra_info("socket")
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+        return int.from_bytes(info[128:136], sys.byteorder)  # tcpi_bytes_received
 
     def report(self, *statuses: Any) -> None:
         self.registry.take_controller_report(ControllerReport("c", 1, 0.0, statuses))
@@ -372,6 +384,34 @@ async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, mak
         assert [(each["id"], each["state"], each["run_s"]) for each in calls] == [(invocation, "succeeded", 0.25)]
 
 
+async def test_the_list_of_calls_does_not_fetch_their_results(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("large"), DIGEST)
+        made = [(await gateway.http.post("/v1/functions/large/submit", content=GOOD)).json()["id"] for _ in range(4)]
+        error = ErrorInfo("function_raised", "no", error_type="ValueError", traceback="t" * 60_000)
+        for number, each in enumerate(made[:3]):
+            found = await records.read(gateway.bus, each)
+            assert found is not None
+            state = InvocationState.FAILED if number == 0 else InvocationState.SUCCEEDED
+            ended = msgspec.structs.replace(found[0], state=state, error=error if number == 0 else None, run_s=0.25)
+            assert await records.end(gateway.bus, ended, b"" if number == 0 else b"x" * (4 << 20))
+        before = gateway.received_bytes
+        calls = (await gateway.http.get("/v1/functions/large/calls?limit=1000")).json()["calls"]
+        assert {each["id"]: (each["state"], each["run_s"]) for each in calls} == {
+            made[0]: ("failed", 0.25),
+            made[1]: ("succeeded", 0.25),
+            made[2]: ("succeeded", 0.25),
+            made[3]: ("queued", None),
+        }
+        assert [each["error"] for each in calls if each["state"] == "failed"] == [
+            {"code": "function_raised", "message": "no", "error_type": "ValueError"}
+        ]
+        assert gateway.received_bytes - before < 20_000
+        assert [
+            len((await gateway.http.get(f"/v1/functions/large/calls?limit={n}")).json()["calls"]) for n in (1, 3)
+        ] == [1, 3]
+
+
 async def test_a_failed_call_answers_as_an_invoke_would_have(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("bad"), DIGEST)
@@ -525,7 +565,9 @@ class Process:
 
 
 async def start(nats: Any, **settings: str) -> Process:
-    environ = os.environ | {"GPUFN_NATS_URL": nats.url_for("gateway"), "GPUFN_PORT": "0"} | settings
+    environ = (
+        os.environ | {"GPUFN_PORT": "0"} | ({"GPUFN_NATS_URL": nats.url_for("gateway")} if nats else {}) | settings
+    )
     environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     return Process(
         await asyncio.create_subprocess_exec(
@@ -564,3 +606,31 @@ async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) ->
 async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dict[str, str], said: str) -> None:
     code, log = await (await start(nats, **settings)).end()
     assert (code, said in log, "Traceback" in log) == (78, True, False), log
+
+
+@pytest.mark.parametrize(
+    ("configuration", "said"),
+    [
+        ("", "runs without JetStream: add `jetstream {}`"),
+        (
+            "jetstream { store_dir: STORE }\nfeature_flags { js_ack_fc_v2: true }",
+            "set `feature_flags { js_ack_fc_v2: false }`",
+        ),
+    ],
+)
+async def test_the_process_says_what_is_wrong_with_a_server_of_ones_own(
+    tmp_path: Path, configuration: str, said: str
+) -> None:
+    store = json.dumps(str(tmp_path))
+    config = tmp_path / "nats.conf"
+    config.write_text(f"listen: 127.0.0.1:-1\nports_file_dir: {store}\n" + configuration.replace("STORE", store))
+    server = subprocess.Popen([find_binary(), "-c", config], stderr=subprocess.DEVNULL)  # noqa: ASYNC220
+    try:
+        while not (ports := list(tmp_path.glob("*.ports"))):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.001)
+        url = json.loads(ports[0].read_bytes())["nats"][0]
+        code, log = await (await start(None, GPUFN_NATS_URL=url)).end()
+        assert (code, said in log, "Traceback" in log) == (78, True, False), log
+    finally:
+        server.kill()
+        server.wait()

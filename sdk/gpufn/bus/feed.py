@@ -69,8 +69,10 @@ class Feed:
         on_lost: Callable[[str], None],
         *,
         since_seq: int | None = None,
+        headers_only: bool = False,
     ) -> Feed:
         """From `since_seq` on, or else the newest message of each subject first and then what is new.
+        `headers_only`: without their payloads.
 
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
         `pending`: how many are known to follow; on the Feed itself: how many there were when it was opened.
@@ -83,6 +85,7 @@ class Feed:
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": 30 * _NANO,
+            "headers_only": headers_only,
         }
         if since_seq is None:
             config["deliver_policy"] = "last_per_subject"
@@ -168,7 +171,9 @@ async def reopen_pause() -> None:
     await asyncio.sleep(random.uniform(0, 2 * _REOPEN_S))  # noqa: S311
 
 
-async def collect(bus: Bus, stream: str, filter_subject: str, *, since_seq: int | None = None) -> list[StoredMessage]:
+async def collect(
+    bus: Bus, stream: str, filter_subject: str, *, since_seq: int | None = None, headers_only: bool = False
+) -> list[StoredMessage]:
     """What a Feed would deliver now. Raises BusUnavailable when it breaks off."""
     found: list[StoredMessage] = []
     done = asyncio.get_running_loop().create_future()
@@ -183,7 +188,9 @@ async def collect(bus: Bus, stream: str, filter_subject: str, *, since_seq: int 
         if not done.done():
             done.set_exception(BusUnavailable(f"Reading {stream} broke off: {why}."))
 
-    feed = await Feed.open(bus, stream, filter_subject, on_message, on_lost, since_seq=since_seq)
+    feed = await Feed.open(
+        bus, stream, filter_subject, on_message, on_lost, since_seq=since_seq, headers_only=headers_only
+    )
     try:
         if feed.pending:
             await done
