@@ -19,6 +19,9 @@ from gpufn.protocol import subjects
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
+_MOST_MODULES = 256
+_MOST_ENV_BYTES = 32 << 10
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
 
@@ -42,6 +45,11 @@ def parse_bytes(quantity: str | int) -> int:
 def function_name(name: str) -> str:
     """The deployed spelling of a Python name: `f_x` is deployed as `f-x`, and both spellings reach it."""
     return name.strip("_").replace("_", "-").lower()
+
+
+def is_module_name(name: str) -> bool:
+    """Whether this can be a top-level module's name, for it is given to an interpreter to import."""
+    return _MODULE_NAME.fullmatch(name) is not None
 
 
 def _exception_name(kind: object) -> str:
@@ -231,6 +239,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             for method in self.methods:
                 if method.kind.streams:
                     raise InvalidSpec(f"{self.name}: batch=... and a generator contradict each other")
+        self._check_env()
+        self._check_modules()
+
+    def _check_env(self) -> None:
         for name, value in self.env.items():
             if _ENV_NAME.fullmatch(name) is None:
                 raise InvalidSpec(f"{self.name}: {name!r} is not the name of an environment variable")
@@ -238,6 +250,19 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be given in env")
             if "\0" in value:
                 raise InvalidSpec(f"{self.name}: {name}: an environment variable cannot hold a null character")
+        env_bytes = sum(len(part.encode(errors="replace")) for item in self.env.items() for part in item)
+        if env_bytes > _MOST_ENV_BYTES:
+            raise InvalidSpec(
+                f"{self.name}: env holds {env_bytes:,} bytes, and {_MOST_ENV_BYTES:,} are allowed: "
+                "put large values into a file"
+            )
+
+    def _check_modules(self) -> None:
+        for name in self.modules:
+            if not is_module_name(name):
+                raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a module")
+        if len(self.modules) > _MOST_MODULES:
+            raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {_MOST_MODULES} allowed")
 
     @property
     def slots(self) -> int:

@@ -76,12 +76,14 @@ async def _serve(settings: AgentSettings) -> None:
         clock=SystemClock(),
         stop_grace_s=settings.stop_grace_s,
     )
-    templates = asyncio.create_task(standbys.run(), name="templates")
     try:
-        await agent.run(stop)
+        async with (
+            asyncio.TaskGroup() as tasks
+        ):  # should the templates' task die, so do we: workers live on, to be adopted
+            templates = tasks.create_task(standbys.run(), name="templates")
+            await agent.run(stop)
+            templates.cancel()
     finally:
-        templates.cancel()
-        await asyncio.wait([templates])
         await bus.close()
 
 

@@ -50,6 +50,7 @@ from gpufn.protocol.messages import (
     encode,
 )
 from gpufn.revision import Revision
+from gpufn.spec import is_module_name
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
@@ -73,6 +74,7 @@ _UNSENT_EVENTS = 256
 _PARTIAL_LINE_S = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
+_MOST_MODULES = 256  # of one revision
 _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
@@ -249,11 +251,15 @@ class Agent:
                     record.given_up_at = None
                 elif record.given_up_at is None:
                     record.given_up_at = self._clock.monotonic()
-            key, modules = (worker.function, worker.revision), frozenset(worker.modules)
-            known = self._reported_modules.get(key, frozenset())
-            if not modules <= known:  # each tells what its template lacked
-                self._reported_modules[key] = known | modules
-                self._deploys.set()
+            self._learn_modules((worker.function, worker.revision), worker.modules)
+
+    def _learn_modules(self, revision: tuple[str, int], modules: Iterable[str]) -> None:
+        """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""
+        known = self._reported_modules.get(revision, frozenset())
+        more = known.union(filter(is_module_name, modules))
+        if known < more and len(more) <= _MOST_MODULES:
+            self._reported_modules[revision] = more
+            self._deploys.set()
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -441,7 +447,7 @@ class Agent:
         self._read_rest(worker)
         del self._workers[record.worker]
         self._one_gone.set()
-        # Whatever we did to it as well: the runner orders a kill when a socket closes, and the kernel may have been first.
+        # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
         end = _exit(worker.group if could_be_oom else None, code=code, signal=signum, tail=worker.output.tail())
         log.info("%s of %s@%d %s", record.worker, record.function, record.revision, end.describe())
@@ -665,16 +671,22 @@ class Agent:
         while True:
             await self._deploys.wait()
             self._deploys.clear()
-            current = self._current_revisions()
-            self._launcher.want(
-                Use(self._modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
-                for revision in current
-            )
-            for revision in current:
-                try:
-                    await self._bundles.get(revision.bundle)
-                except Exception as error:  # its launch will try again, and tell who waits for it
-                    log.warning("%s: its bundle is not here yet: %s", revision, error)
+            try:
+                await self._prepare_current()
+            except Exception:
+                log.exception("could not prepare for what is deployed; the next deploy tries again")
+
+    async def _prepare_current(self) -> None:
+        current = self._current_revisions()
+        self._launcher.want(
+            Use(self._modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
+            for revision in current
+        )
+        for revision in current:
+            try:
+                await self._bundles.get(revision.bundle)
+            except Exception as error:  # its launch will try again, and tell who waits for it
+                log.warning("%s: its bundle is not here yet: %s", revision, error)
 
     def _current_revisions(self) -> list[Revision]:
         """The newest of each function, and those that run here."""

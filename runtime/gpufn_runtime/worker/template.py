@@ -1,7 +1,8 @@
 """The standby: a process with the heavy imports done, from which workers are forked in milliseconds.
 
     1. import what a worker needs and the modules asked for, once, without touching a device
-    2. refuse to be forked from if that started a thread or opened a GPU: neither survives a fork
+    2. refuse to be forked from if that started a thread or opened a GPU: neither survives a fork; end when a thread
+       turns up later
     3. TemplateReady, then for each ForkRequest: fork twice, so that the worker is no child of ours, and say its pid
     4. the worker gets its own session, output and environment, and lives as one that started cold (`lifecycle`)
     5. while idle, when told that it may: fork one ahead, so that the next request need not wait for a fork, which with
@@ -58,6 +59,9 @@ def serve(modules: list[str]) -> int:
             continue
         try:
             pid = forks.start(msgspec.json.decode(line, type=ForkRequest), line)
+        except _HasThreads as error:
+            _say(replies, ForkReply(error=str(error)))
+            return 1
         except (OSError, msgspec.MsgspecError) as error:
             _say(replies, ForkReply(error=str(error)))
         else:
@@ -91,15 +95,23 @@ def _rehearse() -> None:
 
 
 def _reason_not_to_fork() -> str:
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1:
-        return f"importing its modules started {threads - 1} threads, which a fork would lose"
+    if threads := _threads():
+        return f"importing its modules started {threads} threads, which a fork would lose"
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             device = os.readlink(f"/proc/self/fd/{fd}")
             if device.startswith("/dev/nvidia"):
                 return f"importing its modules opened {device}, which a fork cannot share"
     return ""
+
+
+def _threads() -> int:
+    """Besides this one."""
+    return len(os.listdir("/proc/self/task")) - 1
+
+
+class _HasThreads(Exception):
+    """A module has started threads since it was imported: never fork a process that has."""
 
 
 class _Forks:
@@ -111,7 +123,7 @@ class _Forks:
         self._ahead: tuple[int, socket.socket] | None = None  # its pid, and where it waits for its request
 
     def fork_ahead(self) -> None:
-        if self._ahead is not None or not self.may_fork_ahead:
+        if self._ahead is not None or not self.may_fork_ahead or _threads():
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -159,7 +171,9 @@ class _Forks:
 
 
 def _fork(live: Callable[[], None]) -> int:
-    """Fork twice; `live` is the life of the second child, whose pid is returned."""
+    """Fork twice; `live` is the life of the second child, whose pid is returned. Raises OSError, _HasThreads."""
+    if threads := _threads():
+        raise _HasThreads(f"its modules started {threads} threads, which a fork would lose")
     from_child, to_parent = os.pipe()
     try:
         between = os.fork()

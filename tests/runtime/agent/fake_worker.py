@@ -77,7 +77,7 @@ def template(modules: list[str]) -> None:
     if "threads" in modules:
         print(json.dumps({"modules": modules, "error": "importing threads started 4 threads"}), flush=True)
         return
-    brought = ["numpy"] if "brings-numpy" in modules else []
+    brought = ["numpy"] if "brings_numpy" in modules else []
     print(json.dumps({"modules": modules + brought}), flush=True)
     for line in sys.stdin:
         if line == "\n":
@@ -85,7 +85,7 @@ def template(modules: list[str]) -> None:
         request = json.loads(line)
         if "breaks" in modules:
             os._exit(1)
-        if "says-no" in modules:
+        if "says_no" in modules:
             print(json.dumps({"error": "no memory"}), flush=True)
             continue
         read, write = os.pipe()

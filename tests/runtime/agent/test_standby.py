@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import RunnerReport, WorkerReport, encode
 from gpufn.workers import WorkerState
+from gpufn_runtime.agent.launchers.process import ProcessLauncher
+from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.standbys import Use
 
 
 async def settled(node: Any) -> None:
@@ -103,17 +108,17 @@ def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None
 
 def test_what_an_import_brings_needs_no_template_of_its_own(on_node: Any) -> None:
     async def run(node: Any) -> None:
-        await node.deploy(modules=("brings-numpy",))
+        await node.deploy(modules=("brings_numpy",))
         await node.start(templates=2)
         await settled(node)
         before = node.launcher.pids
-        modules = ("brings-numpy", "numpy")
+        modules = ("brings_numpy", "numpy")
         report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=modules)
         node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
         await node.bus.flush()
         await node.deploy(number=2, modules=modules)
         await settled(node)
-        assert (node.launcher.templates, node.launcher.pids) == (("", "brings-numpy"), before)
+        assert (node.launcher.templates, node.launcher.pids) == (("", "brings_numpy"), before)
 
     on_node(run)
 
@@ -156,4 +161,65 @@ def test_a_template_that_hangs_costs_a_cold_start_only(on_node: Any) -> None:
 
 
 def test_a_template_that_says_no_costs_a_cold_start_only(on_node: Any) -> None:
-    _falls_back(on_node, "says-no")
+    _falls_back(on_node, "says_no")
+
+
+def test_names_that_no_module_has_are_not_preloaded(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(templates=2)
+        await settled(node)
+        names = ("nul\0", "3204bda914b7f2c6f497__mypyc", "-c", "torch", *(f"m{number}" for number in range(300)))
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=names[:4])
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 1.0, (report,))))
+        await node.until(lambda: any(r.templates == ("", "torch") for r in node.reports))
+        report = WorkerReport("w-1", node.function, 1, WorkerState.READY, 1, modules=names)
+        node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 2.0, (report,))))
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+
+    on_node(run)
+
+
+def test_a_request_that_the_template_cannot_take_costs_a_cold_start_and_not_the_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy(env={"BIG": "\x01" * 20_000})  # each is six bytes of JSON
+        await node.start(templates=1)
+        await settled(node)
+        before = node.launcher.pids
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is False
+        assert node.launcher.pids == before
+
+    on_node(run)
+
+
+def test_bad_luck_of_long_ago_does_not_count_against_a_template(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("exit 0")
+        await node.start(templates=1)
+        await settled(node)
+        for _ in range(4):
+            (pid,) = node.launcher.pids
+            worker = await node.assign()
+            assert (await node.event(worker, "started")).cold_start.standby is True
+            os.kill(pid, signal.SIGKILL)
+            await node.until(lambda pid=pid: node.launcher.pids and pid not in node.launcher.pids)
+            await node.launcher.settled()
+        assert node.launcher.templates == ("",)
+
+    on_node(run)
+
+
+def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        launcher = StandbyLauncher(ProcessLauncher(), scratch=tmp_path, limit=2, command=("no\0command",))
+        running = asyncio.create_task(launcher.run())
+        launcher.want([Use(frozenset({"numpy"}), 1.0)])
+        async with asyncio.timeout(10):
+            await launcher.settled()
+        assert not running.done()
+        assert launcher.templates == ()
+        running.cancel()
+
+    asyncio.run(main())

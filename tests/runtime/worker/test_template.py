@@ -219,3 +219,24 @@ def test_when_the_one_forked_ahead_was_killed_another_is_forked(make_peer: Start
     worker.hang_up()
     os.kill(reply.pid, 9)
     os.waitpid(reply.pid, 0)
+
+
+def test_a_template_that_has_started_a_thread_since_refuses_and_ends(
+    make_peer: Start, make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late.py").write_text(
+        "import signal, threading\n"
+        "start = lambda *_: threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "signal.signal(signal.SIGUSR1, start)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    template = make_template("late")
+    assert template.ready.error == ""
+    template.process.send_signal(10)
+    threads = Path(f"/proc/{template.process.pid}/task")
+    give_up = time.monotonic() + 10
+    while len(list(threads.iterdir())) < 2:
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    assert template.fork(make_peer()).error == "its modules started 1 threads, which a fork would lose"
+    assert template.process.wait(10) == 1

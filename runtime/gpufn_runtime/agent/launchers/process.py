@@ -33,8 +33,8 @@ class ProcessLauncher:
                 env=order.environment,
                 start_new_session=True,
             )
-        except OSError as error:
-            raise PlatformError(f"Cannot start {self._command[0]}: {error.strerror}.") from error
+        except (OSError, ValueError) as error:  # ValueError: a null character, or half of a surrogate pair
+            raise PlatformError(f"Cannot start {self._command[0]}: {error}.") from error
         finally:
             os.close(output)
         process.returncode = 0  # the agent reaps by pid, also what it did not start; Popen must not

@@ -5,6 +5,7 @@
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules
    (of which one waits, forked ahead, while the template is idle)
 4. a fork that fails or takes too long costs the template its life, and the worker starts cold
+5. a module set whose template fails a few times is given up: until it could be made, or forked from, respectively
 
 Templates read their requests from our pipe, so they end when we do. The workers forked from them do not.
 """
@@ -38,8 +39,14 @@ _READY_TIMEOUT_S = 120.0  # torch on a cold disk takes 20 s and more
 _MOST_FAILURES = 3
 _LONGEST_LINE = 1 << 20
 _BACKGROUND_NICE = 10
+_PIPE_BYTES = 1 << 16
+_PAUSE_S = 5.0  # after a defect of our own
 
 _S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class RequestTooLong(PlatformError):
+    """No template can take it: its environment is too large."""
 
 
 class TemplateGone(PlatformError):
@@ -80,8 +87,8 @@ class Template:
                 env=template_environment(scratch),
                 start_new_session=True,  # Ctrl-C in the terminal is for the agent
             )
-        except OSError as error:
-            raise TemplateGone(f"Cannot start {command[0]}: {error.strerror}.") from error
+        except (OSError, ValueError) as error:
+            raise TemplateGone(f"Cannot start {command[0]}: {error}.") from error
         process.returncode = 0  # the agent reaps by pid
         _set_background(process.pid, True)
         return cls(modules, process)
@@ -105,18 +112,20 @@ class Template:
         return ready
 
     async def fork(self, request: ForkRequest, timeout_s: float = _FORK_TIMEOUT_S) -> ForkReply:
-        """Raises TemplateGone."""
+        """Raises TemplateGone, RequestTooLong."""
         async with self._turn:
             if not self._is_open:
                 raise TemplateGone("It ended.")
             data = msgspec.json.encode(request) + b"\n"
+            if len(data) > _PIPE_BYTES:
+                raise RequestTooLong(f"A request of {len(data):,} bytes is more than its pipe holds.")
             try:
-                # The pipe is empty, for the last request was answered, and holds 64 KiB.
+                # The pipe is empty, for the last request was answered.
                 written = os.write(self._requests.fileno(), data)
             except OSError as error:
                 raise TemplateGone(f"It takes no request: {error.strerror}.") from error
             if written < len(data):
-                raise TemplateGone(f"A request of {len(data):,} bytes is more than its pipe holds.")
+                raise TemplateGone("It has left requests unread.")
             return _decode(await self._line(timeout_s), ForkReply)
 
     def kill(self) -> None:
@@ -183,7 +192,8 @@ class StandbyLauncher:
         self._fork_timeout_s = fork_timeout_s
         self._templates: dict[ModuleSet, Template] = {}
         self._refused: set[ModuleSet] = set()
-        self._failures: dict[ModuleSet, int] = {}
+        self._failures: dict[ModuleSet, int] = {}  # could not be made, since it last could
+        self._deaths: dict[ModuleSet, int] = {}  # ended when it should not, since one was last forked from
         self._uses: tuple[Use, ...] = ()
         self._poke = asyncio.Event()
         self._settled = asyncio.Event()
@@ -200,6 +210,9 @@ class StandbyLauncher:
         wanted = tuple(uses)
         if wanted != self._uses:
             self._uses = wanted
+            for forgotten in (self._failures, self._deaths):
+                for modules in forgotten.keys() - {use.modules for use in wanted} - {standbys.EMPTY}:
+                    del forgotten[modules]
             self._review()
 
     async def settled(self) -> None:
@@ -212,8 +225,13 @@ class StandbyLauncher:
             while True:
                 await self._poke.wait()
                 self._poke.clear()
-                while (modules := self._step()) is not None:
-                    await self._make(modules)
+                try:
+                    while (modules := self._step()) is not None:
+                        await self._make(modules)
+                except Exception:
+                    log.exception("templates could not be reviewed; again in %g s", _PAUSE_S)
+                    await asyncio.sleep(_PAUSE_S)
+                    self._poke.set()
                 if not self._poke.is_set():
                     self._settled.set()
         finally:
@@ -229,6 +247,9 @@ class StandbyLauncher:
         request = ForkRequest(os.fspath(order.config), os.fspath(order.output), order.environment)
         try:
             reply = await template.fork(request, self._fork_timeout_s)
+        except RequestTooLong as error:
+            log.info("%s starts cold: %s", order.worker, error.message)
+            return await self._cold.launch(order)
         except TemplateGone as error:
             log.warning("%s starts cold: its template (pid %d) is gone: %s", order.worker, template.pid, error.message)
             template.kill()
@@ -238,6 +259,7 @@ class StandbyLauncher:
         if reply.error or not reply.pid:
             log.warning("%s starts cold: its template (pid %d) says: %s", order.worker, template.pid, reply.error)
             return await self._cold.launch(order)
+        self._deaths.pop(template.asked_for, None)
         return Launched(reply.pid, is_standby=True)
 
     def _review(self) -> None:
@@ -256,7 +278,13 @@ class StandbyLauncher:
         return lacking[0] if lacking else None
 
     def _wanted(self) -> list[ModuleSet]:
-        return standbys.worth_having(self._uses, self._limit, self._refused)
+        given_up = {
+            modules
+            for known in (self._failures, self._deaths)
+            for modules, count in known.items()
+            if count >= _MOST_FAILURES
+        }
+        return standbys.worth_having(self._uses, self._limit, self._refused | given_up)
 
     async def _make(self, modules: ModuleSet) -> None:
         label = ",".join(sorted(modules))
@@ -264,7 +292,7 @@ class StandbyLauncher:
         try:
             template = Template.start(self._command, modules, self._scratch)
         except TemplateGone as error:
-            self._failed(modules, error.message)
+            _count(self._failures, modules, error.message)
             return
         try:
             ready = await template.ready()
@@ -272,8 +300,9 @@ class StandbyLauncher:
             template.kill()
             if not isinstance(error, TemplateGone):
                 raise
-            self._failed(modules, error.message)
+            _count(self._failures, modules, error.message)
             return
+        self._failures.pop(modules, None)
         if ready.error:
             template.kill()
             self._refused.add(modules)
@@ -283,19 +312,18 @@ class StandbyLauncher:
         template.on_gone = lambda: self._on_gone(modules, template)
         log.info("template [%s] is ready: pid=%d took_s=%.2f", label, template.pid, time.monotonic() - began)
 
-    def _failed(self, modules: ModuleSet, why: str) -> None:
-        """A few times may be bad luck."""
-        self._failures[modules] = self._failures.get(modules, 0) + 1
-        if self._failures[modules] >= _MOST_FAILURES:
-            self._refused.add(modules)
-        log.warning("template [%s] could not be made (%d): %s", ",".join(sorted(modules)), self._failures[modules], why)
-
     def _on_gone(self, modules: ModuleSet, template: Template) -> None:
         if self._templates.get(modules) is template:
             del self._templates[modules]
             if any(template.is_for(wanted) for wanted in self._wanted()):
-                self._failed(modules, "it ended")
+                _count(self._deaths, modules, "it ended")
                 self._review()
+
+
+def _count(failures: dict[ModuleSet, int], modules: ModuleSet, why: str) -> None:
+    """A few times may be bad luck."""
+    failures[modules] = failures.get(modules, 0) + 1
+    log.warning("no template [%s] (%d of %d): %s", ",".join(sorted(modules)), failures[modules], _MOST_FAILURES, why)
 
 
 def _decode(line: bytes, kind: type[_S]) -> _S:

@@ -1,0 +1,42 @@
+"""What a FunctionSpec refuses: what would break an agent or a worker far from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.errors import InvalidSpec
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, spec_from_json
+
+
+def spec(**options: Any) -> FunctionSpec:
+    return FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), **options)
+
+
+@pytest.mark.parametrize("name", ["num\0py", "-c", "", "a.b", "9lives", "x" * 101, "numpy\n", "a b"])
+def test_what_is_no_modules_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+        spec(modules=("numpy", name))
+
+
+def test_it_is_refused_as_json_too() -> None:
+    data = b'{"name": "f", "entry": {"module": "a", "qualname": "f"}, "methods": [{}], "modules": ["a\\u0000"]}'
+    with pytest.raises(InvalidSpec, match="is not the name of a module"):
+        spec_from_json(data)
+
+
+def test_modules_have_a_number_that_is_too_many() -> None:
+    assert len(spec(modules=tuple(f"m{number}" for number in range(256))).modules) == 256
+    with pytest.raises(InvalidSpec, match="257 modules are more than the 256"):
+        spec(modules=tuple(f"m{number}" for number in range(257)))
+
+
+def test_an_environment_has_a_size_that_is_too_much() -> None:
+    assert spec(env={"A": "x" * 16_000, "B": "x" * 16_000}).env["A"]
+    with pytest.raises(
+        InvalidSpec, match="env holds 33,002 bytes, and 32,768 are allowed: put large values into a file"
+    ):
+        spec(env={"A": "x" * 16_000, "B": "x" * 17_000})
+    with pytest.raises(InvalidSpec, match="env holds 40,001 bytes"):
+        spec(env={"A": "é" * 20_000})
