@@ -68,6 +68,7 @@ async def _serve(settings: AgentSettings) -> None:
         home=home,
         bus=bus,
         assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
+        functions=await KeyValue.open(bus, subjects.FUNCTIONS),
         revisions=await KeyValue.open(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         launcher=standbys,

@@ -47,9 +47,10 @@ from gpufn.protocol.messages import (
     ProcessReport,
     RunnerReport,
     WorkerEvent,
+    WorkerEventKind,
     encode,
 )
-from gpufn.revision import Revision
+from gpufn.revision import Function, Revision
 from gpufn.spec import is_module_name
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
 from gpufn_runtime.agent import folders, processes, reconcile
@@ -78,6 +79,7 @@ _MOST_MODULES = 256  # of one revision
 _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
+_function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
 _kill_order = msgspec.msgpack.Decoder(KillOrder)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
@@ -116,6 +118,7 @@ class Agent:
         home: Home,
         bus: Bus,
         assignments: KeyValue,
+        functions: KeyValue,
         revisions: KeyValue,
         bundles: BundleCache,
         launcher: Standbys,
@@ -131,6 +134,7 @@ class Agent:
         self._home = home
         self._bus = bus
         self._assignments = assignments
+        self._functions = functions
         self._revisions = revisions
         self._bundles = bundles
         self._launcher = launcher
@@ -146,6 +150,7 @@ class Agent:
         self._fleet = Fleet()
         self._workers: dict[str, _Worker] = {}
         self._known_revisions: dict[tuple[str, int], Revision] = {}
+        self._deployed: dict[str, Function] = {}
         self._reported_modules: dict[tuple[str, int], frozenset[str]] = {}
         self._last_used: dict[tuple[str, int], float] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
@@ -166,6 +171,7 @@ class Agent:
         left = folders.all_folders(self._home)
         watches = [
             await self._revisions.watch(self._on_revision),
+            await self._functions.watch(self._on_function),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
         ]
         self._take_over(left)
@@ -237,6 +243,15 @@ class Agent:
         else:
             self._known_revisions[which] = _revision.decode(entry.value)
             self._last_used.setdefault(which, self._known_revisions[which].created_at)
+        self._deploys.set()
+
+    def _on_function(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._deployed.pop(key, None)
+        else:
+            function = self._deployed[key] = _function.decode(entry.value)
+            active = (key, function.active)  # a rollback makes an old one worth a template
+            self._last_used[active] = max(function.updated_at, self._last_used.get(active, 0.0))
         self._deploys.set()
 
     def _on_kill_order(self, message: Message) -> None:
@@ -645,7 +660,7 @@ class Agent:
 
     def _event(self, record: WorkerRecord, kind: str, **what: Any) -> WorkerEvent:
         return WorkerEvent(
-            kind=kind,
+            kind=WorkerEventKind(kind),
             worker=record.worker,
             function=record.function,
             revision=record.revision,
@@ -689,11 +704,10 @@ class Agent:
                 log.warning("%s: its bundle is not here yet: %s", revision, error)
 
     def _current_revisions(self) -> list[Revision]:
-        """The newest of each function, and those that run here."""
-        newest: dict[str, int] = {}
-        for function, number in self._known_revisions:
-            newest[function] = max(number, newest.get(function, 0))
-        keys = set(newest.items()) | {(record.function, record.revision) for record in self._fleet.records.values()}
+        """What each function wants to run and what serves it, and those that run here."""
+        keys = {(record.function, record.revision) for record in self._fleet.records.values()}
+        for function in self._deployed.values():
+            keys |= {(function.name, function.active), (function.name, function.serving)}
         return [self._known_revisions[key] for key in sorted(keys) if key in self._known_revisions]
 
     async def _revision(self, function: str, number: int) -> Revision:

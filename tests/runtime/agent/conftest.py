@@ -27,7 +27,7 @@ from gpufn.home import Home
 from gpufn.ids import Digest, digest_of, new_worker_id
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import KillOrder, LogLine, NodeReport, RunnerReport, WorkerEvent, WorkerReport, encode
-from gpufn.revision import Revision
+from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
 from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent.bundles import BundleCache
@@ -52,11 +52,12 @@ def _archive(files: dict[str, str]) -> bytes:
 class Node:
     """`events` and `lines` are what the agent said, in order."""
 
-    def __init__(self, bus: Bus, home: Home, assignments: KeyValue, revisions: KeyValue) -> None:
+    def __init__(self, bus: Bus, home: Home, assignments: KeyValue, functions: KeyValue, revisions: KeyValue) -> None:
         number = next(_numbers)
         self.name = f"n{number}-{os.getpid()}"
         self.function = f"f{number}-{os.getpid()}"
-        self.bus, self.home, self.assignments, self.revisions = bus, home, assignments, revisions
+        self.bus, self.home, self.assignments = bus, home, assignments
+        self.functions, self.revisions = functions, revisions
         self.bundles: dict[Digest, bytes] = {}
         self.fetches = 0
         self.server: EmbeddedServer | None = None
@@ -81,9 +82,10 @@ class Node:
 
         return on_message
 
-    async def open_revisions(self) -> KeyValue:
-        """The bucket that an agent in a process of its own reads."""
-        return await KeyValue.open(self.bus, subjects.REVISIONS)
+    async def use_the_platforms_buckets(self) -> None:
+        """Those that an agent in a process of its own reads."""
+        self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
+        self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
 
     async def fetch(self, digest: Digest) -> bytes:
         if digest not in self.bundles:
@@ -113,6 +115,7 @@ class Node:
             home=self.home,
             bus=self.bus,
             assignments=self.assignments,
+            functions=self.functions,
             revisions=self.revisions,
             bundles=BundleCache(self.home.bundles, self.fetch),
             launcher=self.launcher,
@@ -159,7 +162,14 @@ class Node:
         )
         revision = Revision(function=self.function, number=number, spec=spec, bundle=digest, created_at=time.time())
         await self.revisions.put(subjects.revision_key(self.function, number), encode(revision))
+        await self.activate(number)
         return revision
+
+    async def activate(self, number: int, serving: int = 0) -> None:
+        function = Function(
+            name=self.function, active=number, serving=serving or number, latest=number, updated_at=time.time()
+        )
+        await self.functions.put(self.function, encode(function))
 
     async def assign(
         self,
@@ -270,7 +280,9 @@ def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
             bus,
             home,
             await KeyValue.open(bus, subjects.ASSIGNMENTS),
-            await KeyValue.open(bus, f"revisions_{next(_numbers)}"),  # what other tests deployed is not prepared here
+            # What other tests deployed is not prepared here.
+            await KeyValue.open(bus, f"functions_{next(_numbers)}"),
+            await KeyValue.open(bus, f"revisions_{next(_numbers)}"),
         )
         made.server = server
         try:

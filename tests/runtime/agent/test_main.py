@@ -53,8 +53,9 @@ async def deploy(node: Any, **options: Any) -> None:
     revision = await node.deploy(files={"app.py": "def hello():\n    return 1\n"}, **options)
     await objects.ensure_bucket(node.bus, subjects.BUNDLES)
     await objects.put(node.bus, subjects.BUNDLES, node.bundles[revision.bundle])
-    node.revisions = await node.open_revisions()
+    await node.use_the_platforms_buckets()
     await node.revisions.put(subjects.revision_key(node.function, 1), msgspec.msgpack.encode(revision))
+    await node.activate(1)
 
 
 async def listen(node: Any, worker: str) -> asyncio.Server:

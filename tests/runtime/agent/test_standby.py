@@ -223,3 +223,18 @@ def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: 
         running.cancel()
 
     asyncio.run(main())
+
+
+def test_templates_are_for_what_is_active_or_serves_and_for_nothing_that_is_deleted(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        for number, module in enumerate(("numpy", "torch", "scipy"), 1):
+            await node.deploy(number=number, modules=(module,))
+        await node.activate(1)  # rolled back
+        await node.start(templates=3)
+        await node.until(lambda: node.reports[-1].templates == ("", "numpy"))
+        await node.activate(2, serving=1)  # torch is on its way
+        await node.until(lambda: node.reports[-1].templates == ("", "numpy", "torch"))
+        await node.functions.delete(node.function)
+        await node.until(lambda: node.reports[-1].templates == ())
+
+    on_node(run)
