@@ -32,8 +32,6 @@ def refusal(function: Function, revision: Revision, status: FunctionStatus | Non
 
     `status` None means unknown: then the call queues.
     """
-    if function.paused:
-        return CapacityError(f"{function.name} is paused: resume it, or submit the call to run later.")
     if is_switched_off(function, revision):
         return CapacityError(
             f"{function.name} has max_workers=0: allow it workers (`gpufn scale {function.name} --max 1`), "

@@ -46,4 +46,3 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float  # unix seconds
     min_workers: int | None = None
     max_workers: int | None = None
-    paused: bool = False

@@ -6,7 +6,7 @@ import pytest
 
 from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, InvocationExpired
 from gpufn.ids import Digest
-from gpufn.protocol.messages import FunctionStatus, Waiting, WorkerCounts
+from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import ScalingPolicy
 from gpufn_gateway.admission import expired, refusal, retry_after_s, too_large
@@ -29,7 +29,6 @@ BROKEN = ErrorInfo("function_raised", "No module named 'torch'")
     [
         ({}, None, None),
         ({}, {}, None),
-        ({"paused": True}, {}, (CapacityError, "embed is paused")),
         ({"max_workers": 0}, {}, (CapacityError, "embed has max_workers=0")),
         (
             {},
@@ -87,7 +86,7 @@ def test_the_limit_is_named() -> None:
     ("waiting", "message"),
     [
         (None, "it did not end"),
-        (Waiting("no_capacity", "vm: it has no L4 GPU"), "it did not end: embed waits, vm: it has no L4 GPU"),
+        (Waiting(WaitReason.NO_CAPACITY, "vm: it has no L4 GPU"), "it did not end: embed waits, vm: it has no L4 GPU"),
     ],
 )
 def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
-from gpufn.protocol.messages import Waiting
+from gpufn.protocol.messages import Waiting, WaitReason
 from gpufn.spec import MethodSpec
 
 
@@ -21,7 +21,7 @@ async def test_alive_and_ready(gateway: Any) -> None:
 
 
 async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: Any, make: Any) -> None:
-    waiting = Waiting("no_capacity", "needs 1 L4", 12.0)
+    waiting = Waiting(WaitReason.NO_CAPACITY, "needs 1 L4", 12.0)
     gateway.report(make.status(queued=3, running=1, wanted=2, reason="burst", waiting=waiting, service_s=0.5))
     view = (await gateway.get("/v1/functions/embed")).json()
     assert {name: view[name] for name in ("name", "active", "serving", "latest", "queued", "running", "wanted")} == {

@@ -20,7 +20,7 @@ import msgspec
 from gpufn.device import DeviceShare
 from gpufn.errors import ErrorInfo, InvocationCancelled
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import FunctionStatus, Waiting, WorkerCounts
+from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.workers import WorkerState
 
@@ -200,7 +200,7 @@ class _Step:
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
             decided[number] = self._decide_revision(function, number, decided.get(function.serving))
         self.decided[function.name] = list(decided.values())
-        if function.active != function.serving and not function.paused:
+        if function.active != function.serving:
             self._move(function, decided[function.serving], decided[function.active])
         for one in decided.values():
             self._drain_surplus(one)
@@ -214,9 +214,7 @@ class _Step:
         demand = world.demand(key, now)
         slots = record.spec.slots if record is not None else 1
         workers = world.workers_of(view, slots, now)
-        if function.paused:
-            decision = ScaleDecision(0, "paused", want=0)
-        elif record is None:
+        if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
         elif role is Role.SERVING:
             view.served_at = now
@@ -304,8 +302,8 @@ class _Step:
         if surplus <= 0:
             return
         going = sorted(held, key=self._idle_longest_first)
-        # What is paused or retired with nothing queued goes as it is: draining lets a call finish.
-        may_be_busy = one.decision.count == 0 and (one.role is Role.RETIRED or one.decision.reason == "paused")
+        # What is retired with nothing queued goes as it is: draining lets a call finish.
+        may_be_busy = one.decision.count == 0 and one.role is Role.RETIRED
         if not may_be_busy:
             going = [worker for worker in going if self.world.idle_for(worker, self.now) is not None]
         for worker in going[:surplus]:
@@ -479,44 +477,44 @@ class _Step:
             wanted=decision.count,
             reason=f"{decision.reason}; {note}" if note else decision.reason,
             terms=decision.terms,
-            waiting=self._waiting(function, serving, counts),
+            waiting=self._waiting(serving, counts),
             service_s=view.service_s,
             cold_start_s=self.world.cold_start_s(view),
             # Not while it is half open: the call that is let in is what asks for the next try.
             start_error=circuit.last_error if circuit.state(self.now) is CircuitState.OPEN else None,
         )
 
-    def _waiting(self, function: Function, one: _Decided, counts: dict[WorkerState, int]) -> Waiting | None:
+    def _waiting(self, one: _Decided, counts: dict[WorkerState, int]) -> Waiting | None:
         """Why calls wait, if any do."""
         demand = one.demand
         slots = one.spec.spec.slots if one.spec is not None else 1
         ready = counts[WorkerState.READY]
         if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
             return None
-        if function.paused:
-            return Waiting("paused", f"{function.name} is paused")
         if one.view.circuit.openings and not ready:
             return self._crash_looping(one.view)
         if counts[WorkerState.STARTING] == 0 and one.need is not None and one.need.no_room is not None:
             return self._no_room(one.need, one.need.no_room)
         if counts[WorkerState.STARTING] or one.need is not None:
             return self._starting(one.view)
-        return Waiting("limit", f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
+        return (
+            Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
+        )
 
     @staticmethod
     def _no_room(need: _Need, no_room: NoRoom) -> Waiting:
         if need.is_slot_limited:
-            return Waiting("starting", "waits its turn: many workers are being started")
-        return Waiting("no_capacity", str(no_room))
+            return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
+        return Waiting(WaitReason.NO_CAPACITY, str(no_room))
 
     def _crash_looping(self, view: RevisionView) -> Waiting:
         last = view.circuit.last_error.message if view.circuit.last_error is not None else "unknown"
         retry_in_s = view.circuit.retry_in_s(self.now)
-        return Waiting("crash_looping", f"its workers fail to start: {last}", retry_in_s or None)
+        return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
 
     def _starting(self, view: RevisionView) -> Waiting:
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
         typical_s = self.world.cold_start_s(view)
         for_s = self.now - min(since) if since else 0.0
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
-        return Waiting("starting", f"a worker is starting, for {for_s:.1f} s", eta_s)
+        return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)

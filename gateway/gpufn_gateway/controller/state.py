@@ -21,6 +21,7 @@ from gpufn.protocol.messages import (
     RevisionTraffic,
     RunnerReport,
     WorkerEvent,
+    WorkerEventKind,
     WorkerReport,
 )
 from gpufn.revision import Function, Revision
@@ -212,7 +213,7 @@ class World:
         worker = self.workers.get(event.worker)
         view = self.view((event.function, event.revision))
         match event.kind:
-            case "ready":
+            case WorkerEventKind.READY:
                 view.circuit.became_ready()
                 if event.cold_start is not None:
                     view.started_in(event.cold_start.total_s)
@@ -220,12 +221,12 @@ class World:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
-            case "start_failed" if event.failure is not None:
+            case WorkerEventKind.START_FAILED if event.failure is not None:
                 if worker is None or not worker.has_failed:
                     view.circuit.failed(now, event.failure.error)
                 if worker is not None:
                     worker.has_failed = True
-            case "exited" if worker is not None:
+            case WorkerEventKind.EXITED if worker is not None:
                 if not (worker.was_ready or worker.has_failed or worker.drain_asked):
                     view.circuit.failed(now, _exit_error(event))
                     worker.has_failed = True

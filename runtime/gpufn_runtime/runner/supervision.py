@@ -16,7 +16,7 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import KillOrder, WorkerEvent, encode
+from gpufn.protocol.messages import KillOrder, WorkerEvent, WorkerEventKind, encode
 from gpufn.workers import ColdStart, Exit, StartFailure
 from gpufn_runtime.runner.worker_link import WorkerLink
 
@@ -48,8 +48,8 @@ class Supervision:
 
     def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None) -> None:
         event = WorkerEvent(
-            kind, link.worker, link.revision.function, link.revision.number, self._node, self._clock.time(),
-            cold_start=link.cold_start, failure=failure,
+            WorkerEventKind(kind), link.worker, link.revision.function, link.revision.number, self._node,
+            self._clock.time(), cold_start=link.cold_start, failure=failure,
         )  # fmt: skip
         self._publish(subjects.worker_event(link.revision.function), encode(event))
 

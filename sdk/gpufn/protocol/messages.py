@@ -6,6 +6,8 @@ msgpack (`encode`, and a decoder of their own here). Times that travel are unix 
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from gpufn.device import Device
@@ -180,10 +182,17 @@ class NodeReport(msgspec.Struct, frozen=True):
     runner_pid: int | None = None
 
 
-class WorkerEvent(msgspec.Struct, frozen=True):
-    """Something happened to a Worker; sent once. `started`, `ready`, `start_failed` or `exited`."""
+class WorkerEventKind(enum.StrEnum):
+    STARTED = "started"
+    READY = "ready"
+    START_FAILED = "start_failed"
+    EXITED = "exited"
 
-    kind: str
+
+class WorkerEvent(msgspec.Struct, frozen=True):
+    """Something happened to a Worker; sent once."""
+
+    kind: WorkerEventKind
     worker: str
     function: str
     revision: int
@@ -201,10 +210,17 @@ class WorkerCounts(msgspec.Struct, frozen=True):
     parked: int = 0
 
 
-class Waiting(msgspec.Struct, frozen=True):
-    """Why calls of a function wait: `no_capacity`, `starting`, `crash_looping`, `limit` or `paused`."""
+class WaitReason(enum.StrEnum):
+    NO_CAPACITY = "no_capacity"
+    STARTING = "starting"
+    CRASH_LOOPING = "crash_looping"
+    LIMIT = "limit"
 
-    reason: str
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Why calls of a function wait."""
+
+    reason: WaitReason
     detail: str
     eta_s: float | None = None
 

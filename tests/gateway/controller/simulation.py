@@ -13,6 +13,7 @@ from gpufn.protocol.messages import (
     RevisionTraffic,
     RunnerReport,
     WorkerEvent,
+    WorkerEventKind,
     WorkerReport,
 )
 from gpufn.revision import Function, Revision
@@ -167,12 +168,14 @@ class Sim:
         key = self.world.workers[worker].key
         if self.fails(key):
             failure = StartFailure("load", ErrorInfo("function_start_failed", "ImportError: no module named nope"))
-            self.world.on_event(WorkerEvent("start_failed", worker, *key, "a", self.now, failure=failure), self.now)
+            self.world.on_event(
+                WorkerEvent(WorkerEventKind.START_FAILED, worker, *key, "a", self.now, failure=failure), self.now
+            )
             self.world.on_assignment(worker, None, self.now)
             return key[0]
         self.idle_since[worker] = self.now
         cold = ColdStart(load_s=self.start_s)
-        self.world.on_event(WorkerEvent("ready", worker, *key, "a", self.now, cold_start=cold), self.now)
+        self.world.on_event(WorkerEvent(WorkerEventKind.READY, worker, *key, "a", self.now, cold_start=cold), self.now)
         return key[0]
 
     def _gone(self, worker: str) -> str:

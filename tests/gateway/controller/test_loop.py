@@ -14,7 +14,7 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ControllerReport, RunnerReport, WorkerEvent, WorkerReport, encode
+from gpufn.protocol.messages import ControllerReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport, encode
 from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, WorkerState
@@ -66,7 +66,13 @@ class Stage:
     def ready(self, worker: str) -> None:
         was = self.assignments[worker]
         event = WorkerEvent(
-            "ready", worker, was.function, was.revision, "a", time.time(), cold_start=ColdStart(load_s=0.02)
+            WorkerEventKind.READY,
+            worker,
+            was.function,
+            was.revision,
+            "a",
+            time.time(),
+            cold_start=ColdStart(load_s=0.02),
         )
         self.workers += (
             WorkerReport(worker, was.function, was.revision, WorkerState.READY, 1, idle_since=time.time()),

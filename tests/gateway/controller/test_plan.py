@@ -9,7 +9,7 @@ import pytest
 
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerReport
+from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy
@@ -118,11 +118,13 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
         name = f"w{number}"
         starting.on_assignment(name, assignment(name), 100.0)
         failure = StartFailure("load", ErrorInfo("function_start_failed", "boom"))
-        starting.on_event(WorkerEvent("start_failed", name, "f", 1, "a", 0.0, failure=failure), 100.0)
-        starting.on_event(WorkerEvent("exited", name, "f", 1, "a", 0.0, exit=Exit(code=3)), 100.0)
+        starting.on_event(WorkerEvent(WorkerEventKind.START_FAILED, name, "f", 1, "a", 0.0, failure=failure), 100.0)
+        starting.on_event(WorkerEvent(WorkerEventKind.EXITED, name, "f", 1, "a", 0.0, exit=Exit(code=3)), 100.0)
     assert repr(view.circuit) == "<Circuit [3 failures, 1 openings]>"
     starting.on_assignment("w9", assignment("w9", number=2), 100.0)
-    starting.on_event(WorkerEvent("exited", "w9", "f", 2, "a", 0.0, exit=Exit(signal=11, tail="oh")), 100.0)
+    starting.on_event(
+        WorkerEvent(WorkerEventKind.EXITED, "w9", "f", 2, "a", 0.0, exit=Exit(signal=11, tail="oh")), 100.0
+    )
     error = starting.view(("f", 2)).circuit.last_error
     assert error is not None
     assert error.message == "f: the worker was killed by SIGSEGV before it was ready\noh"
@@ -131,14 +133,14 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
 def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
     crashed = world(1)
     crashed.on_runner_report(RunnerReport("a", "r2", 100.0), 100.0)  # a restarted runner that has not heard from it
-    crashed.on_event(WorkerEvent("exited", "w0", "f", 1, "a", 0.0, exit=Exit(signal=9)), 100.0)
+    crashed.on_event(WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", 0.0, exit=Exit(signal=9)), 100.0)
     assert repr(crashed.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
 
 def test_a_drained_worker_that_ends_is_no_failure() -> None:
     idle = world(1)
     idle.on_assignment("w0", msgspec.structs.replace(assignment("w0"), desired=Desired.DRAIN), 100.0)
-    idle.on_event(WorkerEvent("exited", "w0", "f", 1, "a", 0.0, exit=Exit(code=0)), 100.0)
+    idle.on_event(WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", 0.0, exit=Exit(code=0)), 100.0)
     assert repr(idle.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
 
@@ -159,17 +161,6 @@ def test_a_restarted_runner_counts_from_zero_and_that_is_no_traffic() -> None:
     told.on_runner_report(restarted, 103.0)
     assert view.ended == 20
     assert view.service_s == pytest.approx(1.48, abs=0.01)
-
-
-def test_a_paused_function_lets_its_workers_finish_and_says_so() -> None:
-    paused = world(1, paused=True)
-    paused.on_depths({("f", 1): 2}, 100.0, 100.0)
-    planned = plan(paused, 100.0)
-    assert planned.actions == (Drain("w0", "paused"),)
-    paused.on_assignment("w0", None, 100.0)
-    waiting = plan(paused, 100.0).statuses["f"].waiting
-    assert waiting is not None
-    assert (waiting.reason, waiting.detail) == ("paused", "f is paused")
 
 
 def test_a_limit_is_a_reason_to_wait() -> None:
@@ -290,7 +281,7 @@ def test_times_that_cannot_be_are_not_learned_from(run_seconds: float) -> None:
     tell(told, 101.0, "w0", traffic=RevisionTraffic("f", 1, 0, 0, 0, 0.0))
     for ended, seconds in ((1, 2.0), (2, run_seconds), (3, 4.0)):
         tell(told, 101.0 + ended, "w0", traffic=RevisionTraffic("f", 1, ended, ended, 0, seconds))
-    event = WorkerEvent("ready", "w0", "f", 1, "a", 0.0, cold_start=ColdStart(load_s=run_seconds))
+    event = WorkerEvent(WorkerEventKind.READY, "w0", "f", 1, "a", 0.0, cold_start=ColdStart(load_s=run_seconds))
     told.on_event(event, 105.0)
     view = told.view(("f", 1))
     assert view.service_s is not None
@@ -330,3 +321,10 @@ def test_equal_records_told_twice_are_one_worker() -> None:
     assert repr(told) == "<World [1 functions, 1 workers, 1 nodes]>"
     told.on_assignment("w0", None, 102.0)
     assert repr(told.leases) == "<LeaseBook [0 leases on 0 nodes]>"
+
+
+def test_an_event_of_another_kind_is_not_read_as_one_of_ours() -> None:
+    event = WorkerEvent(WorkerEventKind.READY, "w0", "f", 1, "a", 0.0)
+    told = msgspec.msgpack.encode(event).replace(b"ready", b"bored")
+    with pytest.raises(msgspec.ValidationError, match="Invalid enum value 'bored'"):
+        msgspec.msgpack.decode(told, type=WorkerEvent)

@@ -17,7 +17,7 @@ from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import WorkerEvent, WorkerReport, encode
+from gpufn.protocol.messages import WorkerEvent, WorkerEventKind, WorkerReport, encode
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import Desired, Exit, WorkerState
@@ -124,7 +124,13 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
         worker.die()
         order = await node.kills.get()
         exited = WorkerEvent(
-            "exited", order.worker, "dies", 1, NODE, node.clock.time(), exit=Exit(signal=11, tail="Segmentation fault")
+            WorkerEventKind.EXITED,
+            order.worker,
+            "dies",
+            1,
+            NODE,
+            node.clock.time(),
+            exit=Exit(signal=11, tail="Segmentation fault"),
         )
         node.bus.publish(subjects.worker_event("dies"), encode(exited))
         reply, _ = await call.future
