@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -201,16 +202,34 @@ class Client:
         body = msgspec.json.encode({"spec": spec, "bundle": bundle})
         return self._json(FunctionView, "POST", "/v1/functions", content=body, headers=_JSON)
 
-    def deploy(self, *functions: AnyFunction, include: Sequence[str] = ()) -> list[FunctionView]:
-        """Deploy functions of this process: by source when they are in a module's file, else by value."""
+    def deploy(
+        self,
+        *functions: AnyFunction,
+        include: Sequence[str] = (),
+        wait: bool = True,
+        timeout_s: float | None = None,
+        force: bool = False,
+    ) -> list[FunctionView]:
+        """Deploy functions of this process: by source when they are in a module's file, else by value.
+
+        Returns when calls go to the new revisions, which takes a worker's start while one of the old is warm;
+        `wait=False` returns at once. Unchanged code and options make no new revision, unless `force`. Raises
+        FunctionStartFailed when a new revision does not start, TimeoutError after `timeout_s` (the function's own
+        startup_timeout when not given); the old one serves on.
+        """
+        from gpufn import _deployment  # noqa: PLC0415
         from gpufn._bundle import bundles_of  # noqa: PLC0415
 
-        deployed = []
+        made = []
         for function, packaging, bundle in bundles_of(functions, include):
             spec = function.spec(packaging, bundle.modules)
-            self.put_bundle(bundle.digest, bundle.data)
-            deployed.append(self.create_revision(spec, bundle.digest))
-        return deployed
+            deployment = _deployment.deploy(self, spec, bundle.digest, bundle.data, force=force)
+            if deployment.lacking:
+                warnings.warn(f"calls of {spec.name} will wait: {deployment.lacking}", stacklevel=2)
+            made.append((deployment.view, spec.startup_timeout_s if timeout_s is None else timeout_s))
+        if not wait:
+            return [view for view, _ in made]
+        return [_deployment.wait_until_it_serves(self, view, patience_s) for view, patience_s in made]
 
     def delete(self, name: str) -> None:
         self._request("DELETE", f"/v1/functions/{name}")

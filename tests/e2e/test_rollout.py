@@ -113,9 +113,9 @@ class Project:
         self.name = name
         self._file = file
 
-    def deploy(self, source: str, version: int) -> None:
+    def deploy(self, source: str, version: int, *options: str) -> None:
         self._file.write_text(source.format(name=self.name, version=version))
-        view = json.loads(self.platform.gpufn("deploy", self._file, "--json"))[0]
+        view = json.loads(self.platform.gpufn("deploy", self._file, "--json", *options))[0]
         assert view["active"] == version
 
     def view(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
     with Load(project.platform, project.name) as load:
         load.wait_for(1)
         load.cold.clear()
-        project.deploy(CANNOT_START, 2)
+        project.deploy(CANNOT_START, 2, "--no-wait")
         load.wait_until(lambda: "calls stay with the old one" in project.view()["reason"])
         assert "weights.txt" in project.view()["reason"]
         load.wait_for_more(200)

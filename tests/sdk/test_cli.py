@@ -95,7 +95,11 @@ def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.Mon
 
 def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: Project) -> None:
     project(_APP)
+    gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", _VIEW, status=201)
+    gateway.on("GET /v1/functions/f", {"code": "function_not_found"}, status=404)
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("GET /v1/functions/f", _VIEW | {"serving": 3})
     digest_paths: list[str] = []
     original = gateway.answer_to
 
@@ -108,10 +112,41 @@ def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: P
     gateway.answer_to = answer  # type: ignore[method-assign]
     result = _gpufn("deploy", "app.py")
     assert (result.exit_code, result.stdout) == (0, f"f@3  {gateway.url}/v1/functions/f/invoke\n")
-    sent = gateway.requests[-1].json
+    sent = next(request for request in gateway.requests if request.method == "POST").json
     assert sent["spec"]["entry"] == {"module": "app", "qualname": "f", "packaging": "source"}
     assert [path.partition(" ")[0] for path in digest_paths] == ["HEAD", "PUT"]
     assert digest_paths[0].endswith(sent["bundle"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "stdout", "stderr"),
+    [
+        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  2 serves until it is ready\n", ""),
+        ([], 1, "", "gpufn: f@3 does not start, f@2 still serves: no such file\n"),
+    ],
+)
+def test_deploy_says_which_revision_serves(  # noqa: PLR0917
+    gateway: StubGateway, project: Project, options: list[str], code: int, stdout: str, stderr: str
+) -> None:
+    project(_APP)
+    failing = _VIEW | {"reason": "revision 3: fails to start: calls stay with the old one: no such file"}
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("GET /v1/functions/f", failing)
+    gateway.on("POST /v1/functions", failing, status=201)
+    gateway.any_bundle = True
+    result = _gpufn("deploy", "app.py", *options)
+    assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
+
+
+def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": _APP["app.py"].replace("@gpu_function", "@gpu_function(gpu='H100')")})
+    device = {"type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
+    gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "devices": [device]}]})
+    gateway.on("POST /v1/functions", _VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = _gpufn("deploy", "app.py")
+    assert result.stderr == "gpufn: warning: calls of f will wait: no node has the GPU 'H100'\n"
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -202,10 +202,11 @@ def test_deploy_sends_the_bundle_then_the_spec(gateway: StubGateway, monkeypatch
         return x
 
     monkeypatch.setattr(Client, "put_bundle", lambda self, digest, data: True)
+    gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", _VIEW, status=201)
     with Client() as client:
         assert [view.active for view in client.deploy(here)] == [2]
-    sent = gateway.requests[0].json
+    sent = next(request for request in gateway.requests if request.method == "POST").json
     assert (sent["spec"]["name"], sent["spec"]["entry"]["packaging"], len(sent["bundle"])) == ("f", "pickle", 64)
 
 

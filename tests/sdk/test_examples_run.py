@@ -7,7 +7,15 @@ import importlib
 
 import pytest
 
-_MODULES = ("gpufn", "gpufn._decorator", "gpufn._function", "gpufn._client", "gpufn.testing", "gpufn.spec")
+_MODULES = (
+    "gpufn",
+    "gpufn._deployment",
+    "gpufn._decorator",
+    "gpufn._function",
+    "gpufn._client",
+    "gpufn.testing",
+    "gpufn.spec",
+)
 
 
 @pytest.mark.parametrize("module", _MODULES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -99,15 +99,16 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def step(text: str) -> Iterator[None]:
-    """Long work: a spinner at a terminal, silence in a pipe."""
+def step(text: str) -> Iterator[Callable[[str], None]]:
+    """Long work: a spinner at a terminal, silence in a pipe. What it yields adds to the text why it takes long."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda reason: None
         return
     from rich.console import Console  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    with Console(stderr=True).status(f"{text} …"):
-        yield
+    with Console(stderr=True).status(Text(f"{text} …")) as status:
+        yield lambda reason: status.update(Text(f"{text}: {reason} …"))
 
 
 def duration(seconds: float | None) -> str:

@@ -12,22 +12,32 @@ from gpufn.errors import FunctionNotFound, InvalidSpec
 
 if TYPE_CHECKING:
     from gpufn import _bundle
+    from gpufn._views import FunctionView
+    from gpufn.spec import FunctionSpec
 
 
-def deploy(
+def deploy(  # noqa: PLR0917  Typer passes them by name
     file: Annotated[Path, typer.Argument(help="A Python file with @gpu_function in it.")],
     name: Annotated[list[str] | None, typer.Option(help="Deploy only this one; may be given again.")] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(help="Send these files too: a glob below the file's folder, such as 'data/*'."),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when calls go to the new revision, or at once.")
+    ] = True,
+    timeout: Annotated[
+        float | None, typer.Option(help="Wait so many seconds; else the function's startup_timeout.", min=0)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="A new revision even when nothing changed.")] = False,
     json: Json = False,
 ) -> None:
     """Deploy the functions of a file.
 
-    The file and the modules beside it that it imports are sent; other files only with --include.
+    The file and the modules beside it that it imports are sent; other files only with --include. While a worker of the
+    old revision is warm, calls stay there until the new one has a worker too; one that cannot start takes no calls.
     """
-    from gpufn import _bundle  # noqa: PLC0415
+    from gpufn import _bundle, _deployment  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
 
     with step(f"Importing {file}"):
@@ -36,20 +46,35 @@ def deploy(
             (function.spec(packaging, bundle.modules), bundle)
             for function, packaging, bundle in _bundle.bundles_of(functions, include or [])
         ]
-    deployed = []
+    made = []
     with Client() as client:
         for spec, bundle in prepared:
-            with step(f"Uploading {size(len(bundle.data))}"):
-                client.put_bundle(bundle.digest, bundle.data)
-            with step(f"Deploying {spec.name}"):
-                view = client.create_revision(spec, bundle.digest)
-            deployed.append(view)
+            with step(f"Deploying {spec.name}, {size(len(bundle.data))}"):
+                deployment = _deployment.deploy(client, spec, bundle.digest, bundle.data, force=force)
+            if deployment.lacking:
+                say(f"gpufn: warning: calls of {spec.name} will wait: {deployment.lacking}", err=True)
+            made.append((spec, deployment))
+        views = []
+        for spec, deployment in made:
+            view = deployment.view
+            if wait and view.serving != view.active:
+                patience_s = spec.startup_timeout_s if timeout is None else timeout
+                with step(f"Starting {spec.name}@{view.active}") as tell:
+                    view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+            views.append(view)
             if not json:
-                calls = [f"{spec.name}.{method.name}" if method.name else spec.name for method in spec.methods]
-                for call in calls:
-                    say(f"{spec.name}@{view.active}  {client.url}/v1/functions/{call}/invoke")
+                _say(spec, view, client.url, is_new=deployment.is_new)
     if json:
-        print_json(deployed)
+        print_json(views)
+
+
+def _say(spec: FunctionSpec, view: FunctionView, url: str, *, is_new: bool) -> None:
+    notes = "" if is_new else "  unchanged"
+    if view.serving != view.active:
+        notes += f"  {view.serving} serves until it is ready"
+    for method in spec.methods:
+        call = f"{spec.name}.{method.name}" if method.name else spec.name
+        say(f"{spec.name}@{view.active}  {url}/v1/functions/{call}/invoke{notes}")
 
 
 def _chosen(functions: list[_bundle.AnyFunction], names: list[str], file: Path) -> list[_bundle.AnyFunction]:

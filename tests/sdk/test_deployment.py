@@ -1,0 +1,150 @@
+"""Deploying one function: what is there already, what no node has, and the wait until it serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn._deployment import deploy, wait_until_it_serves, what_no_node_has
+from gpufn._views import FunctionView, RevisionView
+from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
+
+_SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(parameters={"type": "object"}),))
+_NODE = {
+    "devices": [
+        {"type": "cpu", "kind": "EPYC", "memory_bytes": 8 << 30, "cores": 4.0},
+        {"type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30},
+    ]
+}
+
+
+def _view(active: int, serving: int, reason: str = "", **more: Any) -> FunctionView:
+    return FunctionView(name="f", active=active, serving=serving, latest=active, reason=reason, **more)
+
+
+class _Api:
+    """Answers with one view after the other, and stays with the last; None: there is no function."""
+
+    def __init__(self, *views: FunctionView | None, bundle: str = "a", nodes: tuple[Any, ...] = (_NODE,)) -> None:
+        self._views = list(views)
+        self._bundle = bundle
+        self._nodes = nodes
+        self.did: list[str] = []
+
+    def function(self, name: str) -> FunctionView:
+        view = self._views.pop(0) if len(self._views) > 1 else self._views[0]
+        if view is None:
+            raise FunctionNotFound
+        return view
+
+    def revisions(self, name: str) -> list[RevisionView]:
+        return [RevisionView(number=number, created_at=1.0, bundle=self._bundle, state="live") for number in (1, 2)]
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return list(self._nodes)
+
+    def put_bundle(self, digest: str, data: bytes) -> bool:
+        self.did.append(f"put {digest}")
+        return True
+
+    def create_revision(self, spec: FunctionSpec, bundle: str) -> FunctionView:
+        self.did.append(f"create {spec.name}")
+        return _view(3, 3)
+
+
+def _as_json(spec: FunctionSpec) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "force", "is_new"),
+    [
+        (None, False, True),
+        (_view(2, 2, spec=_as_json(_SPEC)), False, False),
+        (_view(2, 2, spec=_as_json(_SPEC)), True, True),
+        (_view(2, 2, spec=_as_json(_SPEC) | {"concurrency": 2}), False, True),
+        (_view(2, 1, spec=_as_json(_SPEC)), False, True),
+        (_view(2, 2, spec=_as_json(_SPEC), start_error={"message": "no"}), False, True),
+    ],
+)
+def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:
+    api = _Api(before)
+    assert deploy(api, _SPEC, "a", b"", force=force).is_new is is_new  # type: ignore[arg-type]
+    assert api.did == (["put a", "create f"] if is_new else [])
+
+
+def test_another_bundle_is_another_revision() -> None:
+    api = _Api(_view(2, 2, spec=_as_json(_SPEC)), bundle="b")
+    assert deploy(api, _SPEC, "a", b"").is_new is True  # type: ignore[arg-type]
+
+
+def _wait(api: _Api, first: FunctionView, told: list[str] | None = None) -> FunctionView:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    say = (told if told is not None else []).append
+    return wait_until_it_serves(api, first, 10.0, told=say, clock=lambda: now[0], sleep=sleep)
+
+
+def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
+    told: list[str] = []
+    waits = _view(2, 1, "revision 2: 0 of 1 ready")
+    assert _wait(_Api(waits, waits, _view(2, 2)), _view(2, 1), told).serving == 2
+    assert told == ["revision 2: 0 of 1 ready"]
+
+
+@pytest.mark.parametrize(
+    ("view", "kind", "message"),
+    [
+        (
+            _view(2, 1, "idle; revision 2: fails to start: calls stay with the old one: no such file"),
+            FunctionStartFailed,
+            "f@2 does not start, f@1 still serves: no such file",
+        ),
+        (_view(3, 3), Conflict, "f@2 was replaced by f@3 before it served"),
+        (_view(3, 1), Conflict, "f@2 was replaced by f@3 before it served"),
+        (_view(2, 1, "full"), TimeoutError, "f@2 does not serve after 10 s, f@1 still does: full"),
+        (
+            _view(2, 1, "revision 1: fails to start: calls stay with the old one: told of another"),
+            TimeoutError,
+            "f@2 does not serve after 10 s",
+        ),
+    ],
+)
+def test_the_wait_ends_with_the_reason(view: FunctionView, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        _wait(_Api(view), _view(2, 1))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_key_that_may_not_read_does_not_wait() -> None:
+    class _Blind(_Api):
+        def function(self, name: str) -> FunctionView:
+            raise Forbidden
+
+    assert _wait(_Blind(None), _view(2, 1)).serving == 1
+
+
+@pytest.mark.parametrize(
+    ("resources", "nodes", "lacks"),
+    [
+        (Resources(), [_NODE], ""),
+        (Resources(gpu=("L4",)), [_NODE], ""),
+        (Resources(gpu=("any",)), [_NODE], ""),
+        (Resources(gpu=("H100", "any")), [_NODE], ""),
+        (Resources(gpu=("H100", "A100")), [_NODE], "no node has the GPU 'H100' or 'A100'"),
+        (Resources(gpu=("any",)), [{"devices": _NODE["devices"][:1]}], "no node has a GPU"),
+        (Resources(memory_bytes=9 << 30), [_NODE], "no node has 9 GiB of memory, the largest has 8 GiB"),
+        (Resources(cpu=5), [_NODE], "no node has 5 cores, the largest has 4"),
+        (Resources(gpu=("H100",)), [], ""),
+    ],
+)
+def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
+    assert what_no_node_has(resources, nodes) == lacks
