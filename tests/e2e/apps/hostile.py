@@ -56,8 +56,10 @@ def forks() -> int:
 
 
 @gpu_function(timeout=60)
-def holds_the_gil(seconds: float) -> str:
+def holds_the_gil(seconds: float, runs: str) -> str:
     """usleep through PyDLL keeps the GIL, so no other thread of this process runs."""
+    with open(runs, "a") as file:
+        file.write("once\n")
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
     return "held"
 
@@ -65,6 +67,19 @@ def holds_the_gil(seconds: float) -> str:
 @gpu_function
 def reads_its_environment() -> dict[str, str]:
     return dict(os.environ)
+
+
+@gpu_function
+def reads_the_environment_of(pids: list[int]) -> list[str]:
+    """Of its parent and of `pids`; "" where it may not."""
+    found = []
+    for pid in (os.getppid(), *pids):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found.append(file.read().replace(b"\0", b"\n").decode())
+        except OSError:
+            found.append("")
+    return found
 
 
 @gpu_function
