@@ -31,10 +31,11 @@ from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
+from gpufn.secrecy import hide_environment
 from gpufn_gateway import protocol
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access, NotProtected, is_loopback
-from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
@@ -119,9 +120,11 @@ async def main(settings: GatewaySettings) -> None:
         telemetry = Telemetry(lambda: caller.pending)
         registry.on_deleted = telemetry.forget
         max_call_bytes = settings.max_call_bytes(int(bus.server_info["max_payload"]))
-        call_bodies = BodyReader(max_call_bytes, settings.body_timeout_s, what="a call's arguments")
-        bundle_bodies = BodyReader(settings.max_body_bytes, settings.body_timeout_s * 10, what="a bundle")
-        bodies = BodyReader(min(_MANAGE_BYTES, settings.max_body_bytes), settings.body_timeout_s, what="this request")
+        body_s, budget = settings.body_timeout_s, BodyBudget(settings.max_bodies_bytes)
+        call_bodies = BodyReader(max_call_bytes, body_s, what="a call's arguments", budget=budget)
+        bundle_bodies = BodyReader(settings.max_body_bytes, body_s * 10, what="a bundle", budget=budget)
+        manage_bytes = min(_MANAGE_BYTES, settings.max_body_bytes)
+        bodies = BodyReader(manage_bytes, body_s, what="this request", budget=budget)
         calls = Calls(
             bus=bus,
             queue=caller,
@@ -287,6 +290,7 @@ def run() -> int:
     except InvalidSetting as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
+    hide_environment("GPUFN_NATS_URL")
     logging.basicConfig(
         level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )

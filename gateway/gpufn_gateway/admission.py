@@ -8,16 +8,18 @@ from gpufn.errors import (
     FunctionStartFailed,
     GpufnError,
     InvocationExpired,
+    NoCapacity,
     PayloadTooLarge,
     QueueFull,
 )
-from gpufn.protocol.messages import FunctionStatus
+from gpufn.protocol.messages import FunctionStatus, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 
 # The controller tries a function that cannot start again after a while; asking more often learns nothing.
 _CIRCUIT_RETRY_S = 15.0
 _SHORTEST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 120.0
+_ROOM_S = 1.0
 
 
 class Refused(FunctionStartFailed):
@@ -27,19 +29,21 @@ class Refused(FunctionStartFailed):
         return ErrorInfo(self.code, self.message, retry_after_s=_CIRCUIT_RETRY_S)
 
 
-def refusal(function: Function, revision: Revision, status: FunctionStatus | None) -> GpufnError | None:
+def refusal(
+    function: Function, revision: Revision, status: FunctionStatus | None, timeout_s: float | None = None
+) -> GpufnError | None:
     """Why nobody should wait for a call of `revision` now; None when it may queue.
 
-    `status` None means unknown: then the call queues.
+    `status` None means unknown: then the call queues. `timeout_s` is what the client gives it, if it said so.
     """
     if is_switched_off(function, revision):
         return CapacityError(
             f"{function.name} has max_workers=0: allow it workers (`gpufn scale {function.name} --max 1`), "
             "or submit the call to run later."
         )
-    if status is not None:
-        return start_failure(function.name, revision.number, status)
-    return None
+    if status is None:
+        return None
+    return start_failure(function.name, revision.number, status) or _no_capacity(revision, status, timeout_s)
 
 
 def is_switched_off(function: Function, revision: Revision) -> bool:
@@ -54,6 +58,18 @@ def start_failure(function: str, revision: int, status: FunctionStatus) -> Funct
     error = status.start_error
     what = f"{error.error_type}: {error.message}" if error.error_type else error.message
     return Refused(f"{function} cannot start: {what} (`gpufn logs {function}` has the traceback)")
+
+
+def _no_capacity(revision: Revision, status: FunctionStatus, timeout_s: float | None) -> NoCapacity | None:
+    """Room that is not there now will not be made, and a worker started in it, in so short a time."""
+    if timeout_s is None or timeout_s >= _ROOM_S or status.waiting is None or status.workers != WorkerCounts():
+        return None
+    if status.serving != revision.number or status.waiting.reason is not WaitReason.NO_CAPACITY:
+        return None
+    return NoCapacity(
+        f"{revision.function} has no worker, and there is no room for one: {status.waiting.detail}",
+        retry_after_s=retry_after_s(revision, status),
+    )
 
 
 def expired(function: str, error: InvocationExpired, status: FunctionStatus | None) -> InvocationExpired:

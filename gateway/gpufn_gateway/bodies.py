@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
-from gpufn.errors import GpufnError, PayloadTooLarge, RequestError
+from gpufn.errors import CapacityError, GpufnError, PayloadTooLarge, RequestError
 from gpufn_gateway.admission import too_large
 from gpufn_gateway.problems import RouteError
 
@@ -24,16 +24,36 @@ class ClientGone(GpufnError):
     code = "client_gone"
 
 
+class BodyBudget:
+    """The bytes of all bodies that are being received, together. One that is whole is its request's to bound."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises CapacityError."""
+        if self.used_bytes + size > self.limit_bytes:
+            raise CapacityError(
+                "The gateway receives as many bytes at once as it may; come back later.", retry_after_s=1.0
+            )
+        self.used_bytes += size
+
+    def give_back(self, size: int) -> None:
+        self.used_bytes -= size
+
+
 class BodyReader:
     """Reads bodies of at most `limit_bytes` within `timeout_s`. `what` has that limit, for the message."""
 
-    def __init__(self, limit_bytes: int, timeout_s: float, *, what: str) -> None:
+    def __init__(self, limit_bytes: int, timeout_s: float, *, what: str, budget: BodyBudget) -> None:
         self.limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._what = what
+        self._budget = budget
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-        """Raises PayloadTooLarge, RouteError 408, or ClientGone."""
+        """Raises PayloadTooLarge, CapacityError, RouteError 408, or ClientGone."""
         claimed = headers.get(b"content-length")
         if claimed is not None:
             if not claimed.isdigit():
@@ -50,17 +70,23 @@ class BodyReader:
 
     async def _rest(self, message: MutableMapping[str, Any], receive: Receive) -> bytes:
         body = bytearray()
+        taken = 0
         try:
             async with asyncio.timeout(self._timeout_s):
                 while message["type"] == "http.request":
-                    body += message.get("body", b"")
-                    if len(body) > self.limit_bytes:
+                    chunk: bytes = message.get("body", b"")
+                    if len(body) + len(chunk) > self.limit_bytes:
                         raise self._too_large()
+                    self._budget.take(len(chunk))
+                    taken += len(chunk)
+                    body += chunk
                     if not message.get("more_body"):
                         return bytes(body)
                     message = await receive()
         except TimeoutError:
             raise RouteError(408, f"The request's body did not arrive within {self._timeout_s:g} s.") from None
+        finally:
+            self._budget.give_back(taken)
         raise ClientGone
 
     def _too_large(self) -> PayloadTooLarge:

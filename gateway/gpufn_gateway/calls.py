@@ -127,9 +127,10 @@ class Calls:
         target = self.registry.resolve(name)
         principal.need_invoke(target.name)
         try:
+            timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
             if waits:
                 status = self.registry.statuses.get(target.name)
-                refused = admission.refusal(target.function, target.revision, status)
+                refused = admission.refusal(target.function, target.revision, status, timeout_s)
                 if refused is not None:
                     raise refused
             if headers.get(b"content-encoding", b"identity") != b"identity":
@@ -156,7 +157,7 @@ class Calls:
                 negotiation.wanted(headers.get(b"accept")),
                 body,
                 self.clock.time(),
-                _timeout(headers.get(b"x-gpufn-timeout")),
+                timeout_s,
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
             )
         except GpufnError as error:

@@ -28,7 +28,7 @@ from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access
-from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.registry import Registry
@@ -150,7 +150,7 @@ class Gateway:
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending)
         self.reason: str | None = None
-        bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments")
+        bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
@@ -169,7 +169,7 @@ class Gateway:
             registry=self.registry,
             deploys=nothing,
             submissions=submissions,
-            bodies=BodyReader(1 << 20, 30, what="this request"),
+            bodies=BodyReader(1 << 20, 30, what="this request", budget=BodyBudget(1 << 30)),
             bundle_bodies=bodies,
         )
         operations = OperationRoutes(

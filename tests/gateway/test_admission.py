@@ -92,3 +92,23 @@ def test_the_limit_is_named() -> None:
 def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:
     status = FunctionStatus(function="embed", serving=1, workers=WorkerCounts(), waiting=waiting)
     assert expired("embed", InvocationExpired("it did not end"), status).message == message
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "ready", "reason", "refuses"),
+    [
+        (0.5, 0, WaitReason.NO_CAPACITY, True),
+        (1.0, 0, WaitReason.NO_CAPACITY, False),
+        (None, 0, WaitReason.NO_CAPACITY, False),
+        (0.5, 1, WaitReason.NO_CAPACITY, False),
+        (0.5, 0, WaitReason.STARTING, False),
+    ],
+)
+def test_a_call_without_time_to_wait_for_room_is_refused(
+    make: Any, timeout_s: float | None, ready: int, reason: WaitReason, refuses: bool
+) -> None:
+    status = make.status(ready=ready, waiting=Waiting(reason, "a: it has no L4 GPU"))
+    refused = refusal(function(), revision(make), status, timeout_s)
+    assert repr(refused) == (
+        "NoCapacity('embed has no worker, and there is no room for one: a: it has no L4 GPU')" if refuses else "None"
+    )

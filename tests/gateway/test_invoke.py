@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpufn.errors import BusUnavailable, ErrorInfo, QueueFull
+from gpufn.errors import BusUnavailable, CapacityError, ErrorInfo, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.spec import MethodSpec
 from gpufn.workers import ColdStart
+from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.problems import problem_of
 
 URL = "/v1/functions/embed/invoke"
 GOOD = b'{"texts":["a"]}'
@@ -139,6 +141,34 @@ async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any
             answer.json()["detail"] == "The body is larger than the 4,096 bytes that a call's arguments may have here."
         )
         assert answer.headers["connection"] == "close"
+
+
+async def test_bodies_have_a_limit_together_and_one_that_is_whole_makes_room() -> None:
+    budget = BodyBudget(1000)
+    reader = BodyReader(800, 5, what="a test", budget=budget)
+    arrived = asyncio.Event()
+
+    def sender(size: int) -> Callable[[], Awaitable[MutableMapping[str, Any]]]:
+        messages: list[dict[str, Any]] = [{"body": b"x" * size, "more_body": True}, {"body": b"y"}]
+        sent = iter(messages)
+
+        async def receive() -> MutableMapping[str, Any]:
+            message = next(sent)
+            if "more_body" not in message:
+                await arrived.wait()
+            return {"type": "http.request", **message}
+
+        return receive
+
+    slow = asyncio.create_task(reader.read({}, sender(700)))
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError) as caught:
+        await reader.read({}, sender(301))
+    answer = problem_of(caught.value)
+    assert (answer.status, (b"retry-after", b"1") in answer.headers(), budget.used_bytes) == (503, True, 700)
+    arrived.set()
+    assert (len(await slow), len(await reader.read({}, sender(700)))) == (701, 701)
+    assert budget.used_bytes == 0
 
 
 async def test_a_raw_body_needs_a_bytes_parameter(gateway: Any, problem: Any) -> None:

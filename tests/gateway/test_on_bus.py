@@ -44,7 +44,7 @@ from gpufn.protocol.messages import (
 from gpufn.revision import RevisionState
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access
-from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.invoke import Invoke
@@ -82,7 +82,7 @@ class Whole:
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name="gw-test", clock=clock)
         telemetry = Telemetry(lambda: self.caller.pending)
-        bodies = BodyReader(1 << 20, 30, what="a test")
+        bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         calls = Calls(
             bus=bus,
             queue=self.caller,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gpufn_gateway.bodies import BodyReader, ClientGone
+from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocol import MAX_HEAD_BYTES, GuardedProtocol, sweep
 
@@ -25,7 +25,7 @@ class Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[tuple[Server, int]]:
     """A server that reads bodies and answers with their size."""
-    reader = BodyReader(1 << 20, 30, what="a test")
+    reader = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         with contextlib.suppress(ClientGone):
@@ -102,7 +102,7 @@ async def test_clients_that_stall_are_hung_up_on() -> None:
 
 
 async def test_a_body_that_dribbles_is_given_up() -> None:
-    reader = BodyReader(1 << 20, 0.001, what="a test")
+    reader = BodyReader(1 << 20, 0.001, what="a test", budget=BodyBudget(1 << 30))
 
     async def receive() -> Any:
         if not messages:
