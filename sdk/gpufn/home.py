@@ -8,12 +8,16 @@ cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpufn.errors import PlatformError
 
 # A unix socket's path fits 107 bytes; a worker's folder and the socket's name take 40 of them.
 _LONGEST_RUN_PATH = 66
@@ -53,8 +57,40 @@ class Home:
     def bundles(self) -> Path:
         return self.root / "cache" / "bundles"
 
+    def ensure(self) -> None:
+        """Make the folders that processes of a node share: for their owner only. Raises PlatformError."""
+        try:
+            for path in (self.root / "cache", self.logs):
+                _make_private(path)
+            if self.run.parent == self.root:
+                _make_private(self.run)
+            else:
+                _claim(self.run)
+        except OSError as error:
+            raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
+
     def worker(self, worker_id: str) -> Path:
         return self.run / "w" / worker_id
 
     def worker_socket(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "s"
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(PermissionError):  # another user's, who gave it to us
+        path.chmod(0o700)
+
+
+def _claim(path: Path) -> None:
+    """A folder where everybody may make one: only one that nobody else can have prepared for us will do."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise PlatformError(f"{path} is a link or no folder: remove it, or set XDG_RUNTIME_DIR.")
+    if found.st_uid != os.geteuid():
+        raise PlatformError(f"{path} belongs to the user {found.st_uid}: remove it, or set XDG_RUNTIME_DIR.")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PlatformError(f"{path} is not safe to use, for others may write to it: remove it.")
+    path.chmod(0o700)

@@ -17,6 +17,7 @@ from gpufn.errors import BusUnavailable, Conflict, GpufnError
 from gpufn.home import Home
 from gpufn.ids import Digest
 from gpufn.protocol import subjects
+from gpufn.secrecy import hide_environment
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -38,6 +39,7 @@ def main() -> int:
     )
     try:
         settings = AgentSettings.from_env()
+        hide_environment("GPUFN_NATS_URL")
         lock = _lock(settings.home)
     except GpufnError as error:
         log.error("%s", error.message)
@@ -109,7 +111,7 @@ def _inventory(settings: AgentSettings) -> Inventory:
 
 def _lock(home: Home) -> int:
     """One agent per home: two would end each other's workers. Held until we die, however that happens."""
-    home.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    home.ensure()
     path = home.run / "agent.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

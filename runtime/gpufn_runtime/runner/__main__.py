@@ -17,6 +17,7 @@ from gpufn.clock import SystemClock
 from gpufn.errors import GpufnError
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
+from gpufn.secrecy import hide_environment
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
 
@@ -49,7 +50,10 @@ async def serve(settings: RunnerSettings) -> None:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s runner %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        uvloop.run(serve(RunnerSettings.from_env(os.environ)))
+        settings = RunnerSettings.from_env(os.environ)
+        hide_environment("GPUFN_NATS_URL")
+        settings.home.ensure()
+        uvloop.run(serve(settings))
     except (GpufnError, ValueError) as error:
         print(f"gpufn runner: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
         return 3
