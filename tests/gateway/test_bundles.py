@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from gpufn.bundle_rules import MAX_ENTRIES
 from gpufn.errors import InvalidBundle
 from gpufn.ids import digest_of
-from gpufn_gateway.bundles import MAX_ENTRIES, check_bundle
+from gpufn_gateway.bundles import check_bundle
 
 
 def zipped(entries: Iterable[tuple[str | zipfile.ZipInfo, bytes]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -83,7 +84,7 @@ def test_what_could_harm_a_node_is_refused(data: bytes, reason: str) -> None:
 
 
 def test_many_files_may_not_add_up_to_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufn_gateway.bundles.MAX_UNPACKED_BYTES", 3 << 20)
+    monkeypatch.setattr("gpufn.bundle_rules.MAX_UNPACKED_BYTES", 3 << 20)
     with pytest.raises(InvalidBundle, match="unpacks to more than 3 MiB"):
         check(zipped([(str(number), bytes(1 << 20)) for number in range(4)]))
 

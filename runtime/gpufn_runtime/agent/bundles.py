@@ -1,7 +1,7 @@
 """The node's unpacked bundles: `<digest>/`, whole or absent, shared read-only between workers.
 
 1. asked for a digest that is not there, fetch the archive once, however many ask
-2. check every name in it, again: this process trusts no archive
+2. check every name in it, again (`gpufn.bundle_rules`): this process trusts no archive
 3. unpack to a hidden folder, flush, rename
 """
 
@@ -10,22 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import io
 import logging
 import os
 import shutil
-import stat
 import zipfile
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 
+from gpufn.bundle_rules import checked_entries, open_bundle
 from gpufn.errors import ArtifactUnavailable, InvalidBundle
 from gpufn.ids import Digest, digest_of
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES = 2 << 30
-_MOST_FILES = 50_000
 _CHUNK = 1 << 20
 
 
@@ -79,15 +77,15 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
     target = root / digest
     part = root / f".{digest}.{os.getpid()}"
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            members = checked_members(archive)
+        with open_bundle(data) as archive:
+            members = [entry for entry in checked_entries(archive) if not entry.is_dir()]
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             _extract(archive, members, part)
         with contextlib.suppress(FileExistsError):
             part.rename(target)
         _sync_folder(root)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise InvalidBundle(f"Bundle {digest[:12]} cannot be read: {error}.") from error
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and target.is_dir():
@@ -96,29 +94,6 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
         raise ArtifactUnavailable(f"Cannot unpack bundle {digest[:12]} below {root}: {why}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def checked_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Every file of the archive. Raises InvalidBundle for names that leave the folder, links, and duplicates."""
-    members = archive.infolist()
-    if len(members) > _MOST_FILES:
-        raise InvalidBundle(f"The bundle has {len(members):,} files; {_MOST_FILES:,} are allowed.")
-    total = sum(member.file_size for member in members)
-    if total > _MOST_BYTES:
-        raise InvalidBundle(f"The bundle holds {total:,} bytes unpacked; {_MOST_BYTES:,} are allowed.")
-    seen: set[PurePosixPath] = set()
-    for member in members:
-        name = member.filename
-        path = PurePosixPath(name)
-        if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-            raise InvalidBundle(f"The bundle has a file outside of itself: {name!r}.")
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise InvalidBundle(f"The bundle has something that is neither file nor folder: {name!r}.")
-        if path in seen:
-            raise InvalidBundle(f"The bundle has {name!r} twice.")
-        seen.add(path)
-    return [member for member in members if not member.is_dir()]
 
 
 def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], part: Path) -> None:

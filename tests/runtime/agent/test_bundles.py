@@ -40,13 +40,16 @@ def test_a_bundle_is_unpacked_whole_and_read_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (archive("/etc/passwd"), "outside of itself"),
-        (archive("../up.py"), "outside of itself"),
-        (archive("a/../../up.py"), "outside of itself"),
-        (archive("a\\b.py"), "outside of itself"),
-        (archive("link", mode=stat.S_IFLNK | 0o777), "neither file nor folder"),
-        (archive("fifo", mode=stat.S_IFIFO | 0o600), "neither file nor folder"),
-        (b"not a zip", "cannot be read"),
+        (archive("/etc/passwd"), "absolute path"),
+        (archive("../up.py"), "leaves it"),
+        (archive("a/../../up.py"), "leaves it"),
+        (archive("a\\b.py"), "unusable name"),
+        (archive("a.py", "A.py"), "twice"),
+        (archive("link", mode=stat.S_IFLNK | 0o777), "a link or a device"),
+        (archive("fifo", mode=stat.S_IFIFO | 0o600), "a link or a device"),
+        (archive(*map(str, range(10_001))), "more than 10,000 entries"),
+        (archive(), "is empty"),
+        (b"not a zip", "not a zip archive"),
     ],
 )
 def test_an_archive_that_is_not_to_be_trusted_leaves_nothing(data: bytes, why: str, tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What a bundle may hold. Pure; looks at the archive's directory, unpacks nothing.
+
+The gateway asks at deploy and each agent asks again before it unpacks, for it trusts no archive: one set of rules, so
+that what one takes the other does not refuse.
+What unzips a bundle writes no more than the sizes that its directory claims, so the claims are what is limited.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from typing import Final
+
+from gpufn.errors import InvalidBundle
+
+MAX_ENTRIES: Final = 10_000
+MAX_UNPACKED_BYTES: Final = 512 << 20
+MAX_RATIO: Final = 100
+_RATIO_FLOOR: Final = 1 << 20  # a small file of zeros is no bomb
+_MAX_NAME_BYTES: Final = 1024
+_CENTRAL_ENTRY: Final = b"PK\x01\x02"
+_ENCRYPTED: Final = 0x1
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def open_bundle(data: bytes) -> zipfile.ZipFile:
+    """Raises InvalidBundle when it is no zip archive, or has more entries than anybody should look at."""
+    # Counted before zipfile makes an object of each.
+    if data.count(_CENTRAL_ENTRY) > MAX_ENTRIES:
+        raise InvalidBundle(f"The bundle has more than {MAX_ENTRIES:,} entries.")
+    try:
+        return zipfile.ZipFile(io.BytesIO(data))
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
+        raise InvalidBundle(f"The bundle is not a zip archive: {error}.") from error
+
+
+def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Every entry, folders too. Raises InvalidBundle for names that leave the bundle or mean the same file twice, for
+    what is neither file nor folder, and for more than a node should unpack."""
+    entries = archive.infolist()
+    if not entries:
+        raise InvalidBundle("The bundle is empty.")
+    seen: set[str] = set()
+    for entry in entries:
+        _check_entry(entry)
+        path = entry.filename.rstrip("/").casefold()
+        if path in seen:
+            raise InvalidBundle(f"The bundle has {entry.filename!r} twice.")
+        seen.add(path)
+    if sum(entry.file_size for entry in entries) > MAX_UNPACKED_BYTES:
+        raise InvalidBundle(f"The bundle unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB.")
+    return entries
+
+
+def _check_entry(entry: zipfile.ZipInfo) -> None:
+    name = entry.orig_filename
+    parts = name.rstrip("/").split("/")
+    if not name.isprintable() or "\\" in name or len(name.encode(errors="replace")) > _MAX_NAME_BYTES:
+        raise InvalidBundle(f"The bundle has an entry with an unusable name: {name[:100]!r}.")
+    if name.startswith("/") or ":" in parts[0]:
+        raise InvalidBundle(f"The bundle has an absolute path: {name!r}.")
+    if any(part in ("", ".", "..") for part in parts):
+        raise InvalidBundle(f"The bundle has a path that leaves it or is not plain: {name!r}.")
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise InvalidBundle(f"The bundle may hold files and folders only; {name!r} is a link or a device.")
+    if entry.flag_bits & _ENCRYPTED or entry.compress_type not in _METHODS:
+        raise InvalidBundle(f"{name!r} is encrypted or compressed in a way that gpufn does not unpack.")
+    if entry.file_size > _RATIO_FLOOR and entry.file_size > MAX_RATIO * max(entry.compress_size, 1):
+        raise InvalidBundle(f"{name!r} unpacks to more than {MAX_RATIO} times its size.")
