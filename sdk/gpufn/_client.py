@@ -41,6 +41,7 @@ from gpufn.errors import (
     ErrorInfo,
     GatewayUnavailable,
     GpufnError,
+    PayloadTooLarge,
     ProtocolMismatch,
     error_from,
 )
@@ -64,6 +65,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MANAGE_TIMEOUT_S = 60.0
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
+_TOO_LARGE = "pass a path or an address that the other side can read, or split it over several calls"
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
 
 
@@ -114,6 +116,7 @@ class Client:
         self._answered = False
 
     def close(self) -> None:
+        """Close its connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -171,6 +174,7 @@ class Client:
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
+        """How a submitted call stands."""
         return self._json(InvocationView, "GET", f"/v1/invocations/{id}")
 
     def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = values.NATIVE) -> Answer:  # noqa: A002
@@ -193,12 +197,15 @@ class Client:
     # Functions
 
     def functions(self) -> list[FunctionView]:
+        """Every deployed function, by name."""
         return self._json(Functions, "GET", "/v1/functions").functions
 
     def function(self, name: str) -> FunctionView:
+        """One function. Raises FunctionNotFound."""
         return self._json(FunctionView, "GET", f"/v1/functions/{name}")
 
     def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView:
+        """Deploy a spec whose bundle has been uploaded; `deploy` does both."""
         body = msgspec.json.encode({"spec": spec, "bundle": bundle})
         return self._json(FunctionView, "POST", "/v1/functions", content=body, headers=_JSON)
 
@@ -232,12 +239,15 @@ class Client:
         return [_deployment.wait_until_it_serves(self, view, patience_s) for view, patience_s in made]
 
     def delete(self, name: str) -> None:
+        """Queued calls are cancelled, running ones finish."""
         self._request("DELETE", f"/v1/functions/{name}")
 
     def revisions(self, name: str) -> list[RevisionView]:
+        """Every revision, the oldest first."""
         return self._json(Revisions, "GET", f"/v1/functions/{name}/revisions").revisions
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
+        """Make an earlier revision the active one; None: the one before it."""
         body = msgspec.json.encode({} if revision is None else {"revision": revision})
         return self._json(FunctionView, "POST", f"/v1/functions/{name}/rollback", content=body, headers=_JSON)
 
@@ -247,9 +257,11 @@ class Client:
         return self._json(FunctionView, "POST", f"/v1/functions/{name}/scale", content=body, headers=_JSON)
 
     def why(self, name: str) -> WhyView:
+        """Why it has the workers it has, and why its calls wait."""
         return self._json(WhyView, "GET", f"/v1/functions/{name}/why")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
+        """The last lines that its workers wrote; with `follow` also those that come."""
         params = {"tail": str(tail), "follow": "true" if follow else "false"}
         with self._stream("GET", f"/v1/functions/{name}/logs", params=params) as response:
             for line in _lines(self._chunks(response)):
@@ -261,6 +273,7 @@ class Client:
         return self._json(Calls, "GET", f"/v1/functions/{name}/calls", params={"limit": str(limit)}).calls
 
     def has_bundle(self, digest: Digest) -> bool:
+        """Whether it has been uploaded."""
         try:
             self._request("HEAD", f"/v1/bundles/{digest}")
         except GpufnError as error:
@@ -273,34 +286,49 @@ class Client:
         """Upload unless it is there; False when it was."""
         if self.has_bundle(digest):
             return False
-        self._request("PUT", f"/v1/bundles/{digest}", content=data, headers={"content-type": "application/zip"})
+        try:
+            self._request("PUT", f"/v1/bundles/{digest}", content=data, headers={"content-type": "application/zip"})
+        except PayloadTooLarge as error:
+            mib = len(data) / (1 << 20)
+            raise PayloadTooLarge(
+                f"the bundle of {mib:.1f} MiB is larger than the gateway takes: leave large files out, and read them "
+                "in the worker from a disk or an address"
+            ) from error
         return True
 
     # The platform
 
     def nodes(self) -> list[dict[str, Any]]:
+        """What each node reported last: its devices and processes."""
         return self._json(Nodes, "GET", "/v1/nodes").nodes
 
     def keys(self) -> list[KeyView]:
+        """The API keys, without their secrets."""
         return self._json(Keys, "GET", "/v1/keys").keys
 
     def create_key(self, label: str, scopes: Sequence[str]) -> KeyView:
+        """Make an API key; its secret is in the answer, this once."""
         body = msgspec.json.encode({"label": label, "scopes": list(scopes)})
         return self._json(KeyView, "POST", "/v1/keys", content=body, headers=_JSON)
 
     def delete_key(self, id: str) -> None:  # noqa: A002
+        """Who uses it is refused from then on."""
         self._request("DELETE", f"/v1/keys/{id}")
 
     def is_alive(self) -> bool:
+        """Whether a gateway answers."""
         return self._status("/healthz") == 200
 
     def is_ready(self) -> bool:
+        """Whether a call would be served."""
         return self._status("/readyz") == 200
 
     def metrics(self) -> str:
+        """In the text format of Prometheus."""
         return self._request("GET", "/metrics").text
 
     def openapi(self) -> dict[str, Any]:
+        """OpenAPI 3.1 of the deployed functions."""
         return self._json(dict[str, Any], "GET", "/openapi.json")
 
     # Requests
@@ -472,10 +500,13 @@ def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> GpufnErro
 
 
 def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
+    message = problem.detail or problem.title
+    if problem.code == PayloadTooLarge.code:
+        message = f"{message.rstrip('.')}: {_TOO_LARGE}"
     return error_from(
         ErrorInfo(
             code=problem.code,
-            message=problem.detail or problem.title,
+            message=message,
             retryable=problem.retryable,
             retry_after_s=retry_after_s,
             field=problem.field,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from gpufn._function import HOOK, Function, FunctionClass, Method, hooks, kind_of
-from gpufn._options import Options, settings_from
+from gpufn._options import Options, settings_from, signature
 from gpufn.errors import InvalidSpec
 from gpufn.spec import MethodSpec, function_name
 
@@ -50,18 +50,7 @@ def gpu_function(**options: Unpack[Options]) -> Decorator: ...
 def gpu_function(target: Any = None, /, **options: Any) -> Any:
     """Make a function, or a class, one that gpufn can run elsewhere. Called as before, it still runs here.
 
-    Args (times in seconds):
-        name: how it is deployed; by default its Python name, with hyphens for underscores.
-        gpu: None, "any", a name such as "L4", or a list of names, the preferred one first.
-        share: "exclusive", a GPU of its own, or "time", together with others that also say "time".
-        cpu, memory: cores and bytes ("2Gi") that one worker takes.
-        env: environment variables of its workers.
-        min_workers, max_workers, buffer_workers: always so many; never more; so many spare ones while there are calls.
-        idle_timeout: a worker without calls ends after it. target: the share of a worker's slots to plan with.
-        concurrency: calls that one worker runs at the same time.
-        batch: a `Batch`: calls gather, and the function gets a list per parameter.
-        timeout, startup_timeout, queue_timeout: for one call, for a worker's start, for the wait before a call starts.
-        retries: a number or a `Retry`.
+    Its options, each with type, default and meaning, are a table in docs/reference/python.md.
 
     Raises InvalidSpec, which names the option.
 
@@ -81,6 +70,9 @@ def gpu_function(target: Any = None, /, **options: Any) -> Any:
     if options:
         raise InvalidSpec("write @gpu_function(...) with options only; the function comes below it")
     return _declare(target, {})
+
+
+vars(gpu_function)["__signature__"] = signature()
 
 
 def enter(hook: F) -> F:

@@ -81,11 +81,13 @@ class Call(Generic[V]):
 
     @classmethod
     def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
+        """A call that was submitted elsewhere, or earlier."""
         if not is_invocation_id(id):
             raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
         return Call(id)
 
     def status(self) -> InvocationState:
+        """Queued, running, or how it ended."""
         return _transport.current().status(self.id)
 
     def result(self, timeout: float | None = None) -> V:
@@ -99,6 +101,7 @@ class Call(Generic[V]):
 
     @property
     def aio(self) -> AsyncCall[V]:
+        """The same methods, to await."""
         return AsyncCall(self)
 
     def __repr__(self) -> str:

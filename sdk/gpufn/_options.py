@@ -6,9 +6,10 @@ Everything is checked at decoration. An option that this release does not implem
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
@@ -57,28 +58,61 @@ _LIMITS = {
 
 
 class Options(TypedDict, total=False):
-    """Times are in seconds, sizes are bytes or text such as "2Gi"."""
+    """The table of options: type and meaning; the defaults are those of the spec. Times are in seconds.
 
-    name: str
-    gpu: str | Sequence[str] | None
-    share: Literal["exclusive", "time"]
-    cpu: float
-    memory: str | int | None
-    env: Mapping[str, str]
-    min_workers: int
-    max_workers: int
-    buffer_workers: int
-    idle_timeout: float
-    target: float
-    scaledown_window: float
-    target_delay: float
-    concurrency: int
-    batch: Batch | None
-    timeout: float
-    startup_timeout: float
-    queue_timeout: float | None
-    retries: Retry | int | None
-    priority: Literal["normal"]
+    docs/reference/python.md is made from it, and so is the signature of `gpu_function`.
+    """
+
+    name: Annotated[str, "how it is deployed; else its Python name, with hyphens for underscores"]
+    gpu: Annotated[str | Sequence[str] | None, '`"any"`, a name such as `"L4"`, or a list, the preferred one first']
+    share: Annotated[
+        Literal["exclusive", "time"], '`"exclusive"`: a GPU of its own; `"time"`: together with others that say so'
+    ]
+    cpu: Annotated[float, "cores that one worker takes; a share of time, not cores of its own"]
+    memory: Annotated[str | int | None, 'memory of one worker, reserved and enforced: bytes or text such as `"2Gi"`']
+    env: Annotated[Mapping[str, str], "environment variables of its workers"]
+    min_workers: Annotated[int, "always so many"]
+    max_workers: Annotated[int, "never more"]
+    buffer_workers: Annotated[int, "so many spare ones while there are calls"]
+    idle_timeout: Annotated[float, "a worker without calls ends after it"]
+    target: Annotated[float, "the share of a worker's slots to plan with; less means more spare room"]
+    scaledown_window: Annotated[float, "fewer workers only when fewer were enough for so long"]
+    target_delay: Annotated[float, "how long a queued call may wait before another worker is worth it"]
+    concurrency: Annotated[int, "calls that one worker runs at the same time"]
+    batch: Annotated[Batch | None, "a `Batch`: calls gather, and the function gets a list per parameter"]
+    timeout: Annotated[float, "how long one call may run"]
+    startup_timeout: Annotated[float, "how long a worker may take to start"]
+    queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
+    retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
+    priority: Annotated[Literal["normal"], "there is one"]
+
+
+def default_of(option: str) -> Any:
+    """What counts when it is not given.
+
+    >>> default_of("max_workers"), default_of("gpu"), default_of("timeout")
+    (4, None, 300.0)
+    """
+    if option in _SCALING:
+        return getattr(ScalingPolicy(), _SCALING[option])
+    if option in _LIMITS:
+        return _default(Settings, _LIMITS[option])
+    if option == "share":
+        return Share.EXCLUSIVE.value
+    return {"cpu": Resources().cpu, "priority": "normal"}.get(option)
+
+
+def _default(struct: type[msgspec.Struct], field: str) -> Any:
+    return next(found.default for found in msgspec.structs.fields(struct) if found.name == field)
+
+
+def signature() -> inspect.Signature:
+    """Of `gpu_function`, for `help()` and for editors that look at what is loaded."""
+    declared = inspect.Parameter("declared", inspect.Parameter.POSITIONAL_ONLY, default=None)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [declared, *(inspect.Parameter(option, kind, default=default_of(option)) for option in Options.__annotations__)]
+    )
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

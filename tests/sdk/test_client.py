@@ -15,6 +15,7 @@ from gpufn.errors import (
     GatewayUnavailable,
     GpufnError,
     InvalidInput,
+    PayloadTooLarge,
     ProtocolMismatch,
     QueueFull,
     Unauthorized,
@@ -77,6 +78,18 @@ def test_a_problem_becomes_its_exception(gateway: StubGateway, status: int, prob
         client.invoke("f")
     assert type(caught.value) is kind
     assert str(caught.value) == (problem["detail"] if isinstance(problem, dict) else "<html>bad gateway")
+
+
+def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
+    problem = {"code": "payload_too_large", "detail": "The body is larger than 7.5 MiB."}
+    gateway.on("POST /v1/functions/f/invoke", problem, status=413)
+    gateway.on("HEAD /v1/bundles/abc", status=404)
+    gateway.on("PUT /v1/bundles/abc", problem, status=413)
+    with Client() as client:
+        with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: pass a path or an address that the other side can read"):
+            client.invoke("f")
+        with pytest.raises(PayloadTooLarge, match=r"the bundle of 0\.0 MiB is larger .*: leave large files out"):
+            client.put_bundle(_digest("abc"), b"zip")
 
 
 def test_retry_after_is_kept(gateway: StubGateway) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method  # noqa: A004
+from gpufn._options import Options, settings_from
 from gpufn.errors import InvalidSpec
 from gpufn.spec import CallKind, FunctionSpec, ScalingPolicy, Share, spec_from_json
 
@@ -204,3 +206,11 @@ def test_a_function_is_decorated_once() -> None:
 
     with pytest.raises(InvalidSpec, match="twice is a @gpu_function already"):
         gpu_function(twice)
+
+
+def test_the_signature_shows_every_option_with_the_default_that_counts() -> None:
+    parameters = dict(inspect.signature(gpu_function).parameters)
+    assert parameters.pop("declared").kind is inspect.Parameter.POSITIONAL_ONLY
+    assert list(parameters) == list(Options.__annotations__)
+    given = {name: parameter.default for name, parameter in parameters.items() if name != "name"}
+    assert settings_from(given, "f") == settings_from({}, "f")
