@@ -4,6 +4,7 @@ window, policy   what was seen, and how many workers that asks for
 circuit          when to stop starting what fails to start
 rollout          from one revision to the next
 placement, leases  where a worker can run, and what is taken
-state, plan      the world, and one step of the whole as a pure function
+views, world     what is known of workers, nodes and revisions, joined
+plan             one step of the whole as a pure function: its actions, and the status that it tells
 loop             the only module here that knows the bus: hears, steps, acts
 """

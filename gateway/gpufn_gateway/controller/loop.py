@@ -39,9 +39,10 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired
 
+from .actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
 from .placement import Limits
-from .plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start, plan
-from .state import World
+from .plan import plan
+from .world import World
 
 log = logging.getLogger(__name__)
 

@@ -15,22 +15,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
-from gpufn.device import DeviceShare
-from gpufn.errors import ErrorInfo, InvocationCancelled
+from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
+from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Function, Revision
 from gpufn.workers import WorkerState
 
 from . import policy, rollout
+from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Plan, Start
 from .circuit import CircuitState
 from .leases import LeaseBook
 from .placement import Limits, NoRoom, Placement, place
-from .policy import Demand, ScaleDecision
+from .policy import ScaleDecision
 from .rollout import Role, Standing
-from .state import Key, RevisionView, WorkerView, World, window_for
+from .status import Teller
+from .views import WorkerView, window_for
+from .world import World
 
 PATIENCE_S = 2.0
 DELETED_FOR_S = 2.0
@@ -39,79 +39,9 @@ START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must
 START_OVERDUE_S = 30.0  # beyond the startup timeout, which is the runner's to enforce
 
 
-class Start(msgspec.Struct, frozen=True):
-    function: str
-    revision: int
-    node: str
-    share: DeviceShare
-    reason: str
-
-
-class Drain(msgspec.Struct, frozen=True):
-    worker: str
-    reason: str
-
-
-class Delete(msgspec.Struct, frozen=True):
-    """Give the lease up without hearing from the node."""
-
-    worker: str
-    reason: str
-
-
-class MoveServing(msgspec.Struct, frozen=True):
-    function: str
-    revision: int
-    reason: str
-
-
-class EndQueued(msgspec.Struct, frozen=True):
-    """End the calls that no runner holds."""
-
-    function: str
-    revision: int
-    kind: OutcomeKind
-    error: ErrorInfo
-
-
-Action = Start | Drain | Delete | MoveServing | EndQueued
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """`failed`: functions that nothing could be decided for, and why."""
-
-    actions: tuple[Action, ...] = ()
-    statuses: dict[str, FunctionStatus] = {}
-    failed: dict[str, Exception] = {}
-
-
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
     """What to do now. `only`: just these functions (one doorbell need not pay for a look at all of them)."""
     return _Step(world, now, limits or Limits()).run(only)
-
-
-class _Need(msgspec.Struct):
-    """A revision that lacks workers, on its way through placement."""
-
-    key: Key
-    spec: Revision
-    view: RevisionView
-    missing: int
-    calls: int
-    waits_for_first: bool
-    reason: str
-    no_room: NoRoom | None = None
-    is_slot_limited: bool = False
-
-
-class _Decided(msgspec.Struct):
-    key: Key
-    role: Role
-    view: RevisionView
-    decision: ScaleDecision
-    demand: Demand | None
-    spec: Revision | None
-    need: _Need | None = None
 
 
 class _Step:
@@ -120,8 +50,8 @@ class _Step:
         self.now = now
         self.limits = limits
         self.actions: list[Action] = []
-        self.needs: list[_Need] = []
-        self.decided: dict[str, list[_Decided]] = {}
+        self.needs: list[Need] = []
+        self.decided: dict[str, list[Decided]] = {}
         self.leaving: set[str] = set()  # workers that this step drains or gives up
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
@@ -152,10 +82,11 @@ class _Step:
         self._make_room(without_room)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
+        teller = Teller(self.world, self.now)
         statuses: dict[str, FunctionStatus] = {}
         for name, decided in list(self.decided.items()):
             with self._alone(name):
-                statuses[name] = self._status(self.world.functions[name], decided)
+                statuses[name] = teller.status(self.world.functions[name], decided, self.notes.get(name))
         return Plan(tuple(self.actions), statuses, self.failed)
 
     @contextlib.contextmanager
@@ -196,7 +127,7 @@ class _Step:
     def _decide(self, function: Function) -> None:
         numbers = self.world.numbers(function.name) | {function.serving, function.active}
         # The serving revision first: how many the next one gets depends on it.
-        decided: dict[int, _Decided] = {}
+        decided: dict[int, Decided] = {}
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
             decided[number] = self._decide_revision(function, number, decided.get(function.serving))
         self.decided[function.name] = list(decided.values())
@@ -205,7 +136,7 @@ class _Step:
         for one in decided.values():
             self._drain_surplus(one)
 
-    def _decide_revision(self, function: Function, number: int, serving: _Decided | None) -> _Decided:
+    def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
         world, now = self.world, self.now
         key = (function.name, number)
         view = world.view(key)
@@ -233,7 +164,7 @@ class _Step:
             count = rollout.workers_for_retired(calls, workers.held, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
-        one = _Decided(key, role, view, decision, demand, record)
+        one = Decided(key, role, view, decision, demand, record)
         self._end_queued(one)
         if record is not None and decision.count > workers.held:
             self._need(one, record, decision.count - workers.held, workers.starting, workers.held)
@@ -241,14 +172,14 @@ class _Step:
             view.waiting_since = None
         return one
 
-    def _need(self, one: _Decided, record: Revision, missing: int, starting: int, held: int) -> None:
+    def _need(self, one: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
         allowed = one.view.circuit.starts_allowed(self.now, missing, starting)
         calls = one.demand.calls if one.demand is not None else 0
         if one.view.waiting_since is None:
             one.view.waiting_since = self.now
         if allowed == 0:
             return
-        one.need = _Need(
+        one.need = Need(
             key=one.key,
             spec=record,
             view=one.view,
@@ -260,14 +191,14 @@ class _Step:
         )
         self.needs.append(one.need)
 
-    def _standing(self, one: _Decided) -> Standing:
+    def _standing(self, one: Decided) -> Standing:
         return Standing(
             ready=len(one.view.in_state(WorkerState.READY, WorkerState.PARKED)),
             want=one.decision.want,
             is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
         )
 
-    def _move(self, function: Function, serving: _Decided, following: _Decided) -> None:
+    def _move(self, function: Function, serving: Decided, following: Decided) -> None:
         moves, why = rollout.may_move(self._standing(serving), self._standing(following))
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
@@ -276,7 +207,7 @@ class _Step:
             told = f": {failure.message}" if failure is not None else ""
             self.notes[function.name] = f"revision {function.active}: {why}{told}"
 
-    def _end_queued(self, one: _Decided) -> None:
+    def _end_queued(self, one: Decided) -> None:
         if one.view.in_state(WorkerState.READY, WorkerState.PARKED):
             return  # starts fail, and still somebody serves what is queued
         circuit = one.view.circuit
@@ -289,7 +220,7 @@ class _Step:
 
     # 3
 
-    def _drain_surplus(self, one: _Decided) -> None:
+    def _drain_surplus(self, one: Decided) -> None:
         held = one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.STARTING)
         held = [worker for worker in held if worker.assignment.worker not in self.leaving]
         surplus = len(held) - one.decision.count
@@ -325,7 +256,7 @@ class _Step:
 
     # 4
 
-    def _start(self) -> list[_Need]:
+    def _start(self) -> list[Need]:
         """Place what can be placed, one worker at a time in turn, so that nobody's tenth comes before another's first.
 
         Returns those who found no room.
@@ -341,9 +272,9 @@ class _Step:
             if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
                 slots[node] -= 1
         turn = sorted(self.needs, key=lambda need: (not need.waits_for_first, need.view.waiting_since or now, need.key))
-        without_room: list[_Need] = []
+        without_room: list[Need] = []
         while turn:
-            later: list[_Need] = []
+            later: list[Need] = []
             for need in turn:
                 with self._alone(need.key[0]):
                     nodes = [report for report in reports if slots[report.node] > 0]
@@ -364,7 +295,7 @@ class _Step:
 
     # 5
 
-    def _make_room(self, waiting: list[_Need]) -> None:
+    def _make_room(self, waiting: list[Need]) -> None:
         waiting = [need for need in waiting if (need.calls or need.waits_for_first) and not need.is_slot_limited]
         if not waiting or self._room is None:
             return
@@ -382,14 +313,14 @@ class _Step:
                 if not self._evict_for(need, others + older) and self._has_lost_patience(need):
                     self._evict_for(need, self._surplus_of_others(need))
 
-    def _claim(self, need: _Need) -> bool:
+    def _claim(self, need: Need) -> bool:
         assert self._room is not None
         found = place(need.spec.spec.resources, self.world.reports(self.now), self._room, self.limits)
         if isinstance(found, Placement):
             self._room.grant(f"claim-{need.key}", found.node, found.share)
         return isinstance(found, Placement)
 
-    def _evict_for(self, need: _Need, candidates: list[WorkerView]) -> bool:
+    def _evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
         """Drain the first of `candidates` whose going makes room, and no more than needed."""
         assert self._room is not None
         reports = self.world.reports(self.now)
@@ -428,7 +359,7 @@ class _Step:
                 found.append(worker)
         return sorted(found, key=self._idle_longest_first)
 
-    def _surplus_of_others(self, need: _Need) -> list[WorkerView]:
+    def _surplus_of_others(self, need: Need) -> list[WorkerView]:
         """READY workers of functions that have several, from who has most; they finish what they run."""
         found: list[tuple[int, str, WorkerView]] = []
         for key, view in self.world.views.items():
@@ -439,7 +370,7 @@ class _Step:
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
 
-    def _has_lost_patience(self, need: _Need) -> bool:
+    def _has_lost_patience(self, need: Need) -> bool:
         since = need.view.waiting_since
         return need.waits_for_first and since is not None and self.now - since >= PATIENCE_S
 
@@ -453,68 +384,3 @@ class _Step:
         leaving = self.leaving | {other.assignment.worker for other in gone}
         left = sum(other.assignment.worker not in leaving for other in view.in_state(WorkerState.READY)) - 1
         return left >= policy.effective(record.spec.scaling, function).min_workers
-
-    # what to tell
-
-    def _status(self, function: Function, decided: list[_Decided]) -> FunctionStatus:
-        serving = next(one for one in decided if one.key[1] == function.serving)
-        view, decision = serving.view, serving.decision
-        counts = {state: len(view.in_state(state)) for state in WorkerState}
-        draining = sum(len(one.view.in_state(WorkerState.DRAINING)) for one in decided)
-        note = self.notes.get(function.name)
-        circuit = view.circuit
-        return FunctionStatus(
-            function=function.name,
-            serving=function.serving,
-            workers=WorkerCounts(
-                ready=counts[WorkerState.READY],
-                starting=counts[WorkerState.STARTING],
-                draining=draining,
-                parked=counts[WorkerState.PARKED],
-            ),
-            queued=None if serving.demand is None else serving.demand.queued,
-            running=None if serving.demand is None else serving.demand.running,
-            wanted=decision.count,
-            reason=f"{decision.reason}; {note}" if note else decision.reason,
-            terms=decision.terms,
-            waiting=self._waiting(serving, counts),
-            service_s=view.service_s,
-            cold_start_s=self.world.cold_start_s(view),
-            # Not while it is half open: the call that is let in is what asks for the next try.
-            start_error=circuit.last_error if circuit.state(self.now) is CircuitState.OPEN else None,
-        )
-
-    def _waiting(self, one: _Decided, counts: dict[WorkerState, int]) -> Waiting | None:
-        """Why calls wait, if any do."""
-        demand = one.demand
-        slots = one.spec.spec.slots if one.spec is not None else 1
-        ready = counts[WorkerState.READY]
-        if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
-            return None
-        if one.view.circuit.openings and not ready:
-            return self._crash_looping(one.view)
-        if counts[WorkerState.STARTING] == 0 and one.need is not None and one.need.no_room is not None:
-            return self._no_room(one.need, one.need.no_room)
-        if counts[WorkerState.STARTING] or one.need is not None:
-            return self._starting(one.view)
-        return (
-            Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
-        )
-
-    @staticmethod
-    def _no_room(need: _Need, no_room: NoRoom) -> Waiting:
-        if need.is_slot_limited:
-            return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
-        return Waiting(WaitReason.NO_CAPACITY, str(no_room))
-
-    def _crash_looping(self, view: RevisionView) -> Waiting:
-        last = view.circuit.last_error.message if view.circuit.last_error is not None else "unknown"
-        retry_in_s = view.circuit.retry_in_s(self.now)
-        return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
-
-    def _starting(self, view: RevisionView) -> Waiting:
-        since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
-        typical_s = self.world.cold_start_s(view)
-        for_s = self.now - min(since) if since else 0.0
-        eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
-        return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)

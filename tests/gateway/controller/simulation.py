@@ -19,9 +19,11 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, StartFailure, WorkerState
+from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
 from gpufn_gateway.controller.placement import Limits
-from gpufn_gateway.controller.plan import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start, plan
-from gpufn_gateway.controller.state import Key, World
+from gpufn_gateway.controller.plan import plan
+from gpufn_gateway.controller.views import Key
+from gpufn_gateway.controller.world import World
 
 GIB = 1 << 30
 

@@ -13,10 +13,11 @@ from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, 
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy
-from gpufn_gateway.controller.plan import Delete, Drain, EndQueued, MoveServing, Start, plan
+from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServing, Start
+from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
-from gpufn_gateway.controller.state import World
+from gpufn_gateway.controller.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
 
 

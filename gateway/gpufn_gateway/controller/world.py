@@ -10,9 +10,7 @@ just started, or was itself cut off, waits that long for the first report: unkno
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import deque
 from collections.abc import Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
@@ -27,93 +25,14 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired, WorkerState
 
-from .circuit import Circuit
 from .leases import LeaseBook
-from .policy import Demand, ScaleDecision, Workers
-from .window import Average, Peak, Rate
+from .policy import Demand, Workers
+from .views import Key, NodeView, RevisionView, WorkerView, is_duration
 
 NODE_LOST_S = 10.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 DEPTHS_STALE_S = 5.0
-_ARRIVALS_S = 6.0
-_AVERAGE_S = 60.0
-_COLD_STARTS_KEPT = 15
 _SERVICE_WEIGHT = 0.1  # of one call in the running average
-
-Key = tuple[str, int]  # function, revision
-
-
-class WorkerView:
-    """One Assignment and what is known of its worker."""
-
-    def __init__(self, assignment: Assignment, now: float) -> None:
-        self.assignment = assignment
-        self.since = now  # STARTING since
-        self.reported: WorkerState | None = None
-        self.slots = 0
-        self.in_use = 0
-        self.idle_since: float | None = None
-        self.drain_asked = assignment.desired is Desired.DRAIN
-        self.was_ready = False
-        self.has_failed = False  # its start did
-        self.is_gone = False  # the process is; the lease is until the Assignment is
-
-    def __repr__(self) -> str:
-        return f"<WorkerView {self.assignment.worker} {self.state}>"
-
-    @property
-    def key(self) -> Key:
-        return self.assignment.function, self.assignment.revision
-
-    @property
-    def state(self) -> WorkerState:
-        if self.is_gone or self.has_failed:
-            return WorkerState.FAILED
-        if self.drain_asked:
-            return WorkerState.DRAINING
-        return self.reported or WorkerState.STARTING
-
-
-class NodeView:
-    def __init__(self, now: float) -> None:
-        self.seen_at = now  # the last report, or since when one is awaited
-        self.report: NodeReport | None = None
-        self.runner = ""
-        self.counters: dict[Key, RevisionTraffic] = {}  # as the runner told them last
-        self.runner_seen_at: float | None = None
-
-
-class RevisionView:
-    """What is remembered of a revision: its windows, its circuit, the last decision."""
-
-    def __init__(self) -> None:
-        self.workers: dict[str, WorkerView] = {}
-        self.circuit = Circuit()
-        self.ended_at_opening = 0  # queued calls were ended at this many openings of the circuit
-        self.cold_starts: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
-        self.service_s: float | None = None
-        self.ended = 0
-        self.failed = 0
-        self.busy_since: float | None = None  # calls run since then and none has ended
-        self.waiting_since: float | None = None
-        self.served_at = -math.inf  # when it was last seen to be the serving revision
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop what only a leader that looked all the time can know."""
-        self.in_flight = Average(_AVERAGE_S)
-        self.arrivals = Rate(_ARRIVALS_S)
-        self.most_calls = Peak(_AVERAGE_S)
-        self.most_lately = Peak(_ARRIVALS_S)
-        self.want: Peak | None = None
-        self.last: ScaleDecision | None = None
-
-    def started_in(self, total_s: float) -> None:
-        if _is_duration(total_s):
-            self.cold_starts.append(total_s)
-
-    def in_state(self, *states: WorkerState) -> list[WorkerView]:
-        return [worker for worker in self.workers.values() if worker.state in states]
 
 
 class World:
@@ -425,7 +344,7 @@ class World:
         view.failed += max(0, traffic.failed - before.failed)
         view.busy_since = None
         each_s = (traffic.run_seconds - before.run_seconds) / ended
-        if not _is_duration(each_s):
+        if not is_duration(each_s):
             return
         weight = 1.0 - (1.0 - _SERVICE_WEIGHT) ** ended
         view.service_s = each_s if view.service_s is None else view.service_s + weight * (each_s - view.service_s)
@@ -442,21 +361,7 @@ class World:
             del self._numbers[key[0]]
 
 
-def _is_duration(seconds: float) -> bool:
-    """What others count is not always a number, and one that is none would stay in every average."""
-    return math.isfinite(seconds) and seconds >= 0
-
-
 def _exit_error(event: WorkerEvent) -> ErrorInfo:
     how = event.exit.describe() if event.exit is not None else "ended"
     tail = f"\n{event.exit.tail}" if event.exit is not None and event.exit.tail else ""
     return FunctionStartFailed(f"{event.function}: the worker {how} before it was ready{tail}").info()
-
-
-def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:
-    """The window of what was wanted. It begins with the workers that are there: a restarted controller has no history,
-    and that is no reason to stop what runs."""
-    if view.want is None:
-        view.want = Peak(span_s)
-        view.want.record(now, held)
-    return view.want

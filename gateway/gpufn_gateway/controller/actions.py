@@ -1,0 +1,86 @@
+"""What a step of the controller comes to: actions and statuses; and what it holds on the way there."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn.device import DeviceShare
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import FunctionStatus
+from gpufn.revision import Revision
+
+from .placement import NoRoom
+from .policy import Demand, ScaleDecision
+from .rollout import Role
+from .views import Key, RevisionView
+
+
+class Start(msgspec.Struct, frozen=True):
+    function: str
+    revision: int
+    node: str
+    share: DeviceShare
+    reason: str
+
+
+class Drain(msgspec.Struct, frozen=True):
+    worker: str
+    reason: str
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Give the lease up without hearing from the node."""
+
+    worker: str
+    reason: str
+
+
+class MoveServing(msgspec.Struct, frozen=True):
+    function: str
+    revision: int
+    reason: str
+
+
+class EndQueued(msgspec.Struct, frozen=True):
+    """End the calls that no runner holds."""
+
+    function: str
+    revision: int
+    kind: OutcomeKind
+    error: ErrorInfo
+
+
+Action = Start | Drain | Delete | MoveServing | EndQueued
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """`failed`: functions that nothing could be decided for, and why."""
+
+    actions: tuple[Action, ...] = ()
+    statuses: dict[str, FunctionStatus] = {}
+    failed: dict[str, Exception] = {}
+
+
+class Need(msgspec.Struct):
+    """A revision that lacks workers, on its way through placement."""
+
+    key: Key
+    spec: Revision
+    view: RevisionView
+    missing: int
+    calls: int
+    waits_for_first: bool
+    reason: str
+    no_room: NoRoom | None = None
+    is_slot_limited: bool = False
+
+
+class Decided(msgspec.Struct):
+    key: Key
+    role: Role
+    view: RevisionView
+    decision: ScaleDecision
+    demand: Demand | None
+    spec: Revision | None
+    need: Need | None = None

@@ -1,0 +1,83 @@
+"""What a step tells of a function: counts, the reason in words, and why calls wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
+from gpufn.revision import Function
+from gpufn.workers import WorkerState
+
+from .actions import Decided, Need
+from .circuit import CircuitState
+from .placement import NoRoom
+from .views import RevisionView
+from .world import World
+
+
+class Teller:
+    def __init__(self, world: World, now: float) -> None:
+        self._world = world
+        self._now = now
+
+    def status(self, function: Function, decided: Sequence[Decided], note: str | None) -> FunctionStatus:
+        serving = next(one for one in decided if one.key[1] == function.serving)
+        view, decision = serving.view, serving.decision
+        counts = {state: len(view.in_state(state)) for state in WorkerState}
+        draining = sum(len(one.view.in_state(WorkerState.DRAINING)) for one in decided)
+        circuit = view.circuit
+        return FunctionStatus(
+            function=function.name,
+            serving=function.serving,
+            workers=WorkerCounts(
+                ready=counts[WorkerState.READY],
+                starting=counts[WorkerState.STARTING],
+                draining=draining,
+                parked=counts[WorkerState.PARKED],
+            ),
+            queued=None if serving.demand is None else serving.demand.queued,
+            running=None if serving.demand is None else serving.demand.running,
+            wanted=decision.count,
+            reason=f"{decision.reason}; {note}" if note else decision.reason,
+            terms=decision.terms,
+            waiting=self._waiting(serving, counts),
+            service_s=view.service_s,
+            cold_start_s=self._world.cold_start_s(view),
+            # Not while it is half open: the call that is let in is what asks for the next try.
+            start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
+        )
+
+    def _waiting(self, one: Decided, counts: dict[WorkerState, int]) -> Waiting | None:
+        """Why calls wait, if any do."""
+        demand = one.demand
+        slots = one.spec.spec.slots if one.spec is not None else 1
+        ready = counts[WorkerState.READY]
+        if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
+            return None
+        if one.view.circuit.openings and not ready:
+            return self._crash_looping(one.view)
+        if counts[WorkerState.STARTING] == 0 and one.need is not None and one.need.no_room is not None:
+            return self._no_room(one.need, one.need.no_room)
+        if counts[WorkerState.STARTING] or one.need is not None:
+            return self._starting(one.view)
+        return (
+            Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
+        )
+
+    @staticmethod
+    def _no_room(need: Need, no_room: NoRoom) -> Waiting:
+        if need.is_slot_limited:
+            return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
+        return Waiting(WaitReason.NO_CAPACITY, str(no_room))
+
+    def _crash_looping(self, view: RevisionView) -> Waiting:
+        last = view.circuit.last_error.message if view.circuit.last_error is not None else "unknown"
+        retry_in_s = view.circuit.retry_in_s(self._now)
+        return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
+
+    def _starting(self, view: RevisionView) -> Waiting:
+        since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
+        typical_s = self._world.cold_start_s(view)
+        for_s = self._now - min(since) if since else 0.0
+        eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
+        return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)

@@ -1,0 +1,106 @@
+"""What is remembered of one worker, one node and one revision. Pure; `World` keeps them up to date."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from gpufn.protocol.messages import NodeReport, RevisionTraffic
+from gpufn.workers import Assignment, Desired, WorkerState
+
+from .circuit import Circuit
+from .policy import ScaleDecision
+from .window import Average, Peak, Rate
+
+_ARRIVALS_S = 6.0
+_AVERAGE_S = 60.0
+_COLD_STARTS_KEPT = 15
+
+Key = tuple[str, int]  # function, revision
+
+
+class WorkerView:
+    """One Assignment and what is known of its worker."""
+
+    def __init__(self, assignment: Assignment, now: float) -> None:
+        self.assignment = assignment
+        self.since = now  # STARTING since
+        self.reported: WorkerState | None = None
+        self.slots = 0
+        self.in_use = 0
+        self.idle_since: float | None = None
+        self.drain_asked = assignment.desired is Desired.DRAIN
+        self.was_ready = False
+        self.has_failed = False  # its start did
+        self.is_gone = False  # the process is; the lease is until the Assignment is
+
+    def __repr__(self) -> str:
+        return f"<WorkerView {self.assignment.worker} {self.state}>"
+
+    @property
+    def key(self) -> Key:
+        return self.assignment.function, self.assignment.revision
+
+    @property
+    def state(self) -> WorkerState:
+        if self.is_gone or self.has_failed:
+            return WorkerState.FAILED
+        if self.drain_asked:
+            return WorkerState.DRAINING
+        return self.reported or WorkerState.STARTING
+
+
+class NodeView:
+    def __init__(self, now: float) -> None:
+        self.seen_at = now  # the last report, or since when one is awaited
+        self.report: NodeReport | None = None
+        self.runner = ""
+        self.counters: dict[Key, RevisionTraffic] = {}  # as the runner told them last
+        self.runner_seen_at: float | None = None
+
+
+class RevisionView:
+    """What is remembered of a revision: its windows, its circuit, the last decision."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, WorkerView] = {}
+        self.circuit = Circuit()
+        self.ended_at_opening = 0  # queued calls were ended at this many openings of the circuit
+        self.cold_starts: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
+        self.service_s: float | None = None
+        self.ended = 0
+        self.failed = 0
+        self.busy_since: float | None = None  # calls run since then and none has ended
+        self.waiting_since: float | None = None
+        self.served_at = -math.inf  # when it was last seen to be the serving revision
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what only a leader that looked all the time can know."""
+        self.in_flight = Average(_AVERAGE_S)
+        self.arrivals = Rate(_ARRIVALS_S)
+        self.most_calls = Peak(_AVERAGE_S)
+        self.most_lately = Peak(_ARRIVALS_S)
+        self.want: Peak | None = None
+        self.last: ScaleDecision | None = None
+
+    def started_in(self, total_s: float) -> None:
+        if is_duration(total_s):
+            self.cold_starts.append(total_s)
+
+    def in_state(self, *states: WorkerState) -> list[WorkerView]:
+        return [worker for worker in self.workers.values() if worker.state in states]
+
+
+def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:
+    """The window of what was wanted. It begins with the workers that are there: a restarted controller has no history,
+    and that is no reason to stop what runs."""
+    if view.want is None:
+        view.want = Peak(span_s)
+        view.want.record(now, held)
+    return view.want
+
+
+def is_duration(seconds: float) -> bool:
+    """What others count is not always a number, and one that is none would stay in every average."""
+    return math.isfinite(seconds) and seconds >= 0
