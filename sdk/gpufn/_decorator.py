@@ -10,7 +10,8 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from gpufn._function import HOOK, Function, FunctionClass, Method, hooks, kind_of
+from gpufn._function import Function, FunctionClass, Method, kind_of
+from gpufn._hooks import HOOK, hooks
 from gpufn._options import Options, settings_from, signature
 from gpufn.errors import InvalidSpec
 from gpufn.spec import MethodSpec, function_name

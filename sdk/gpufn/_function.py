@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from gpufn import _transport
+from gpufn._hooks import hooks
 from gpufn.errors import FunctionRaised, InvalidInput, InvalidSpec
 from gpufn.ids import is_invocation_id
 from gpufn.invocation import InvocationState
@@ -36,7 +37,6 @@ R = TypeVar("R")  # what a call here returns
 V = TypeVar("V")  # what a remote call returns
 T = TypeVar("T")
 
-HOOK = "__gpufn_hook__"
 _WINDOW = 32  # calls of one `map` that are under way at a time
 _AIO_THREADS = 128
 
@@ -47,18 +47,6 @@ def kind_of(function: Callable[..., Any]) -> CallKind:
     if inspect.isgeneratorfunction(function):
         return CallKind.GENERATOR
     return CallKind.ASYNC if inspect.iscoroutinefunction(function) else CallKind.SYNC
-
-
-def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
-    """The methods of `cls` with this mark, bases first, in the order of their definition."""
-    found: dict[str, Callable[..., Any]] = {}
-    for base in reversed(cls.__mro__):
-        for name, value in vars(base).items():
-            if getattr(value, HOOK, None) == hook:
-                found[name] = value
-            else:
-                found.pop(name, None)  # overridden by something unmarked
-    return found
 
 
 class Call(Generic[V]):

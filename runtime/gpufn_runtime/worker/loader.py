@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpufn._hooks import hooks
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.spec import CallKind, EntryPoint, MethodSpec, Packaging
 from gpufn_runtime.worker.parameters import Parameters
 
-_HOOK = "__gpufn_hook__"  # set by the SDK on the methods of a class: "enter", "exit" or "method"
 _OUR_MODULES = frozenset({"gpufn", "gpufn_runtime", "msgspec", "typing_extensions", "cloudpickle"})
 
 
@@ -45,8 +44,8 @@ class Loaded:
             call = getattr(instance, method.name) if method.name else instance
             self.methods[method.name] = self._method(method, call)
         if self._spec.is_class:
-            self.enter = _hooks(instance, "enter")
-            self.exit = _hooks(instance, "exit")
+            self.enter = [getattr(instance, name) for name in hooks(type(instance), "enter")]
+            self.exit = [getattr(instance, name) for name in hooks(type(instance), "exit")]
 
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
         batched = self._spec.batch is not None
@@ -121,13 +120,3 @@ def _unpickled(config: WorkerConfig) -> Any:
 
     with open(os.path.join(config.bundle_dir, "function.pkl"), "rb") as file:
         return cloudpickle.load(file)
-
-
-def _hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:
-    """The instance's hooks of `kind`, those of base classes first; one that is overridden runs once."""
-    names: dict[str, None] = {}
-    for base in reversed(type(instance).__mro__):
-        for name, value in vars(base).items():
-            if getattr(value, _HOOK, None) == kind and inspect.isfunction(value):
-                names[name] = None
-    return [getattr(instance, name) for name in names]

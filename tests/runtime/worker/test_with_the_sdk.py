@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -87,3 +88,26 @@ def test_a_thousand_calls_and_cancels_end_once_each(start: Start) -> None:
             ended = [end.result()[0].attempt for end in ends]
         assert sorted(ended) == sorted(waiting)
         assert worker.call(b'{"x": 1}') in (b"1", b"[0,1,2,3,4]")
+
+
+def test_a_hook_that_is_overridden_without_a_mark_does_not_run_here_nor_there(start: Start) -> None:
+    source = """
+        from gpufn import enter, exit, gpu_function, method
+        class Base:
+            @enter
+            def prepare(self) -> None: self.seen = ["base"]
+            @enter
+            def load(self) -> None: self.seen.append("base's load")
+        @gpu_function()
+        class Model(Base):
+            def load(self) -> None: self.seen.append("unmarked")
+            @enter
+            def prepare(self) -> None: self.seen = ["mine"]
+            @method
+            def look(self) -> list[str]: return self.seen
+        """
+    worker = start(source, qualname="Model", methods={"look": "sync"})
+    here: dict[str, Any] = {"__name__": __name__}
+    exec(textwrap.dedent(source), here)
+    assert here["Model"]().look() == ["mine"]
+    assert worker.call(method="look") == b'["mine"]'
