@@ -24,17 +24,16 @@ from gpufn.workers import WorkerState
 from . import policy, rollout
 from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Plan, Start
 from .circuit import CircuitState
-from .leases import LeaseBook
-from .placement import Limits, NoRoom, Placement, place
+from .placement import Limits, NoRoom
 from .policy import ScaleDecision
 from .rollout import Role, Standing
+from .room import Room, idle_longest_first
 from .status import Teller
 from .views import WorkerView, window_for
 from .world import World
 
 PATIENCE_S = 2.0
 DELETED_FOR_S = 2.0
-SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
 START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must not keep others from starting
 START_OVERDUE_S = 30.0  # beyond the startup timeout, which is the runner's to enforce
 
@@ -55,7 +54,7 @@ class _Step:
         self.leaving: set[str] = set()  # workers that this step drains or gives up
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
-        self._room: LeaseBook | None = None
+        self._room: Room | None = None
 
     def run(self, only: Iterable[str] | None) -> Plan:
         names: Iterable[str]
@@ -232,7 +231,7 @@ class _Step:
                     surplus -= 1
         if surplus <= 0:
             return
-        going = sorted(held, key=self._idle_longest_first)
+        going = sorted(held, key=lambda worker: idle_longest_first(self.world, worker, self.now))
         # What is retired with nothing queued goes as it is: draining lets a call finish.
         may_be_busy = one.decision.count == 0 and one.role is Role.RETIRED
         if not may_be_busy:
@@ -251,9 +250,6 @@ class _Step:
             self.leaving.add(worker.assignment.worker)
             self.actions.append(Drain(worker.assignment.worker, reason))
 
-    def _idle_longest_first(self, worker: WorkerView) -> tuple[float, str]:
-        return -(self.world.idle_for(worker, self.now) or 0.0), worker.assignment.worker
-
     # 4
 
     def _start(self) -> list[Need]:
@@ -265,7 +261,7 @@ class _Step:
             return []
         world, now = self.world, self.now
         reports = world.reports(now)
-        room = self._room = world.leases.copy()
+        room = self._room = Room(world, now, self.limits, self.leaving, self._drain)
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node
@@ -278,13 +274,12 @@ class _Step:
             for need in turn:
                 with self._alone(need.key[0]):
                     nodes = [report for report in reports if slots[report.node] > 0]
-                    found = place(need.spec.spec.resources, nodes, room, self.limits)
+                    found = room.grant(need, nodes)
                     if isinstance(found, NoRoom):
                         need.is_slot_limited = len(nodes) < len(reports)
                         need.no_room = found
                         without_room.append(need)
                         continue
-                    room.grant(f"new-{len(self.actions)}", found.node, found.share)
                     slots[found.node] -= 1
                     self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
                     need.missing -= 1
@@ -299,88 +294,18 @@ class _Step:
         waiting = [need for need in waiting if (need.calls or need.waits_for_first) and not need.is_slot_limited]
         if not waiting or self._room is None:
             return
-        # What is already on its way out is room to come, first for those who wait for it.
-        for worker in self.world.workers.values():
-            if worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker.assignment.worker in self.leaving:
-                self._room.release(worker.assignment.worker)
-        idle = self._idle_workers()
+        room = self._room
+        room.count_what_leaves()
+        idle = room.idle_workers()
         for need in waiting:
             with self._alone(need.key[0]):
-                if self._claim(need):
+                if room.claim(need):
                     continue
                 others = [worker for worker in idle if worker.key[0] != need.key[0]]
                 older = [worker for worker in idle if worker.key[0] == need.key[0] and worker.key != need.key]
-                if not self._evict_for(need, others + older) and self._has_lost_patience(need):
-                    self._evict_for(need, self._surplus_of_others(need))
-
-    def _claim(self, need: Need) -> bool:
-        assert self._room is not None
-        found = place(need.spec.spec.resources, self.world.reports(self.now), self._room, self.limits)
-        if isinstance(found, Placement):
-            self._room.grant(f"claim-{need.key}", found.node, found.share)
-        return isinstance(found, Placement)
-
-    def _evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
-        """Drain the first of `candidates` whose going makes room, and no more than needed."""
-        assert self._room is not None
-        reports = self.world.reports(self.now)
-        resources = need.spec.spec.resources
-        trial = self._room.copy()
-        gone: list[WorkerView] = []
-        found: Placement | NoRoom = NoRoom()
-        for worker in candidates:
-            if worker.assignment.worker in self.leaving or not self._can_spare(worker, gone):
-                continue
-            trial.release(worker.assignment.worker)
-            gone.append(worker)
-            found = place(resources, reports, trial, self.limits)
-            if isinstance(found, Placement):
-                break
-        if isinstance(found, NoRoom):
-            return False
-        for victim in gone:
-            # Without those whose going did not help: they are on other nodes, or too small.
-            lease = victim.assignment
-            trial.grant(lease.worker, lease.node, lease.share)
-            if isinstance(place(resources, reports, trial, self.limits), Placement):
-                continue
-            trial.release(lease.worker)
-            self._drain(victim, f"makes room for {need.key[0]}, which has calls and no room")
-        self._room = trial
-        return self._claim(need)
-
-    def _idle_workers(self) -> list[WorkerView]:
-        found: list[WorkerView] = []
-        for worker in self.world.workers.values():
-            idle_s = self.world.idle_for(worker, self.now)
-            if idle_s is None or idle_s < SETTLE_S or worker.assignment.worker in self.leaving:
-                continue
-            if self.world.calls(worker.key, self.now) == 0 and not self.world.has_rung(worker.key[0]):
-                found.append(worker)
-        return sorted(found, key=self._idle_longest_first)
-
-    def _surplus_of_others(self, need: Need) -> list[WorkerView]:
-        """READY workers of functions that have several, from who has most; they finish what they run."""
-        found: list[tuple[int, str, WorkerView]] = []
-        for key, view in self.world.views.items():
-            ready = view.in_state(WorkerState.READY)
-            is_same = key[0] == need.key[0]
-            if key == need.key or (len(ready) < 2 and not is_same):
-                continue
-            found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
-        return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+                if not room.evict_for(need, others + older) and self._has_lost_patience(need):
+                    room.evict_for(need, room.surplus_of_others(need))
 
     def _has_lost_patience(self, need: Need) -> bool:
         since = need.view.waiting_since
         return need.waits_for_first and since is not None and self.now - since >= PATIENCE_S
-
-    def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
-        """min_workers hold against others as well; a revision that is being replaced has none."""
-        function = self.world.functions.get(worker.key[0])
-        record = self.world.revisions.get(worker.key)
-        if function is None or record is None or worker.key[1] != function.active:
-            return True
-        view = self.world.view(worker.key)
-        leaving = self.leaving | {other.assignment.worker for other in gone}
-        left = sum(other.assignment.worker not in leaving for other in view.in_state(WorkerState.READY)) - 1
-        return left >= policy.effective(record.spec.scaling, function).min_workers
