@@ -25,7 +25,7 @@ import logging
 import os
 import platform
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import DeviceType
-from gpufn.errors import BusUnavailable, ErrorInfo, GpufnError, PlatformError, RevisionNotFound
+from gpufn.errors import BusUnavailable, ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol import subjects
 from gpufn.protocol.launch import WorkerConfig
@@ -50,8 +50,7 @@ from gpufn.protocol.messages import (
     WorkerEventKind,
     encode,
 )
-from gpufn.revision import Function, Revision
-from gpufn.spec import is_module_name
+from gpufn.revision import Revision
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
@@ -62,8 +61,8 @@ from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
 from gpufn_runtime.agent.output import OutputLog
+from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
-from gpufn_runtime.agent.standbys import Use
 
 log = logging.getLogger(__name__)
 
@@ -75,17 +74,14 @@ _UNSENT_EVENTS = 256
 _PARTIAL_LINE_S = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
-_MOST_MODULES = 256  # of one revision
 _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
-_function = msgspec.msgpack.Decoder(Function)
-_revision = msgspec.msgpack.Decoder(Revision)
 _kill_order = msgspec.msgpack.Decoder(KillOrder)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
-class Standbys(Launcher, Protocol):
+class Standbys(Launcher, Preparer, Protocol):
     """A launcher that prepares for what is in use."""
 
     @property
@@ -93,8 +89,6 @@ class Standbys(Launcher, Protocol):
 
     @property
     def pids(self) -> frozenset[int]: ...
-
-    def want(self, uses: Iterable[Use]) -> None: ...
 
 
 @dataclass
@@ -134,8 +128,6 @@ class Agent:
         self._home = home
         self._bus = bus
         self._assignments = assignments
-        self._functions = functions
-        self._revisions = revisions
         self._bundles = bundles
         self._launcher = launcher
         self._groups = groups
@@ -148,11 +140,14 @@ class Agent:
         pool = next(device for device in self._devices if device.type is DeviceType.CPU)
         self._default_memory = pool.memory_bytes // _MEMORY_PART
         self._fleet = Fleet()
+        self._preparation = Preparation(
+            functions=functions,
+            revisions=revisions,
+            bundles=bundles,
+            launcher=launcher,
+            running=lambda: {(record.function, record.revision) for record in self._fleet.records.values()},
+        )
         self._workers: dict[str, _Worker] = {}
-        self._known_revisions: dict[tuple[str, int], Revision] = {}
-        self._deployed: dict[str, Function] = {}
-        self._reported_modules: dict[tuple[str, int], frozenset[str]] = {}
-        self._last_used: dict[tuple[str, int], float] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
         self._is_stopping = False
         self._launches: set[asyncio.Task[None]] = set()
@@ -160,7 +155,6 @@ class Agent:
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
         self._old_groups: list[MemoryGroup] = []
         self._report_is_due = False
-        self._deploys = asyncio.Event()
         self._one_gone = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -170,8 +164,7 @@ class Agent:
         self._bundles.sweep()
         left = folders.all_folders(self._home)
         watches = [
-            await self._revisions.watch(self._on_revision),
-            await self._functions.watch(self._on_function),
+            *await self._preparation.watch(),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
         ]
         self._take_over(left)
@@ -179,7 +172,7 @@ class Agent:
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
-        preparing = asyncio.create_task(self._prepare(), name="prepare")
+        preparing = asyncio.create_task(self._preparation.run(), name="prepare")
         log.info("node %s is ready: devices=%s", self._node, ",".join(device.uuid for device in self._devices))
         try:
             while not stop.is_set():
@@ -234,26 +227,6 @@ class Agent:
             record.assignment = assignment
         self._act(action)
 
-    def _on_revision(self, key: str, entry: Entry | None) -> None:
-        function, _, number = key.rpartition(".")
-        which = (function, int(number))
-        if entry is None:
-            for known in (self._known_revisions, self._last_used, self._reported_modules):
-                known.pop(which, None)
-        else:
-            self._known_revisions[which] = _revision.decode(entry.value)
-            self._last_used.setdefault(which, self._known_revisions[which].created_at)
-        self._deploys.set()
-
-    def _on_function(self, key: str, entry: Entry | None) -> None:
-        if entry is None:
-            self._deployed.pop(key, None)
-        else:
-            function = self._deployed[key] = _function.decode(entry.value)
-            active = (key, function.active)  # a rollback makes an old one worth a template
-            self._last_used[active] = max(function.updated_at, self._last_used.get(active, 0.0))
-        self._deploys.set()
-
     def _on_kill_order(self, message: Message) -> None:
         order = _kill_order.decode(message.payload)
         if order.worker in self._fleet.records:
@@ -266,15 +239,7 @@ class Agent:
                     record.given_up_at = None
                 elif record.given_up_at is None:
                     record.given_up_at = self._clock.monotonic()
-            self._learn_modules((worker.function, worker.revision), worker.modules)
-
-    def _learn_modules(self, revision: tuple[str, int], modules: Iterable[str]) -> None:
-        """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""
-        known = self._reported_modules.get(revision, frozenset())
-        more = known.union(filter(is_module_name, modules))
-        if known < more and len(more) <= _MOST_MODULES:
-            self._reported_modules[revision] = more
-            self._deploys.set()
+            self._preparation.learn_modules((worker.function, worker.revision), worker.modules)
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -286,7 +251,8 @@ class Agent:
             case Drain(assignment):
                 record = self._fleet.records[assignment.worker]
                 if record.drain_by is None:
-                    record.drain_by = self._clock.monotonic() + self._timeout_s(record) + self._drain_grace_s
+                    timeout_s = self._preparation.timeout_s(record.function, record.revision)
+                    record.drain_by = self._clock.monotonic() + timeout_s + self._drain_grace_s
             case Stop(worker, reason):
                 self._end(self._fleet.records[worker], signal.SIGTERM, reason)
             case Kill(worker, reason):
@@ -315,7 +281,7 @@ class Agent:
         launched_at, began = self._clock.time(), self._clock.monotonic()
         group: MemoryGroup | None = None
         try:
-            revision = await self._revision(record.function, record.revision)
+            revision = await self._preparation.revision(record.function, record.revision)
             bundle = self._bundles.find(revision.bundle) or await self._bundles.get(revision.bundle)
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
@@ -340,7 +306,7 @@ class Agent:
     def _on_started(
         self, record: WorkerRecord, assignment: Assignment, launched: Launched, launched_at: float, launch_s: float
     ) -> None:
-        self._last_used[record.function, record.revision] = launched_at
+        self._preparation.note_launch((record.function, record.revision), launched_at)
         log.info(
             "%s of %s@%d is started: pid=%d standby=%s took_ms=%.1f",
             record.worker, record.function, record.revision, launched.pid, launched.is_standby, launch_s * 1000,
@@ -349,7 +315,6 @@ class Agent:
         cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
         self._say(self._event(record, "started", cold_start=cold_start))
         self._report_soon()
-        self._deploys.set()
         if record.asked_to_end_at is not None or self._is_stopping:
             self._end(record, signal.SIGKILL if record.killed else signal.SIGTERM, "it was to end before it started")
 
@@ -396,7 +361,7 @@ class Agent:
             config=folder.config,
             output=folder.output,
             environment=worker_environment(revision.spec, folder.scratch, assignment.share.gpu_device),
-            modules=self._modules(revision),
+            modules=self._preparation.modules(revision),
         )
 
     def _attend(
@@ -626,7 +591,7 @@ class Agent:
         while tasks:
             await asyncio.wait(tasks)
 
-    # --- reports, events, preparation ---------------------------------------------------------------------------------
+    # --- reports and events ----------------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         self._report_is_due = False
@@ -681,54 +646,8 @@ class Agent:
                 self._bus.publish(subjects.worker_event(event.function), encode(event))
                 self._unsent.popleft()
 
-    async def _prepare(self) -> None:
-        """After each deploy: bundles unpacked and templates made before the first call asks for them."""
-        while True:
-            await self._deploys.wait()
-            self._deploys.clear()
-            try:
-                await self._prepare_current()
-            except Exception:
-                log.exception("could not prepare for what is deployed; the next deploy tries again")
-
-    async def _prepare_current(self) -> None:
-        current = self._current_revisions()
-        self._launcher.want(
-            Use(self._modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
-            for revision in current
-        )
-        for revision in current:
-            try:
-                await self._bundles.get(revision.bundle)
-            except Exception as error:  # its launch will try again, and tell who waits for it
-                log.warning("%s: its bundle is not here yet: %s", revision, error)
-
-    def _current_revisions(self) -> list[Revision]:
-        """What each function wants to run and what serves it, and those that run here."""
-        keys = {(record.function, record.revision) for record in self._fleet.records.values()}
-        for function in self._deployed.values():
-            keys |= {(function.name, function.active), (function.name, function.serving)}
-        return [self._known_revisions[key] for key in sorted(keys) if key in self._known_revisions]
-
-    async def _revision(self, function: str, number: int) -> Revision:
-        """Raises RevisionNotFound, BusUnavailable."""
-        if (known := self._known_revisions.get((function, number))) is not None:
-            return known
-        entry = await self._revisions.get(subjects.revision_key(function, number))
-        if entry is None:
-            raise RevisionNotFound(f"{function}@{number} was assigned to this node, but there is no such revision.")
-        return _revision.decode(entry.value)
-
     def _memory_limit(self, revision: Revision) -> int:
         return revision.spec.resources.memory_bytes or self._default_memory
-
-    def _modules(self, revision: Revision) -> frozenset[str]:
-        reported = self._reported_modules.get((revision.function, revision.number), frozenset())
-        return reported.union(revision.spec.modules)
-
-    def _timeout_s(self, record: WorkerRecord) -> float:
-        revision = self._known_revisions.get((record.function, record.revision))
-        return revision.spec.timeout_s if revision else 0.0
 
     def _spawn(self, owner: set[asyncio.Task[None]], work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -1,0 +1,144 @@
+"""What is made ready on this node before the first call asks for it, and what is known of revisions.
+
+1. FUNCTIONS and REVISIONS are watched; runners report which modules their workers imported
+2. after each change, and each launch: the launcher hears which module sets matter, and bundles are unpacked
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from gpufn.bus.kv import Entry, KeyValue, Watch
+from gpufn.errors import RevisionNotFound
+from gpufn.protocol import subjects
+from gpufn.revision import Function, Revision
+from gpufn.spec import is_module_name
+from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.standbys import Use
+
+log = logging.getLogger(__name__)
+
+_MOST_MODULES = 256  # of one revision
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+
+RevisionKey = tuple[str, int]  # function and number
+
+
+class Preparer(Protocol):
+    """Makes templates for what is in use."""
+
+    def want(self, uses: Iterable[Use]) -> None: ...
+
+
+class Preparation:
+    """`running` tells the revisions that have a worker here."""
+
+    def __init__(
+        self,
+        *,
+        functions: KeyValue,
+        revisions: KeyValue,
+        bundles: BundleCache,
+        launcher: Preparer,
+        running: Callable[[], Iterable[RevisionKey]],
+    ) -> None:
+        self._functions = functions
+        self._revisions = revisions
+        self._bundles = bundles
+        self._launcher = launcher
+        self._running = running
+        self._known: dict[RevisionKey, Revision] = {}
+        self._deployed: dict[str, Function] = {}
+        self._reported_modules: dict[RevisionKey, frozenset[str]] = {}
+        self._last_used: dict[RevisionKey, float] = {}
+        self._changes = asyncio.Event()
+
+    async def watch(self) -> list[Watch]:
+        """Returns once everything that is deployed is known."""
+        return [await self._revisions.watch(self._on_revision), await self._functions.watch(self._on_function)]
+
+    async def run(self) -> None:
+        """Prepare after each change, until cancelled."""
+        while True:
+            await self._changes.wait()
+            self._changes.clear()
+            try:
+                await self._prepare()
+            except Exception:
+                log.exception("could not prepare for what is deployed; the next deploy tries again")
+
+    async def revision(self, function: str, number: int) -> Revision:
+        """Raises RevisionNotFound, BusUnavailable."""
+        if (known := self._known.get((function, number))) is not None:
+            return known
+        entry = await self._revisions.get(subjects.revision_key(function, number))
+        if entry is None:
+            raise RevisionNotFound(f"{function}@{number} was assigned to this node, but there is no such revision.")
+        return _revision.decode(entry.value)
+
+    def timeout_s(self, function: str, number: int) -> float:
+        """Of its calls; 0 when it is not known."""
+        revision = self._known.get((function, number))
+        return revision.spec.timeout_s if revision else 0.0
+
+    def modules(self, revision: Revision) -> frozenset[str]:
+        reported = self._reported_modules.get((revision.function, revision.number), frozenset())
+        return reported.union(revision.spec.modules)
+
+    def learn_modules(self, revision: RevisionKey, modules: Iterable[str]) -> None:
+        """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""
+        known = self._reported_modules.get(revision, frozenset())
+        more = known.union(filter(is_module_name, modules))
+        if known < more and len(more) <= _MOST_MODULES:
+            self._reported_modules[revision] = more
+            self._changes.set()
+
+    def note_launch(self, revision: RevisionKey, launched_at: float) -> None:
+        self._last_used[revision] = launched_at
+        self._changes.set()
+
+    async def _prepare(self) -> None:
+        current = self._current()
+        self._launcher.want(
+            Use(self.modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
+            for revision in current
+        )
+        for revision in current:
+            try:
+                await self._bundles.get(revision.bundle)
+            except Exception as error:  # its launch will try again, and tell who waits for it
+                log.warning("%s: its bundle is not here yet: %s", revision, error)
+
+    def _current(self) -> list[Revision]:
+        """What each function wants to run and what serves it, and those that run here."""
+        keys = set(self._running())
+        for function in self._deployed.values():
+            keys |= {(function.name, function.active), (function.name, function.serving)}
+        return [self._known[key] for key in sorted(keys) if key in self._known]
+
+    def _on_revision(self, key: str, entry: Entry | None) -> None:
+        function, _, number = key.rpartition(".")
+        which = (function, int(number))
+        if entry is None:
+            for known in (self._known, self._last_used, self._reported_modules):
+                known.pop(which, None)
+        else:
+            self._known[which] = _revision.decode(entry.value)
+            self._last_used.setdefault(which, self._known[which].created_at)
+        self._changes.set()
+
+    def _on_function(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._deployed.pop(key, None)
+        else:
+            function = self._deployed[key] = _function.decode(entry.value)
+            active = (key, function.active)  # a rollback makes an old one worth a template
+            self._last_used[active] = max(function.updated_at, self._last_used.get(active, 0.0))
+        self._changes.set()
