@@ -19,11 +19,9 @@ at the end, in this order
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
-import platform
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -36,19 +34,15 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import DeviceType
-from gpufn.errors import BusUnavailable, ErrorInfo, GpufnError, PlatformError
+from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol import subjects
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.protocol.messages import (
     KillOrder,
-    LogLine,
-    NodeReport,
     ProcessReport,
     RunnerReport,
-    WorkerEvent,
     WorkerEventKind,
-    encode,
 )
 from gpufn.revision import Revision
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
@@ -63,14 +57,13 @@ from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
+from gpufn_runtime.agent.reports import Reports
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_REPORT_SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
 _READ_BYTES = 64 << 10
 _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than this many reads
-_UNSENT_EVENTS = 256
 _PARTIAL_LINE_S = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
@@ -140,6 +133,14 @@ class Agent:
         pool = next(device for device in self._devices if device.type is DeviceType.CPU)
         self._default_memory = pool.memory_bytes // _MEMORY_PART
         self._fleet = Fleet()
+        self._reports = Reports(
+            bus,
+            node=node,
+            devices=self._devices,
+            clock=clock,
+            running=self._process_reports,
+            templates=lambda: launcher.templates,
+        )
         self._preparation = Preparation(
             functions=functions,
             revisions=revisions,
@@ -152,9 +153,7 @@ class Agent:
         self._is_stopping = False
         self._launches: set[asyncio.Task[None]] = set()
         self._burials: set[asyncio.Task[None]] = set()
-        self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
         self._old_groups: list[MemoryGroup] = []
-        self._report_is_due = False
         self._one_gone = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -195,12 +194,12 @@ class Agent:
 
     def step(self, now: float) -> None:
         """What is done each second."""
-        self._report()
+        self._reports.send()
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
         for worker in self._workers.values():
-            self._log_lines(worker, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
-        self._send_unsent()
+            self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
+        self._reports.send_unsent()
         self._old_groups = [group for group in self._old_groups if not group.remove()]
         self._reap_strangers()
 
@@ -313,14 +312,14 @@ class Agent:
         )  # fmt: skip
         place_s = max(0.0, launched_at - assignment.created_at)
         cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=launched.is_standby)
-        self._say(self._event(record, "started", cold_start=cold_start))
-        self._report_soon()
+        self._reports.tell(record, WorkerEventKind.STARTED, cold_start=cold_start)
+        self._reports.send_soon()
         if record.asked_to_end_at is not None or self._is_stopping:
             self._end(record, signal.SIGKILL if record.killed else signal.SIGTERM, "it was to end before it started")
 
     def _never_started(self, record: WorkerRecord, folder: WorkerFolder) -> None:
         """It was told to end while its bundle was on the way: no failure of anybody."""
-        self._say(self._event(record, "exited", exit=Exit()))
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=Exit())
         record.phase = Phase.GONE
         self._spawn(self._burials, self._bury(record, folder, None), f"bury-{record.worker}")
 
@@ -328,7 +327,7 @@ class Agent:
         self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: ErrorInfo
     ) -> None:
         log.warning("%s of %s@%d cannot start: %s", record.worker, record.function, record.revision, error.message)
-        self._say(self._event(record, "start_failed", failure=StartFailure("launch", error)))
+        self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure("launch", error))
         record.phase = Phase.GONE
         self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
 
@@ -408,15 +407,7 @@ class Agent:
         """One read at a time: a worker that floods us shares the loop with the rest."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.fifo, _READ_BYTES)
-            self._log_lines(worker, worker.output.feed(data, self._clock.monotonic()))
-
-    def _log_lines(self, worker: _Worker, lines: list[str]) -> None:
-        record, at = worker.record, self._clock.time()
-        subject = subjects.logs(record.function)
-        for text in lines:
-            line = LogLine(at, record.function, record.revision, record.worker, "stderr", text)
-            with contextlib.suppress(BusUnavailable):  # its tail is kept in any case
-                self._bus.publish(subject, encode(line))
+            self._reports.log_lines(worker.record, worker.output.feed(data, self._clock.monotonic()))
 
     def _on_exit(self, worker: _Worker) -> None:
         record = worker.record
@@ -431,9 +422,9 @@ class Agent:
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
         end = _exit(worker.group if could_be_oom else None, code=code, signal=signum, tail=worker.output.tail())
         log.info("%s of %s@%d %s", record.worker, record.function, record.revision, end.describe())
-        self._say(self._event(record, "exited", exit=end))
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=end)
         record.phase = Phase.GONE
-        self._report_soon()
+        self._reports.send_soon()
         self._spawn(self._burials, self._bury(record, worker.folder, worker.group), f"bury-{record.worker}")
 
     def _read_rest(self, worker: _Worker) -> None:
@@ -441,8 +432,8 @@ class Agent:
         now = self._clock.monotonic()
         with contextlib.suppress(BlockingIOError):
             for _ in range(_LAST_READS):
-                self._log_lines(worker, worker.output.feed(os.read(worker.fifo, _READ_BYTES), now))
-        self._log_lines(worker, worker.output.flush(now))
+                self._reports.log_lines(worker.record, worker.output.feed(os.read(worker.fifo, _READ_BYTES), now))
+        self._reports.log_lines(worker.record, worker.output.flush(now))
         os.close(worker.fifo)
 
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
@@ -536,7 +527,7 @@ class Agent:
         record.phase = Phase.GONE
         group = self._group_left(record.worker, file)
         log.info("%s of %s@%d ended while no agent looked", record.worker, record.function, record.revision)
-        self._say(self._event(record, "exited", exit=_exit(group)))
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=_exit(group))
         processes.kill_each(processes.writing_to(folder.output))
         self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
 
@@ -591,60 +582,20 @@ class Agent:
         while tasks:
             await asyncio.wait(tasks)
 
-    # --- reports and events ----------------------------------------------------------------------------------------------
+    # --- small things -------------------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        self._report_is_due = False
-        report = NodeReport(
-            node=self._node,
-            sent_at=self._clock.time(),
-            devices=self._devices,
-            processes=tuple(
-                ProcessReport(
-                    worker=worker.record.worker,
-                    function=worker.record.function,
-                    revision=worker.record.revision,
-                    pid=worker.process.pid,
-                    started_at=worker.record.started_at,
-                    resident_bytes=processes.resident_bytes(worker.process.pid),
-                )
-                for worker in self._workers.values()
-            ),
-            templates=self._launcher.templates,
-            hostname=platform.node(),
-            python=platform.python_version(),
-            platform=f"{platform.system()} {platform.machine()}",
+    def _process_reports(self) -> tuple[ProcessReport, ...]:
+        return tuple(
+            ProcessReport(
+                worker=worker.record.worker,
+                function=worker.record.function,
+                revision=worker.record.revision,
+                pid=worker.process.pid,
+                started_at=worker.record.started_at,
+                resident_bytes=processes.resident_bytes(worker.process.pid),
+            )
+            for worker in self._workers.values()
         )
-        with contextlib.suppress(BusUnavailable):  # the next one follows in a second
-            self._bus.publish(subjects.node_report(self._node), encode(report))
-
-    def _report_soon(self) -> None:
-        if not self._report_is_due:
-            self._report_is_due = True
-            self._loop.call_later(_REPORT_SOON_S, self._report)
-
-    def _event(self, record: WorkerRecord, kind: str, **what: Any) -> WorkerEvent:
-        return WorkerEvent(
-            kind=WorkerEventKind(kind),
-            worker=record.worker,
-            function=record.function,
-            revision=record.revision,
-            node=self._node,
-            at=self._clock.time(),
-            **what,
-        )
-
-    def _say(self, event: WorkerEvent) -> None:
-        """At once, or, while there is no bus, later."""
-        self._unsent.append(event)
-        self._send_unsent()
-
-    def _send_unsent(self) -> None:
-        with contextlib.suppress(BusUnavailable):
-            while self._unsent:
-                event = self._unsent[0]
-                self._bus.publish(subjects.worker_event(event.function), encode(event))
-                self._unsent.popleft()
 
     def _memory_limit(self, revision: Revision) -> int:
         return revision.spec.resources.memory_bytes or self._default_memory

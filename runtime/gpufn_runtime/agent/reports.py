@@ -1,0 +1,97 @@
+"""What an agent says: a NodeReport each second and soon after a change, worker events, and workers' raw output.
+
+A report that cannot be sent is forgotten, for the next one follows, and so is output, whose tail goes into the worker's
+exit. Events are kept until the bus is back, for callers and leases wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from gpufn.bus.connection import Bus
+from gpufn.clock import Clock
+from gpufn.device import Device
+from gpufn.errors import BusUnavailable
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import LogLine, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind, encode
+from gpufn_runtime.agent.fleet import WorkerRecord
+
+_SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
+_UNSENT_EVENTS = 256
+
+
+class Reports:
+    """`running` tells the processes of this node's workers, `templates` its standbys."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        node: str,
+        devices: tuple[Device, ...],
+        clock: Clock,
+        running: Callable[[], tuple[ProcessReport, ...]],
+        templates: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self._bus = bus
+        self._node = node
+        self._devices = devices
+        self._clock = clock
+        self._running = running
+        self._templates = templates
+        self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
+        self._is_due = False
+
+    def send(self) -> None:
+        """A NodeReport, now."""
+        self._is_due = False
+        report = NodeReport(
+            node=self._node,
+            sent_at=self._clock.time(),
+            devices=self._devices,
+            processes=self._running(),
+            templates=self._templates(),
+            hostname=platform.node(),
+            python=platform.python_version(),
+            platform=f"{platform.system()} {platform.machine()}",
+        )
+        with contextlib.suppress(BusUnavailable):  # the next one follows in a second
+            self._bus.publish(subjects.node_report(self._node), encode(report))
+
+    def send_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(_SOON_S, self.send)
+
+    def tell(self, record: WorkerRecord, kind: WorkerEventKind, **what: Any) -> None:
+        """An event of a worker: at once, or, while there is no bus, later."""
+        event = WorkerEvent(
+            kind=kind,
+            worker=record.worker,
+            function=record.function,
+            revision=record.revision,
+            node=self._node,
+            at=self._clock.time(),
+            **what,
+        )
+        self._unsent.append(event)
+        self.send_unsent()
+
+    def send_unsent(self) -> None:
+        with contextlib.suppress(BusUnavailable):
+            while self._unsent:
+                event = self._unsent[0]
+                self._bus.publish(subjects.worker_event(event.function), encode(event))
+                self._unsent.popleft()
+
+    def log_lines(self, record: WorkerRecord, lines: list[str]) -> None:
+        at, subject = self._clock.time(), subjects.logs(record.function)
+        for text in lines:
+            line = LogLine(at, record.function, record.revision, record.worker, "stderr", text)
+            with contextlib.suppress(BusUnavailable):
+                self._bus.publish(subject, encode(line))
