@@ -2,7 +2,9 @@
 
 It makes the node's workers match its Assignments.
 
-    loop          watches, launches, ends, reports; the only module that acts
+    loop          watches, launches, ends; the only module that acts on workers
+    reports       what the agent says: reports, events, raw output
+    preparation   what is deployed: its bundles unpacked and its templates asked for, before the first call
     fleet         what runs here, and what the bus wants to run here
     reconcile     the difference between the two, as actions (pure)
     launchers/    how a worker's process comes to be: forked from a standby template, or a cold interpreter
