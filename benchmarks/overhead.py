@@ -35,7 +35,7 @@ def main() -> None:
         measure.deploy(platform, "echo")
         invoke = f"{platform.url}/v1/functions/{{}}/invoke"
         servers = [stack.enter_context(measure.peer("starlette", sys.executable))]
-        for name in ("echo", "echo-sync"):
+        for name in ("echo", "echo-async", "echo-single"):
             _answer_once(invoke.format(name))
             servers.append(measure.Server(f"gpufn {name}", invoke.format(name), platform.process))
         for name, environ in {} if options.no_peers else _PEERS.items():

@@ -1,4 +1,4 @@
-"""The least a function can do."""
+"""The least a function can do: in threads, on the event loop, and one call at a time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from gpufn import gpu_function
 
 
 @gpu_function(min_workers=1, max_workers=1, concurrency=64, idle_timeout=600)
-async def echo(x: int) -> dict[str, int]:
+def echo(x: int) -> dict[str, int]:
+    return {"x": x}
+
+
+@gpu_function(min_workers=1, max_workers=1, concurrency=64, idle_timeout=600)
+async def echo_async(x: int) -> dict[str, int]:
     return {"x": x}
 
 
 @gpu_function(min_workers=1, max_workers=1, idle_timeout=600)
-def echo_sync(x: int) -> dict[str, int]:
+def echo_single(x: int) -> dict[str, int]:
     return {"x": x}

@@ -83,19 +83,6 @@ def reads_the_environment_of(pids: list[int]) -> list[str]:
 
 
 @gpu_function
-def reads_the_environment_of(pids: list[int]) -> list[str]:
-    """Of its parent and of `pids`; "" where it may not."""
-    found = []
-    for pid in (os.getppid(), *pids):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                found.append(file.read().replace(b"\0", b"\n").decode())
-        except OSError:
-            found.append("")
-    return found
-
-
-@gpu_function
 def writes_garbage_to_its_socket() -> str:
     for descriptor in range(3, 64):
         try:
