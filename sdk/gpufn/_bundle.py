@@ -272,7 +272,7 @@ def _where_it_failed(error: BaseException, file: Path, root: Path) -> str:
         where, line = Path(frames[-1].filename), frames[-1].lineno or 0
     text = linecache.getline(str(where), line).strip()
     name = "" if where.resolve() == file else f"{where.name}, "
-    return f"{name}line {line}: {text}: {what}" if text else f"{name}line {line}: {what}"
+    return f"{name}line {line}, `{text}`: {what}" if text else f"{name}line {line}: {what}"
 
 
 def _below(filename: str, root: Path) -> bool:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -39,6 +40,7 @@ from gpufn._views import (
 )
 from gpufn.errors import (
     ErrorInfo,
+    FunctionNotFound,
     GatewayUnavailable,
     GpufnError,
     PayloadTooLarge,
@@ -78,6 +80,23 @@ def find_url(environ: Mapping[str, str] = os.environ) -> str:
     return DEFAULT_URL
 
 
+def _address(url: str) -> str:
+    """`url` without a slash at its end; what has no scheme is http. Raises GatewayUnavailable for what leads nowhere.
+
+    >>> _address("localhost:8090"), _address("https://gpu.example.org/")
+    ('http://localhost:8090', 'https://gpu.example.org')
+    """
+    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        parts = urlsplit(whole)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise GatewayUnavailable(f"{url!r} is not an address: write for example {DEFAULT_URL}")
+    return whole
+
+
 class _Up(msgspec.Struct):
     url: str
 
@@ -95,7 +114,7 @@ class Client:
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
 
-        self.url = (url or find_url()).rstrip("/")
+        self.url = _address(url or find_url())
         key = api_key or os.environ.get("GPUFN_API_KEY")
         try:
             self._http = httpx.Client(
@@ -110,7 +129,7 @@ class Client:
                 ),  # the certificates take 70 ms to read, and http has no use for them
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from error
+            raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None
         self._endless = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._failures = httpx.TransportError
         self._answered = False
@@ -166,11 +185,17 @@ class Client:
             yield from _events(_lines(self._chunks(response)))
 
     def submit(
-        self, function: str, body: bytes, content_type: str = values.JSON, *, invocation: str | None = None
+        self,
+        function: str,
+        body: bytes,
+        content_type: str = values.JSON,
+        *,
+        invocation: str | None = None,
+        accept: str = values.NATIVE,
     ) -> InvocationView:
-        """Queue a call and return. The same `invocation` id twice is one call."""
+        """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call."""
         path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
-        headers = _call_headers(content_type, values.NATIVE, None)
+        headers = _call_headers(content_type, accept, None)
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
@@ -348,7 +373,7 @@ class Client:
                 response = self._http.request(method, path, **options)
             except self._failures as error:
                 if pause is None or not self._may_repeat(method, error):
-                    raise self._unavailable(error) from error
+                    raise self._unavailable(error) from None
                 time.sleep(pause)
             else:
                 self._answered = True
@@ -363,7 +388,7 @@ class Client:
         try:
             response = self._http.send(request, stream=True)
         except self._failures as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(error) from None
         self._answered = True
         with contextlib.closing(response):
             if response.status_code >= 300:
@@ -374,22 +399,24 @@ class Client:
         try:
             yield from response.iter_raw()
         except self._failures as error:
-            raise self._unavailable(error) from error
+            raise self._unavailable(error) from None
 
     def _may_repeat(self, method: str, error: Exception) -> bool:
         import httpx  # noqa: PLC0415
 
-        if method == "POST" or isinstance(error, httpx.TimeoutException):
+        if method == "POST" or isinstance(error, (httpx.TimeoutException, httpx.LocalProtocolError)):
             return False
+        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+            return False  # what answers does not speak HTTP
         return self._answered or not isinstance(error, httpx.ConnectError)
 
     def _unavailable(self, error: Exception) -> GatewayUnavailable:
         import httpx  # noqa: PLC0415
 
+        if isinstance(error, httpx.ConnectError) and ("SSL" in str(error) or "Name or service" in str(error)):
+            return GatewayUnavailable(f"no gateway answers at {self.url}: {error}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
-        if isinstance(error, httpx.UnsupportedProtocol):
-            return GatewayUnavailable(f"{self.url!r} is not an address: write for example {DEFAULT_URL}")
         if isinstance(error, httpx.TimeoutException):
             return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
@@ -419,18 +446,21 @@ class HttpTransport:
     def call(
         self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
     ) -> tuple[str, bytes]:
-        answer = self.client.invoke_raw(
-            _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
-        )
+        with _told_to_deploy(function):
+            answer = self.client.invoke_raw(
+                _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
+            )
         return answer.content_type, answer.body
 
     def stream(
         self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        return self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
+        with _told_to_deploy(function):
+            yield from self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
 
     def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
-        return self.client.submit(_path(function, method), body, content_type).id
+        with _told_to_deploy(function):
+            return self.client.submit(_path(function, method), body, content_type).id
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state
@@ -444,6 +474,19 @@ class HttpTransport:
 
 
 _JSON = {"content-type": values.JSON}
+
+
+@contextlib.contextmanager
+def _told_to_deploy(function: str) -> Iterator[None]:
+    try:
+        yield
+    except FunctionNotFound as error:
+        if "no function" not in error.message:  # it is there, and has no such method
+            raise
+        raise FunctionNotFound(
+            f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
+            f"and Client().deploy({function.replace('-', '_')}) one of this process"
+        ) from None
 
 
 def _path(function: str, method: str) -> str:

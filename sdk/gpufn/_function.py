@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from gpufn import _transport
 from gpufn._hooks import hooks
@@ -157,12 +157,12 @@ class Remote(Generic[P, R, V]):
 
         if window < 1:
             raise InvalidInput(f"window is at least 1, not {window}")
-        pending: deque[Future[V]] = deque()
+        pending: deque[Future[_Caught[V]]] = deque()
         pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{self._function_name}")
         run = cast("Callable[..., V]", self.remote)
         try:
             for args in arguments:
-                pending.append(pool.submit(contextvars.copy_context().run, run, *args))
+                pending.append(pool.submit(contextvars.copy_context().run, _caught, run, *args))
                 while pending and (len(pending) >= window or pending[0].done()):
                     yield _outcome(pending.popleft(), return_exceptions)
             while pending:
@@ -198,6 +198,10 @@ class AsyncRemote(Generic[P, R, V]):
 
     def __init__(self, remote: Remote[P, R, V]) -> None:
         self._remote = remote
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = getattr(self._remote, "__name__", "f")
+        raise InvalidInput(f"{name}.aio is no call: use {name}.aio.remote(...)")
 
     async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
         return await _in_thread(functools.partial(self._remote.remote, *args, **kwargs))
@@ -462,10 +466,28 @@ def _remote_traceback() -> Iterator[None]:
         raise
 
 
-def _outcome(future: Future[V], return_exceptions: bool) -> V:
-    if return_exceptions and (error := future.exception()) is not None:
-        return cast("V", error)
-    return future.result()
+class _Caught(NamedTuple, Generic[T]):
+    """How a call in a thread ended: raised again where it is awaited, it shows no frame of the thread pool."""
+
+    value: T | None = None
+    error: BaseException | None = None
+
+    def get(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return cast("T", self.value)
+
+
+def _caught(function: Callable[..., T], *args: Any) -> _Caught[T]:
+    try:
+        return _Caught(function(*args))
+    except BaseException as error:
+        return _Caught(error=error)
+
+
+def _outcome(future: Future[_Caught[V]], return_exceptions: bool) -> V:
+    caught = future.result()
+    return cast("V", caught.error) if return_exceptions and caught.error is not None else caught.get()
 
 
 async def _awaited(task: Any, return_exceptions: bool) -> Any:
@@ -497,7 +519,8 @@ async def _in_thread(function: Callable[..., T], *args: Any) -> T:
     import asyncio  # noqa: PLC0415
 
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_threads(), context.run, function, *args)
+    caught = await asyncio.get_running_loop().run_in_executor(_threads(), context.run, _caught, function, *args)
+    return caught.get()
 
 
 def _run_hooks(instance: Any, hook: str) -> None:

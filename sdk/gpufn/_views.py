@@ -31,6 +31,10 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     cold_start_s: float | None = None
     start_error: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        serving = "" if self.serving == self.active else f", {self.serving} serves"
+        return f"<FunctionView {self.name}@{self.active}{serving}, {self.workers.ready} ready>"
+
 
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     number: int

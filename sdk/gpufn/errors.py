@@ -149,6 +149,11 @@ class FunctionRaised(GpufnError):
         self.error_type = error_type
         self.traceback = traceback
 
+    def __str__(self) -> str:
+        """As Python tells an exception, `ZeroDivisionError: division by zero`; `message` is without the type."""
+        has_type = self.message == self.error_type or self.message.startswith(f"{self.error_type}: ")
+        return self.message if has_type else f"{self.error_type}: {self.message}"
+
     def info(self) -> ErrorInfo:
         return ErrorInfo(
             code=self.code, message=self.message, error_type=self.error_type, traceback=self.traceback or None
@@ -159,6 +164,9 @@ class ResultNotEncodable(FunctionRaised):
     """The function returned something that cannot be encoded for this caller."""
 
     code = "result_not_encodable"
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class CapacityError(GpufnError):

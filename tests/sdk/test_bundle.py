@@ -106,20 +106,20 @@ def test_functions_that_are_imported_belong_to_their_own_file(project: Project) 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"app.py": "x = 1\ndef f(:\n  pass"}, "cannot import app.py: line 2: def f(:: SyntaxError: invalid syntax"),
+        ({"app.py": "x = 1\ndef f(:\n  pass"}, "cannot import app.py: line 2, `def f(:`: SyntaxError: invalid syntax"),
         (
             {"app.py": "x = 1\nimport torhc"},
-            "cannot import app.py: line 2: import torhc: ModuleNotFoundError: No module named 'torhc'",
+            "cannot import app.py: line 2, `import torhc`: ModuleNotFoundError: No module named 'torhc'",
         ),
         (
             {"app.py": "import part", "part.py": "\n\n1 / 0"},
-            "cannot import app.py: part.py, line 3: 1 / 0: ZeroDivisionError: division by zero",
+            "cannot import app.py: part.py, line 3, `1 / 0`: ZeroDivisionError: division by zero",
         ),
         (
             {"app.py": "from gpufn import gpu_function\n@gpu_function(gup='L4')\ndef f(): ..."},
-            "cannot import app.py: line 2: @gpu_function(gup='L4'): there is no option 'gup'; did you mean 'gpu'?",
+            "cannot import app.py: line 2, `@gpu_function(gup='L4')`: there is no option 'gup'; did you mean 'gpu'?",
         ),
-        ({"app.py": "import sys\nsys.exit(3)"}, "cannot import app.py: line 2: sys.exit(3): SystemExit: 3"),
+        ({"app.py": "import sys\nsys.exit(3)"}, "cannot import app.py: line 2, `sys.exit(3)`: SystemExit: 3"),
     ],
 )
 def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: dict[str, str], message: str) -> None:

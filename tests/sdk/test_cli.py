@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import gpufn
+from gpufn import media, values
 from gpufn.cli import COMMANDS, app
+from gpufn.cli._render import print_table
 from gpufn.cli.doctor import CHECKS
 from tests.sdk.conftest import Project, StubGateway
 
@@ -62,7 +66,7 @@ def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
 @pytest.mark.parametrize(
     ("status", "problem", "code", "message"),
     [
-        (404, {"code": "function_not_found", "detail": "There is no function 'f'."}, 4, "There is no function 'f'."),
+        (404, {"code": "function_not_found", "detail": "There is no function 'f'."}, 4, "there is no function 'f'"),
         (403, {"code": "forbidden", "detail": "scope"}, 5, "scope"),
         (429, {"code": "queue_full", "detail": "full", "retry_after_s": 3}, 6, "full (try again in 3 s)"),
         (500, {"code": "platform_error", "detail": "oops"}, 1, "oops"),
@@ -154,7 +158,12 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
     [
         ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
         (_APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
-        ({"app.py": "import nothing_here"}, [], 1, "cannot import app.py: line 1: import nothing_here: ModuleNotFound"),
+        (
+            {"app.py": "import nothing"},
+            [],
+            1,
+            "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
+        ),
         ({}, [], 1, "there is no file app.py"),
     ],
 )
@@ -201,6 +210,101 @@ def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
     result = _gpufn("invoke", "f")
     assert (result.exit_code, result.stdout) == (0, '{"a":1}\n')
     assert gateway.requests[-1].headers["accept"] == "text/event-stream"
+
+
+def test_invoke_of_a_generator_as_json_is_one_document(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", [1, 2], x_gpufn_invocation="ID", server_timing="run;dur=2")
+    found = json.loads(_gpufn("invoke", "f", "--json").stdout)
+    assert found == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
+
+
+def test_a_call_is_submitted_and_its_result_fetched_later(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_ = "0" * 26
+    monkeypatch.setattr("gpufn._client.new_invocation_id", lambda: id_)
+    status = {"id": id_, "state": "queued"}
+    gateway.on(f"PUT /v1/functions/f/invocations/{id_}", status, status=202)
+    gateway.on(f"GET /v1/invocations/{id_}", status | {"state": "running"})
+    gateway.on(f"GET /v1/invocations/{id_}/result", status, status=202)
+    gateway.on(f"GET /v1/invocations/{id_}/result", [7])
+    gateway.on(f"DELETE /v1/invocations/{id_}", status | {"cancelled": False})
+    assert _gpufn("submit", "f", '{"x": 1}').stdout == f"{id_}\n"
+    assert (gateway.requests[0].json, gateway.requests[0].headers["accept"]) == ({"x": 1}, "application/json")
+    early = _gpufn("result", id_)
+    assert (early.exit_code, early.stderr) == (
+        1,
+        f"gpufn: {id_} is still running; `gpufn result {id_} --wait` waits for its end\n",
+    )
+    assert _gpufn("result", id_, "--wait").stdout == "[7]\n"
+    assert gateway.requests[-1].path.endswith("wait=30.000")
+    gateway.answers.pop(f"GET /v1/invocations/{id_}/result")
+    gateway.on(
+        f"GET /v1/invocations/{id_}/result", values.encode_result((1, 2), media.NATIVE)[1], content_type=media.NATIVE
+    )
+    assert _gpufn("result", id_).stdout == "[1,2]\n"  # as `.spawn` from Python keeps it
+    assert _gpufn("cancel", id_).stdout == f"{id_} had ended already\n"
+
+
+@pytest.mark.parametrize("command", ["invoke", "describe"])
+def test_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGateway, command: str) -> None:
+    missing = {"code": "function_not_found", "detail": "There is no function 'gret'."}
+    gateway.on("GET /v1/functions/gret", missing, status=404)
+    gateway.on("GET /v1/functions", {"functions": [_VIEW | {"name": "greet"}]})
+    assert _gpufn(command, "gret").stderr == "gpufn: there is no function 'gret'; did you mean 'greet'?\n"
+
+
+def test_a_command_that_is_not_there_brings_up_its_neighbour() -> None:
+    assert "there is no command 'desribe'; did you mean 'describe'?" in _gpufn("desribe").stderr
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert _gpufn("--version").stdout == f"gpufn {gpufn.__version__}\n"
+
+
+def test_what_the_system_refuses_is_one_line(gateway: StubGateway, tmp_path: Path) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", b"png", content_type="image/png")
+    out = tmp_path / "no" / "out.png"
+    result = _gpufn("invoke", "f", "-o", str(out))
+    assert (result.exit_code, result.stderr) == (1, f"gpufn: {out}: No such file or directory\n")
+
+
+def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f/logs", b"")
+    result = _gpufn("logs", "f")
+    assert (result.stdout, result.stderr) == ("", "f has written nothing\n")
+
+
+def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:
+    line = {"at": 1.0, "function": "f", "worker": "w", "stream": "stdout", "text": "hi"}
+    lines = [json.dumps(line | {"revision": revision}).encode() for revision in (1, 1, 2)]
+    gateway.on("GET /v1/functions/f/logs", b"\n".join(lines))
+    day = time.strftime("%Y-%m-%d", time.localtime(1.0))
+    shown = [text if text.startswith("---") else "line" for text in _gpufn("logs", "f").stdout.splitlines()]
+    assert shown == [f"--- {day}  f@1", "line", "line", f"--- {day}  f@2", "line"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(0, 0, "f gets no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],
+)
+def test_scale_says_what_it_means(gateway: StubGateway, low: int, high: int, text: str) -> None:
+    gateway.on("POST /v1/functions/f/scale", _VIEW | {"min_workers": low, "max_workers": high})
+    assert _gpufn("scale", "f").stdout == f"{text}\n"
+
+
+def test_at_a_terminal_only_the_last_column_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("id", "note"), [("0" * 26, "one two three four five")], empty="")
+    assert capsys.readouterr().out.splitlines() == [
+        f"\x1b[1m{'ID':<28}NOTE\x1b[0m",
+        f"{'0' * 26}  one two three four",
+        f"{'':<28}five",
+    ]
 
 
 def test_invoke_shows_the_traceback_of_the_users_code(gateway: StubGateway) -> None:
@@ -304,8 +408,9 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
     for arguments, text in {
         ("nodes",): "EPYC, 2 cores",
         ("calls", "f"): "failed, attempt 2",
-        ("logs", "f"): "w-1  ! hi",
-        ("why", "f"): "calls 2",
+        ("logs", "f"): "  f@1\n" + time.strftime("%H:%M:%S", time.localtime(1.0)) + "  w-1  ! hi\n",
+        ("why", "f"): "because  because\ncalls    not known yet\n",
+        ("why", "f", "--verbose"): "figures  calls 2",
     }.items():
         assert text in _gpufn(*arguments).stdout
         json.loads(_gpufn(*arguments, "--json").stdout)

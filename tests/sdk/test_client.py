@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,64 @@ def test_a_problem_becomes_its_exception(gateway: StubGateway, status: int, prob
     with Client() as client, pytest.raises(GpufnError) as caught:
         client.invoke("f")
     assert type(caught.value) is kind
-    assert str(caught.value) == (problem["detail"] if isinstance(problem, dict) else "<html>bad gateway")
+    assert caught.value.message == (problem["detail"] if isinstance(problem, dict) else "<html>bad gateway")
+
+
+def test_what_a_function_raised_reads_as_python_tells_it() -> None:
+    assert str(FunctionRaised("division by zero", error_type="ZeroDivisionError")) == (
+        "ZeroDivisionError: division by zero"
+    )
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999", ""])
+def test_an_address_that_leads_nowhere_is_refused_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_URL", "http://:0")
+    with pytest.raises(GatewayUnavailable, match="is not an address") as caught:
+        Client(url)
+    assert caught.value.__cause__ is None
+
+
+def test_an_address_without_a_scheme_is_http(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions", {"functions": []})
+    with Client(gateway.url.removeprefix("http://")) as client:
+        assert client.functions() == []
+
+
+def test_what_does_not_speak_http_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it was asked again"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            connection.recv(4096)
+            connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            Client(f"http://127.0.0.1:{other.getsockname()[1]}") as client,
+            pytest.raises(GatewayUnavailable) as caught,
+        ):
+            client.functions()
+        thread.join()
+    assert caught.value.__suppress_context__
+
+
+def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = HttpTransport()
+    gateway.on(
+        "POST /v1/functions/f-x/invoke", {"code": "function_not_found", "detail": "There is no function 'f-x'."}, 404
+    )
+    with pytest.raises(FunctionNotFound) as caught:
+        transport.call("f-x", "", values.NATIVE, b"")
+    assert str(caught.value) == (
+        "There is no function 'f-x' at this gateway; `gpufn deploy FILE` deploys those of a file, "
+        "and Client().deploy(f_x) one of this process"
+    )
+    transport.close()
 
 
 def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
@@ -189,6 +248,7 @@ def test_views_are_typed_and_ignore_what_is_new(gateway: StubGateway) -> None:
         view = client.function("f")
         assert (view.workers, view.queued, view.running) == (WorkerCounts(ready=1), None, 3)
         assert client.functions() == [view]
+    assert repr(view) == "<FunctionView f@2, 1 ready>"
 
 
 def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:

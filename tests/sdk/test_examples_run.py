@@ -12,6 +12,8 @@ _MODULES = (
     "gpufn._deployment",
     "gpufn._decorator",
     "gpufn._function",
+    "gpufn._options",
+    "gpufn.cli._render",
     "gpufn._client",
     "gpufn.testing",
     "gpufn.spec",

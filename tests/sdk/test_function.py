@@ -271,3 +271,20 @@ def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
     assert copy.raw.__globals__ is not None
     with run_locally():
         assert copy.remote(2) == 12
+
+
+def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:
+    async def awaited() -> None:
+        await fail.aio.remote("no")
+
+    with run_locally():
+        for run in (lambda: asyncio.run(awaited()), lambda: list(fail.map(["no"]))):
+            with pytest.raises(FunctionRaised) as caught:
+                run()
+            files = {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)}
+            assert [file for file in files if "concurrent" in file] == []
+
+
+def test_aio_is_no_call_and_says_what_is() -> None:
+    with pytest.raises(InvalidInput, match=r"plus\.aio is no call: use plus\.aio\.remote\(\.\.\.\)"):
+        plus.aio(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -84,6 +85,13 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(
     assert ended.returncode == 1
     assert "cannot start:" in ended.stderr
     assert "SHOUTING" in ended.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
+    ended = _gpufn(Path("/proc/x"), "up", "--port", "0", *options)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(r"gpufn: cannot write /proc/x.*: .+\n", ended.stderr)
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:

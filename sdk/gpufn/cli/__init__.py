@@ -7,6 +7,7 @@ Exit codes:
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -21,6 +22,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "down": ("down:down", "Stop the platform on this machine."),
     "deploy": ("deploy:deploy", "Deploy the functions of a file."),
     "invoke": ("invoke:invoke", "Call a function and print its result."),
+    "submit": (
+        "submitted:submit",
+        "Queue a call and print its id; `gpufn result ID` has its result later.",
+    ),
+    "result": ("submitted:result", "Print the result of a submitted call, or how it failed."),
+    "cancel": ("submitted:cancel", "Cancel a submitted call, queued or running."),
     "ls": ("functions:ls", "List the functions."),
     "describe": ("functions:describe", "Show one function: its revision, workers and options."),
     "logs": ("logs:logs", "Show what a function's workers wrote."),
@@ -53,6 +60,12 @@ class LazyGroup(TyperGroup):
         built.name = cmd_name
         return built
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Without importing them."""
         with formatter.section("Commands"):
@@ -71,6 +84,14 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(code) from error
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        import gpufn  # noqa: PLC0415
+
+        sys.stdout.write(f"gpufn {gpufn.__version__}\n")
+        raise typer.Exit
+
+
 def _new_app(**options: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
 
@@ -81,6 +102,9 @@ app = _new_app(cls=LazyGroup, no_args_is_help=True, context_settings={"help_opti
 @app.callback(epilog=f"With --debug, anywhere, an error shows its traceback. Exit codes on failure: {_EXIT_CODES}.")
 def _gpufn(
     url: Annotated[str | None, typer.Option(help="The gateway; else GPUFN_URL, else the one on this machine.")] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version of gpufn.")
+    ] = False,
 ) -> None:
     """Serverless GPU functions on your own machines."""
     if url:

@@ -1,12 +1,16 @@
 """How commands speak: results on standard output, everything else on standard error.
 
-For a person at a terminal tables and progress are drawn by Rich; a pipe gets plain aligned text, never cut to a width.
+A table is aligned text; at a terminal its heading is bold and its last column is wrapped. Progress is for terminals.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
@@ -27,6 +31,9 @@ from gpufn.errors import (
     Unauthorized,
 )
 
+_LEAST_ROOM = 20  # columns, to wrap text in
+_PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
@@ -40,8 +47,11 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
 
 def report(error: Exception) -> int | None:
     """Say on one line what is wrong and what to do, and return the exit code; None for what is not ours."""
-    if isinstance(error, TimeoutError):
-        say(f"gpufn: {error}", err=True)
+    if isinstance(error, BrokenPipeError):
+        return None
+    if isinstance(error, OSError):  # a TimeoutError is one
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"gpufn: {where}{error.strerror or error}", err=True)
         return 1
     if not isinstance(error, GpufnError):
         return None
@@ -55,8 +65,38 @@ def report(error: Exception) -> int | None:
     message = error.message if error.message.startswith(lead) else lead + error.message
     if isinstance(error, CapacityError) and error.retry_after_s:
         message += f" (try again in {duration(error.retry_after_s)})"
-    say(f"gpufn: {message}", err=True)
+    if isinstance(error, FunctionNotFound):
+        message = message.rstrip(".") + _near(error.message)
+    say(f"gpufn: {message if isinstance(error, FunctionRaised) else voiced(message)}", err=True)
     return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), 1)
+
+
+def voiced(message: str) -> str:
+    """As every line after `gpufn: ` is: a small letter first, no full stop last.
+
+    >>> voiced("There is no function 'f'."), voiced("GPUFN_PORT: 'x' is no port"), voiced("ImportError: no y")
+    ("there is no function 'f'", "GPUFN_PORT: 'x' is no port", 'ImportError: no y')
+    """
+    first = message.partition(" ")[0]
+    if first.istitle() and first.isalpha() and first not in _PROPER_NAMES:
+        message = message[0].lower() + message[1:]
+    return message if message.endswith("..") else message.removesuffix(".")
+
+
+def _near(message: str) -> str:
+    """What a function that is not there may have been meant to be; the gateway knows the names."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    asked = re.search(r"no function '([^']+)'", message)
+    if asked is None:
+        return ""
+    try:
+        with Client() as client:
+            names = [view.name for view in client.functions()]
+    except GpufnError:
+        return ""
+    near = difflib.get_close_matches(asked[1], names, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -75,20 +115,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         say(empty, err=True)
         return
     texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console  # noqa: PLC0415
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in texts:
-            table.add_row(*(Text(cell, overflow="fold") for cell in row))
-        Console().print(table)
-        return
     header = [column.upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
-    for row in (header, *texts):
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    is_terminal = sys.stdout.isatty()
+    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
+    room = shutil.get_terminal_size().columns - indent if is_terminal else 0
+    for number, row in enumerate((header, *texts)):
+        *first, last = row
+        lines = textwrap.wrap(last, room) if room >= _LEAST_ROOM else []
+        lead = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
+        line = f"\n{'':<{indent}}".join([lead + (lines[0] if lines else last), *lines[1:]]).rstrip()
+        say(f"\x1b[1m{line}\x1b[0m" if is_terminal and number == 0 else line)
 
 
 def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
@@ -112,18 +149,26 @@ def step(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.4 ms`, `3.2 s`, `5 min`, `2.5 h`."""
+    """
+    >>> [duration(each) for each in (0.0004, 0.9996, 3.25, 119.96, 139.0, 9000.0, 200_000.0)]
+    ['0.4 ms', '1 s', '3.25 s', '2 min', '2 min', '2.5 h', '2.3 days']
+    """
     if seconds is None:
         return "-"
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms"
-    if seconds < 120:
+    if seconds < 119.5:
         return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+    if seconds < 7170:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 172_800 else f"{seconds / 86_400:.2g} days"
 
 
 def ago(then: float | None) -> str:
-    return "-" if not then else f"{duration(max(time.time() - then, 0))} ago"
+    if not then:
+        return "-"
+    passed = max(time.time() - then, 0.0)
+    return f"{duration(passed if passed < 0.9995 else round(passed))} ago"
 
 
 def size(count: int | None) -> str:

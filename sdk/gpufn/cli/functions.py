@@ -102,7 +102,10 @@ def scale(
     scaling: dict[str, Any] = view.spec.get("scaling", {})
     low = scaling.get("min_workers") if view.min_workers is None else view.min_workers
     high = scaling.get("max_workers") if view.max_workers is None else view.max_workers
-    say(f"{view.name} has {low} to {high} workers")
+    if high == 0:
+        say(f"{view.name} gets no workers: its calls wait")
+    else:
+        say(f"{view.name} has {low if low == high else f'{low} to {high}'} worker{'s' if high != 1 else ''}")
 
 
 def rollback(

@@ -11,6 +11,8 @@ import typer
 
 from gpufn.cli._render import Json, say
 
+_MARKS = {"stderr": "! ", "error": "# "}
+
 
 def logs(
     name: Annotated[str, typer.Argument(help="The function's name.")],
@@ -18,14 +20,24 @@ def logs(
     tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="So many of the last lines.")] = 100,
     json: Json = False,
 ) -> None:
-    """Show what a function's workers wrote."""
+    """Show what a function's workers wrote.
+
+    `!` marks standard error, `#` how a call or a start failed. A line of its own says where another day or another
+    revision begins.
+    """
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client, contextlib.suppress(KeyboardInterrupt):
+        last = ""
         for line in client.logs(name, tail=tail, follow=follow):
             if json:
                 say(msgspec.json.encode(line).decode())
-            else:
-                when = time.strftime("%H:%M:%S", time.localtime(line.at))
-                mark = {"stderr": "! ", "platform": "# "}.get(line.stream, "")
-                say(f"{when}  {line.worker}  {mark}{line.text}")
+                continue
+            when = time.localtime(line.at)
+            heading = f"--- {time.strftime('%Y-%m-%d', when)}  {line.function}@{line.revision}"
+            if heading != last:
+                last = heading
+                say(heading)
+            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {_MARKS.get(line.stream, '')}{line.text}")
+        if not last and not json and not follow:
+            say(f"{name} has written nothing", err=True)

@@ -49,7 +49,8 @@ def up(
     """
     home = Home.from_env()
     if detach:
-        _detached(home)
+        with _told_of_disk(home):
+            _detached(home)
         return
     try:
         with _told_of_disk(home), claimed(home):

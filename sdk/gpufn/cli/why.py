@@ -10,7 +10,11 @@ from gpufn.cli._render import Json, print_fields, print_json
 from gpufn.cli.functions import workers
 
 
-def why(name: Annotated[str, typer.Argument(help="The function's name.")], json: Json = False) -> None:
+def why(
+    name: Annotated[str, typer.Argument(help="The function's name.")],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="And the figures that it was decided from.")] = False,
+    json: Json = False,
+) -> None:
     """Say why a function has the workers it has, and why its calls wait."""
     from gpufn._client import Client  # noqa: PLC0415
 
@@ -28,6 +32,6 @@ def why(name: Annotated[str, typer.Argument(help="The function's name.")], json:
             ("calls", "not known yet" if unknown else f"{view.queued} queued, {view.running} running"),
             ("calls wait", waiting and f"{waiting.detail} ({waiting.reason})"),
             ("last start error", view.start_error and view.start_error.get("message")),
-            ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items())),
+            ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items() if verbose)),
         ]
     )

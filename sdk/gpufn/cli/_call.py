@@ -1,0 +1,95 @@
+"""What `invoke`, `submit` and `result` share: arguments as they are typed, and results as they are shown."""
+
+from __future__ import annotations
+
+import mimetypes
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from gpufn import media
+from gpufn.cli._render import duration, print_json, say
+from gpufn.errors import GpufnError, InvalidInput
+
+if TYPE_CHECKING:
+    from gpufn._views import Answer
+
+Name = Annotated[str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.")]
+Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS; @FILE is a file, @- stdin.")]
+File = Annotated[Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
+
+
+def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple[bytes, str]:
+    """The body and its content type."""
+    if sum(given is not None for given in (arguments, data, file)) > 1:
+        raise typer.BadParameter("give one of ARGUMENTS, --data and --file")
+    if file is not None:
+        content_type = mimetypes.guess_type(file.name)[0] or media.BYTES
+        # JSON in a --file is meant for the parameter of bytes all the same.
+        return _read(file), media.BYTES if content_type == media.JSON else content_type
+    text = arguments if arguments is not None else data
+    if text is None:
+        return b"{}", media.JSON
+    if text.startswith("@"):
+        body = sys.stdin.buffer.read() if text == "@-" else _read(Path(text[1:]))
+    else:
+        body = os.fsencode(text)
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
+    return body, media.JSON
+
+
+def show(answer: Answer, output: Path | None, *, json: bool) -> None:
+    answer = _readable(answer)
+    kind = answer.content_type.partition(";")[0]
+    if json:
+        value = msgspec.Raw(answer.body) if kind == media.JSON else answer.body  # bytes become base64
+        print_json({"invocation": answer.invocation, "timings_ms": answer.timings, "result": value})
+    elif output:
+        output.write_bytes(answer.body)
+        say(f"{len(answer.body)} bytes of {answer.content_type} in {output}", err=True)
+    else:
+        _print(answer, kind)
+
+
+def _readable(answer: Answer) -> Answer:
+    """What was submitted from Python is kept in the SDK's encoding: as JSON, or bytes, where it can be that."""
+    if answer.content_type != media.NATIVE:
+        return answer
+    from gpufn import values  # noqa: PLC0415
+
+    try:
+        value = values.decode_value(answer.content_type, answer.body, allow_pickle=False)
+        content_type, body = values.encode_result(value, media.JSON)
+    except GpufnError as error:
+        raise InvalidInput(
+            f"the result can be read in Python only: gpufn.Call.from_id({answer.invocation!r}).result()"
+        ) from error
+    return msgspec.structs.replace(answer, content_type=content_type, body=body)
+
+
+def _print(answer: Answer, kind: str) -> None:
+    if kind == media.JSON:
+        say((msgspec.json.format(answer.body, indent=2) if sys.stdout.isatty() else answer.body).decode())
+    elif sys.stdout.isatty() and not kind.startswith("text/"):
+        raise InvalidInput(f"the result is {len(answer.body)} bytes of {kind}: write it to a file with --output FILE")
+    else:
+        sys.stdout.buffer.write(answer.body)
+        sys.stdout.buffer.flush()
+    if sys.stderr.isatty() and answer.timings:
+        say("  ".join(f"{phase} {duration(ms / 1000)}" for phase, ms in answer.timings.items()), err=True)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error

@@ -1,0 +1,62 @@
+"""`gpufn submit`, `result`, `cancel`: calls that nobody waits for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpufn import media
+from gpufn.cli._call import Arguments, Data, File, Name, Output, body_of, show
+from gpufn.cli._render import Json, print_json, say, step
+
+Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
+
+
+def submit(name: Name, arguments: Arguments = None, data: Data = None, file: File = None, json: Json = False) -> None:
+    """Queue a call and print its id; `gpufn result ID` has its result later."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    body, content_type = body_of(arguments, data, file)
+    with Client() as client:
+        view = client.submit(name, body, content_type, accept=media.JSON)
+    if json:
+        print_json(view)
+    else:
+        say(view.id)
+
+
+def result(
+    id: Id,  # noqa: A002
+    output: Output = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="Wait for so many seconds at most.", min=0)] = None,
+    json: Json = False,
+) -> None:
+    """Print the result of a submitted call, or how it failed.
+
+    While it is queued or runs, it says so and ends with 1; with --wait or --timeout it waits.
+    """
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        try:
+            with step(f"Waiting for {id}"):
+                patience_s = None if wait and timeout is None else timeout or 0.0
+                answer = client.result_raw(id, timeout_s=patience_s, accept=media.JSON)
+        except TimeoutError:
+            state = client.invocation(id).state.value
+            raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits for its end") from None
+    show(answer, output, json=json)
+
+
+def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
+    """Cancel a submitted call, queued or running."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        cancelled = client.cancel(id)
+    if json:
+        print_json({"invocation": id, "cancelled": cancelled})
+    else:
+        say(f"cancelled {id}" if cancelled else f"{id} had ended already")
