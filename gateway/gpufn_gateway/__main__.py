@@ -29,6 +29,7 @@ from gpufn.bus.kv import KeyValue
 from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
+from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
@@ -54,7 +55,6 @@ _BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together wit
 _BUS_RETRY_S: Final = 0.25
 _TICK_S: Final = 0.1
 _MANAGE_BYTES: Final = 4 << 20  # a deploy's spec, with its schemas
-EXIT_CONFIGURATION: Final = 78  # sysexits: another start with the same settings fails the same way
 
 
 class _Server(uvicorn.Server):

@@ -84,6 +84,7 @@ def enter(hook: F) -> F:
     ...     @enter
     ...     def load(self) -> None:
     ...         self.factor = 2
+    ...
     ...     @method
     ...     def double(self, x: int) -> int:
     ...         return self.factor * x
@@ -126,10 +127,12 @@ def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
     >>> @gpu_function
     ... class Counter:
     ...     count = 0
+    ...
     ...     @method
     ...     def add(self) -> int:
     ...         self.count += 1
     ...         return self.count
+    ...
     ...     @exit
     ...     def tell(self) -> None:
     ...         print("counted to", self.count)

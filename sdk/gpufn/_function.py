@@ -59,7 +59,7 @@ class Call(Generic[V]):
     ...     return x * x
     >>> with run_locally():
     ...     call = slow.spawn(7)
-    ...     again = Call.from_id(call.id)           # in another process, tomorrow
+    ...     again = Call.from_id(call.id)  # in another process, tomorrow
     ...     again.result(timeout=10), again.status().value, again.cancel()
     (49, 'succeeded', False)
     """

@@ -377,9 +377,18 @@ def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
 def test_changes_are_sent_as_documented(
     gateway: StubGateway, arguments: list[str], request_: str, body: dict[str, Any]
 ) -> None:
-    gateway.on(request_, _VIEW)
+    gateway.on(request_, _VIEW | {"serving": 3})
     assert _gpufn(*arguments).exit_code == 0
     assert gateway.requests[-1].json == body
+
+
+def test_rollback_returns_when_calls_go_there(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/rollback", _VIEW)
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("GET /v1/functions/f", _VIEW | {"serving": 3})
+    assert _gpufn("rollback", "f").stdout == "f@3 serves\n"
+    assert len(gateway.requests) == 3
+    assert _gpufn("rollback", "f", "--no-wait").stdout == "f@3 is active\n"
 
 
 def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:

@@ -54,7 +54,7 @@ note("starts")
 open(f"{name}.is-ready", "w").close()
 signal.pause()
 """
-_CANNOT = "import sys\nprint('the port is wrong', flush=True)\nsys.exit(3)"
+_CANNOT = "import sys\nprint('the port is wrong', flush=True)\nsys.exit(78)"
 _ENDS = "print('oh no', flush=True)\nraise SystemExit(1)"
 
 
@@ -116,7 +116,7 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"other": _LIVES, "bad": _CANNOT})
-    assert "failed bad cannot start:\nthe port is wrong\n" in run.rest()
+    assert "failed bad cannot start: the port is wrong\n" in run.rest()
 
 
 def test_a_program_that_ends_again_and_again_before_it_was_ready_stops_everything(tmp_path: Path) -> None:

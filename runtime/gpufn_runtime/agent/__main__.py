@@ -14,6 +14,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
+from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
 from gpufn.ids import Digest
 from gpufn.protocol import subjects
@@ -43,7 +44,7 @@ def main() -> int:
         lock = _lock(settings.home)
     except GpufnError as error:
         log.error("%s", error.message)
-        return 2
+        return EXIT_CONFIGURATION
     try:
         asyncio.run(_serve(settings))
     finally:

@@ -15,6 +15,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.errors import GpufnError
+from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
@@ -56,7 +57,7 @@ def main() -> int:
         uvloop.run(serve(settings))
     except (GpufnError, ValueError) as error:
         print(f"gpufn runner: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
-        return 3
+        return EXIT_CONFIGURATION
     return 0
 
 

@@ -4,8 +4,8 @@
 2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
 3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, and the bus last
 
-Before the platform was ready once, a process that says "I cannot start" (exit code 3), or that ends three times, stops
-everything with its last lines: that is wrong configuration, and no restart mends it.
+Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
+everything with its last line, and one that ends three times with its last lines: no restart mends it.
 
 Nothing outlives us, not even `kill -9`: children get PR_SET_PDEATHSIG, and a fork of ours, the guard, ends nats-server,
 which is not our child to configure.
@@ -29,12 +29,12 @@ from types import FrameType
 from typing import Protocol
 
 from gpufn.errors import BusUnavailable, PlatformError
+from gpufn.exits import EXIT_CONFIGURATION
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
 _STOP_TIMEOUT_S = 30.0
 _READY_CHECK_S = 0.05
-_CANNOT_START = 3
 _MAX_EARLY_ENDS = 3
 _LOG_BYTES = 10 << 20
 _LAST_LINES = 15
@@ -155,7 +155,10 @@ class Supervisor:
         child.pidfd = -1
         code = child.process.wait() if child.process is not None else (self._bus.exit_code if self._bus else None)
         child.ends += 1
-        if not self._is_ready and (code == _CANNOT_START or child.ends >= _MAX_EARLY_ENDS):
+        if not self._is_ready and code == EXIT_CONFIGURATION:
+            last_line = self._last_lines(child.name).rpartition("\n")[2]
+            raise PlatformError(f"{child.name} cannot start: {last_line}")
+        if not self._is_ready and child.ends >= _MAX_EARLY_ENDS:
             raise PlatformError(f"{child.name} cannot start:\n{self._last_lines(child.name)}")
         lived_s = time.monotonic() - child.started_at
         child.pause_s = _FIRST_PAUSE_S if lived_s >= _HEALTHY_AFTER_S else min(child.pause_s * 2, _LONGEST_PAUSE_S)

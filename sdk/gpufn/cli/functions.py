@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, size
+from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, size, step
 
 if TYPE_CHECKING:
     from gpufn._views import FunctionView
@@ -111,17 +111,24 @@ def scale(
 def rollback(
     name: Name,
     revision: Annotated[int | None, typer.Option(help="Which one; left out: the one before the active.")] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when calls go to it, or at once.")] = True,
     json: Json = False,
 ) -> None:
     """Make an earlier revision the active one."""
+    from gpufn import _deployment  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
+    from gpufn._options import default_of  # noqa: PLC0415
 
     with Client() as client:
         view = client.rollback(name, revision)
+        if wait and view.serving != view.active:
+            patience_s = float(view.spec.get("startup_timeout_s") or default_of("startup_timeout"))
+            with step(f"Starting {view.name}@{view.active}") as tell:
+                view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
     if json:
         print_json(view)
     else:
-        say(f"{view.name}@{view.active} is active")
+        say(f"{view.name}@{view.active} " + ("is active" if view.serving != view.active else "serves"))
 
 
 def rm(

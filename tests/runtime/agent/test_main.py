@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gpufn.bus import objects
+from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.protocol import subjects
 
 ROOT = Path(__file__).parents[3]
@@ -144,7 +145,7 @@ def test_a_second_agent_of_one_home_is_refused(on_node: Any, nats: Any, tmp_path
         try:
             await node.until(lambda: node.reports)
             second = start(node, nats.url, tmp_path / "second.log")
-            assert await wait(second) == 2
+            assert await wait(second) == EXIT_CONFIGURATION
             assert "Another agent runs on" in (tmp_path / "second.log").read_text()
         finally:
             first.terminate()
@@ -162,6 +163,6 @@ def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
         timeout=20,
         check=False,
     )
-    assert ended.returncode == 2
+    assert ended.returncode == EXIT_CONFIGURATION
     assert ended.stderr.count("\n") == 1
     assert "GPUFN_NATS_URL is not set" in ended.stderr
