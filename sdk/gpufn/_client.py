@@ -1,7 +1,8 @@
 """The gateway's HTTP interface (docs/http.md) from Python.
 
-    Client         one method per endpoint; what it raises is from `gpufn.errors`
-    HttpTransport  the Transport of every process that is not a worker: `.remote` and its siblings go through it
+    Client    one method per endpoint; what it raises is from `gpufn.errors`
+
+`_answers` and `_streams` read what comes back, `_http_transport` brings `.remote` and its siblings here.
 
 A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
 when a gateway that answered before refuses, which is what a restart looks like. A submitted call gets its id here,
@@ -12,10 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpufn import media, values
+from gpufn._answers import answer_of, decoded, error_of
+from gpufn._streams import events_of, items_of, lines_of
 from gpufn._views import (
     Answer,
     Calls,
@@ -33,23 +35,17 @@ from gpufn._views import (
     Keys,
     KeyView,
     Nodes,
-    Problem,
     Revisions,
     RevisionView,
     WhyView,
 )
 from gpufn.errors import (
-    ErrorInfo,
-    FunctionNotFound,
     GatewayUnavailable,
     GpufnError,
     PayloadTooLarge,
-    ProtocolMismatch,
-    error_from,
 )
 from gpufn.home import Home
 from gpufn.ids import Digest, new_invocation_id
-from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import LogLine
 from gpufn.spec import FunctionSpec
 
@@ -67,7 +63,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MANAGE_TIMEOUT_S = 60.0
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
-_TOO_LARGE = "pass a path or an address that the other side can read, or split it over several calls"
+_JSON = {"content-type": values.JSON}
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
 
 
@@ -164,7 +160,7 @@ class Client:
         headers = _call_headers(content_type, accept, timeout_s)
         path = f"/v1/functions/{function}/invoke"
         response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
-        return _answer(response)
+        return answer_of(response)
 
     def stream_raw(
         self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
@@ -173,7 +169,7 @@ class Client:
         headers = _call_headers(content_type, media.ITEMS, timeout_s)
         path = f"/v1/functions/{function}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
-            yield from _items(self._chunks(response))
+            yield from items_of(self._chunks(response))
 
     def stream_json(
         self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
@@ -182,7 +178,7 @@ class Client:
         headers = _call_headers(content_type, EVENTS, timeout_s)
         path = f"/v1/functions/{function}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
-            yield from _events(_lines(self._chunks(response)))
+            yield from events_of(lines_of(self._chunks(response)))
 
     def submit(
         self,
@@ -211,7 +207,7 @@ class Client:
                 "GET", f"/v1/invocations/{id}/result", params={"wait": f"{wait:.3f}"}, headers={"accept": accept}
             )
             if response.status_code != 202:
-                return _answer(response)
+                return answer_of(response)
             if give_up is not None and time.monotonic() >= give_up:
                 raise TimeoutError(f"invocation {id} has not ended after {timeout_s:g} s")
 
@@ -289,9 +285,9 @@ class Client:
         """The last lines that its workers wrote; with `follow` also those that come."""
         params = {"tail": str(tail), "follow": "true" if follow else "false"}
         with self._stream("GET", f"/v1/functions/{name}/logs", params=params) as response:
-            for line in _lines(self._chunks(response)):
+            for line in lines_of(self._chunks(response)):
                 if line.strip():
-                    yield _decoded(LogLine, line)
+                    yield decoded(LogLine, line)
 
     def calls(self, name: str, *, limit: int = 20) -> list[InvocationView]:
         """Submitted calls, the newest first."""
@@ -365,7 +361,7 @@ class Client:
             return 0
 
     def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        return _decoded(kind, self._request(method, path, **options).content)
+        return decoded(kind, self._request(method, path, **options).content)
 
     def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
         for pause in (*_PAUSES_S, None):
@@ -378,7 +374,7 @@ class Client:
             else:
                 self._answered = True
                 if check and response.status_code >= 300:
-                    raise _error_of(response.status_code, response.headers, response.content)
+                    raise error_of(response.status_code, response.headers, response.content)
                 return response
         raise AssertionError("the last try returns or raises")
 
@@ -392,7 +388,7 @@ class Client:
         self._answered = True
         with contextlib.closing(response):
             if response.status_code >= 300:
-                raise _error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
+                raise error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
             yield response
 
     def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
@@ -422,193 +418,8 @@ class Client:
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
 
 
-class HttpTransport:
-    """`gpufn._transport.Transport` over HTTP. The Client is made by the first call."""
-
-    def __init__(self, make_client: Callable[[], Client] = Client) -> None:
-        self._make = make_client
-        self._client: Client | None = None
-        self._pid = 0
-        self._making = threading.Lock()  # a `map` makes its first calls at the same time
-
-    @property
-    def client(self) -> Client:
-        with self._making:
-            if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
-                self._client, self._pid = self._make(), os.getpid()
-            return self._client
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
-    def call(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
-    ) -> tuple[str, bytes]:
-        with _told_to_deploy(function):
-            answer = self.client.invoke_raw(
-                _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
-            )
-        return answer.content_type, answer.body
-
-    def stream(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
-    ) -> Iterator[tuple[str, bytes]]:
-        with _told_to_deploy(function):
-            yield from self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
-
-    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
-        with _told_to_deploy(function):
-            return self.client.submit(_path(function, method), body, content_type).id
-
-    def status(self, invocation: str) -> InvocationState:
-        return self.client.invocation(invocation).state
-
-    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        answer = self.client.result_raw(invocation, timeout_s=timeout_s)
-        return answer.content_type, answer.body
-
-    def cancel(self, invocation: str) -> bool:
-        return self.client.cancel(invocation)
-
-
-_JSON = {"content-type": values.JSON}
-
-
-@contextlib.contextmanager
-def _told_to_deploy(function: str) -> Iterator[None]:
-    try:
-        yield
-    except FunctionNotFound as error:
-        if "no function" not in error.message:  # it is there, and has no such method
-            raise
-        raise FunctionNotFound(
-            f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
-            f"and Client().deploy({function.replace('-', '_')}) one of this process"
-        ) from None
-
-
-def _path(function: str, method: str) -> str:
-    return f"{function}.{method}" if method else function
-
-
 def _call_headers(content_type: str, accept: str, timeout_s: float | None) -> dict[str, str]:
     headers = {"content-type": content_type, "accept": accept}
     if timeout_s is not None:
         headers["x-gpufn-timeout"] = f"{timeout_s:g}"
     return headers
-
-
-def _answer(response: httpx.Response) -> Answer:
-    headers = response.headers
-    return Answer(
-        content_type=headers.get("content-type", ""),
-        body=response.content,
-        invocation=headers.get("x-gpufn-invocation", ""),
-        revision=headers.get("x-gpufn-revision", ""),
-        timings=dict(_timings(headers.get("server-timing", ""))),
-    )
-
-
-def _timings(header: str) -> Iterator[tuple[str, float]]:
-    for part in header.split(","):
-        phase, _, duration = part.strip().partition(";dur=")
-        with contextlib.suppress(ValueError):
-            yield phase, float(duration)
-
-
-def _decoded(kind: type[T], data: bytes) -> T:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ProtocolMismatch(f"the gateway's answer could not be read; is it of another release? {error}") from error
-
-
-def _error_of(status: int, headers: Mapping[str, str], body: bytes) -> GpufnError:
-    """The exception that a problem describes; its `status` is the HTTP one."""
-    try:
-        problem = msgspec.json.decode(body, type=Problem)
-    except msgspec.MsgspecError:
-        problem = Problem(detail=body[:200].decode(errors="replace").strip())
-    if not problem.code and not body:
-        problem = Problem(detail=f"the gateway answered {status}")
-    retry_after = problem.retry_after_s
-    if retry_after is None:
-        with contextlib.suppress(ValueError):
-            retry_after = float(headers.get("retry-after", ""))
-    error = _raised(problem, retry_after)
-    error.status = status  # type: ignore[attr-defined]
-    return error
-
-
-def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
-    message = problem.detail or problem.title
-    if problem.code == PayloadTooLarge.code:
-        message = f"{message.rstrip('.')}: {_TOO_LARGE}"
-    return error_from(
-        ErrorInfo(
-            code=problem.code,
-            message=message,
-            retryable=problem.retryable,
-            retry_after_s=retry_after_s,
-            field=problem.field,
-            error_type=problem.error_type,
-            traceback=problem.traceback,
-        )
-    )
-
-
-def _items(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The records of `media.ITEMS`."""
-    buffer = bytearray()
-    for chunk in chunks:
-        buffer += chunk
-        at = 0
-        while len(buffer) - at >= media.RECORD.size:
-            kind, name_length, body_length = media.RECORD.unpack_from(buffer, at)
-            name_at = at + media.RECORD.size
-            start = name_at + name_length
-            end = start + body_length
-            if len(buffer) < end:
-                break
-            content_type, body = buffer[name_at:start].decode("ascii"), bytes(buffer[start:end])
-            at = end
-            if kind == media.RecordKind.END:
-                return
-            if kind == media.RecordKind.ERROR:
-                raise _error_of(0, {}, body)
-            yield content_type, body
-        del buffer[:at]
-    raise GatewayUnavailable("the stream broke off before its end")
-
-
-def _events(lines: Iterable[bytes]) -> Iterator[Any]:
-    """Server-sent events: `item`, then `end` or `error`."""
-    event, data = "", b""
-    for line in lines:
-        if line:
-            name, _, value = line.partition(b":")
-            value = value.removeprefix(b" ")
-            if name == b"event":
-                event = value.decode()
-            elif name == b"data":
-                data += (b"\n" if data else b"") + value
-            continue
-        if event == "item":
-            yield msgspec.json.decode(data)
-        elif event == "end":
-            return
-        elif event == "error":
-            raise _error_of(0, {}, data)
-        event, data = "", b""
-    raise GatewayUnavailable("the stream broke off before its end")
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r") for line in whole)
-    if rest:
-        yield rest

@@ -60,7 +60,7 @@ def installed() -> Transport | None:
 
 def current() -> Transport:
     if _installed is None:
-        from gpufn._client import HttpTransport  # noqa: PLC0415  heavy, and no worker needs it
+        from gpufn._http_transport import HttpTransport  # noqa: PLC0415  heavy, and no worker needs it
 
         with _making:
             if _installed is None:

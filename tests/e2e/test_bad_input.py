@@ -336,12 +336,12 @@ def test_a_deploy_without_its_bundle(picky: Platform) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def broken(:\n    pass\n", "line 1: def broken(:: SyntaxError: invalid syntax"),
-        ("import os\nimport numpyy\n", "line 2: import numpyy: ModuleNotFoundError: No module named 'numpyy'"),
-        ("def helper():\n    return 1 / 0\nhelper()\n", "line 2: return 1 / 0: ZeroDivisionError: division by zero"),
+        ("def broken(:\n    pass\n", "line 1, `def broken(:`: SyntaxError: invalid syntax"),
+        ("import os\nimport numpyy\n", "line 2, `import numpyy`: ModuleNotFoundError: No module named 'numpyy'"),
+        ("def helper():\n    return 1 / 0\nhelper()\n", "line 2, `return 1 / 0`: ZeroDivisionError: division by zero"),
         (
             "from gpufn import gpu_function\n@gpu_function(gpus=1)\ndef f() -> None: ...\n",
-            "line 2: @gpu_function(gpus=1): there is no option 'gpus'; did you mean 'gpu'?",
+            "line 2, `@gpu_function(gpus=1)`: there is no option 'gpus'; did you mean 'gpu'?",
         ),
     ],
     ids=["syntax", "import", "raises", "option"],

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from gpufn import Client, _transport, gpu_function, values
-from gpufn._client import HttpTransport, find_url
+from gpufn._client import find_url
+from gpufn._http_transport import HttpTransport
 from gpufn.errors import (
     FunctionNotFound,
     FunctionRaised,

@@ -1,0 +1,81 @@
+"""The Transport of every process that is not a worker: `.remote` and its siblings over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+from gpufn import values
+from gpufn._client import Client
+from gpufn.errors import FunctionNotFound
+from gpufn.invocation import InvocationState
+
+
+class HttpTransport:
+    """`gpufn._transport.Transport` over HTTP. The Client is made by the first call."""
+
+    def __init__(self, make_client: Callable[[], Client] = Client) -> None:
+        self._make = make_client
+        self._client: Client | None = None
+        self._pid = 0
+        self._making = threading.Lock()  # a `map` makes its first calls at the same time
+
+    @property
+    def client(self) -> Client:
+        with self._making:
+            if self._client is None or self._pid != os.getpid():  # a forked process must not share connections
+                self._client, self._pid = self._make(), os.getpid()
+            return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def call(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> tuple[str, bytes]:
+        with _told_to_deploy(function):
+            answer = self.client.invoke_raw(
+                _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
+            )
+        return answer.content_type, answer.body
+
+    def stream(
+        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        with _told_to_deploy(function):
+            yield from self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
+
+    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+        with _told_to_deploy(function):
+            return self.client.submit(_path(function, method), body, content_type).id
+
+    def status(self, invocation: str) -> InvocationState:
+        return self.client.invocation(invocation).state
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        answer = self.client.result_raw(invocation, timeout_s=timeout_s)
+        return answer.content_type, answer.body
+
+    def cancel(self, invocation: str) -> bool:
+        return self.client.cancel(invocation)
+
+
+@contextlib.contextmanager
+def _told_to_deploy(function: str) -> Iterator[None]:
+    try:
+        yield
+    except FunctionNotFound as error:
+        if "no function" not in error.message:  # it is there, and has no such method
+            raise
+        raise FunctionNotFound(
+            f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
+            f"and Client().deploy({function.replace('-', '_')}) one of this process"
+        ) from None
+
+
+def _path(function: str, method: str) -> str:
+    return f"{function}.{method}" if method else function
