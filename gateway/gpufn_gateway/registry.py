@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from gpufn.bus.connection import Bus, Message
+from gpufn.bus.connection import Bus
+from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.clock import Clock
 from gpufn.errors import FunctionNotFound, PlatformError
@@ -79,9 +80,9 @@ class Registry:
 
     async def start(self, bus: Bus, functions: KeyValue, revisions: KeyValue, keys: KeyValue) -> None:
         """Watch; returns when everything there is has been read."""
-        bus.subscribe(subjects.CONTROLLER_REPORT, _guarded(_controller_report, self.take_controller_report))
-        bus.subscribe(subjects.NODE_REPORTS, _guarded(_node_report, self.take_node_report))
-        bus.subscribe(subjects.RUNNER_REPORTS, _guarded(_runner_report, self.take_runner_report))
+        bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
+        bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
+        bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
         # Revisions first: a Function must never point at one that is not here yet.
         self._watches.append(await revisions.watch(self.on_revision))
         self._watches.append(await functions.watch(self.on_function))
@@ -222,15 +223,3 @@ def is_usable(revision: Revision) -> bool:
 def _shown(name: str) -> str:
     """A name from a URL, for a message."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
-
-
-def _guarded(decoder: msgspec.msgpack.Decoder[Any], take: Callable[[Any], None]) -> Callable[[Message], None]:
-    def on_message(message: Message) -> None:
-        try:
-            report = decoder.decode(message.payload)
-        except msgspec.DecodeError as error:
-            log.warning("a report on %s could not be read: %s", message.subject, error)
-            return
-        take(report)
-
-    return on_message

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus, Message
+from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
@@ -121,9 +122,9 @@ class Controller:
         bus = self._bus
         for subject, handler in (
             (subjects.DOORBELLS, self._on_doorbell),
-            (subjects.NODE_REPORTS, _decoded(_node_report, self._on_node_report)),
-            (subjects.RUNNER_REPORTS, _decoded(_runner_report, self._on_runner_report)),
-            (subjects.WORKER_EVENTS, _decoded(_worker_event, self._on_event)),
+            (subjects.NODE_REPORTS, decoded(_node_report, self._on_node_report)),
+            (subjects.RUNNER_REPORTS, decoded(_runner_report, self._on_runner_report)),
+            (subjects.WORKER_EVENTS, decoded(_worker_event, self._on_event)),
         ):
             stack.callback(bus.subscribe(subject, handler).unsubscribe)
         stack.callback(bus.on_reconnect(self._on_reconnect))
@@ -444,15 +445,3 @@ def _key(assignment: Assignment) -> str:
 def _ids(action: Action) -> dict[str, object]:
     names = ("function", "revision", "worker", "node")
     return {name: getattr(action, name) for name in names if hasattr(action, name)}
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], take: Callable[[T], None]) -> Callable[[Message], None]:
-    def on_message(message: Message) -> None:
-        try:
-            told = decoder.decode(message.payload)
-        except msgspec.DecodeError as error:
-            log.warning("cannot read what came on %s: %s", message.subject, error)
-            return
-        take(told)
-
-    return on_message
