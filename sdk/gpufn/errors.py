@@ -13,6 +13,7 @@
     ├─ InvocationEnded         it did not finish
     │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
     ├─ FunctionStartFailed     its workers fail to start; the last error is the message
+    ├─ BuildFailed             no engine could be made: stage, node, log
     └─ PlatformError           ours to mend
        └─ BusUnavailable       ArtifactUnavailable  WorkerLost  DeviceFailed  ProtocolMismatch  GatewayUnavailable
 
@@ -31,7 +32,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """An error on the wire.
 
     `error_type`, `error_bases` (the class and its bases, by name) and `traceback` describe the user's exception and
-    are set for `function_raised` only.
+    are set for `function_raised` only, `stage` and `node` (of the model's graph) for `build_failed`.
     """
 
     code: str
@@ -42,6 +43,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     error_type: str | None = None
     error_bases: tuple[str, ...] = ()
     traceback: str | None = None
+    stage: str | None = None
+    node: str | None = None
 
 
 class GpufnError(Exception):
@@ -232,6 +235,28 @@ class FunctionStartFailed(GpufnError):
     code = "function_start_failed"
 
 
+class BuildFailed(GpufnError):
+    """No engine could be built of the model."""
+
+    code = "build_failed"
+
+    def __init__(self, message: str | None = None, *, stage: str = "", node: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.node = node
+        self.log = log
+
+    def info(self) -> ErrorInfo:
+        """`log`, the last of what the compiler said, travels as the traceback."""
+        return ErrorInfo(
+            code=self.code,
+            message=self.message,
+            stage=self.stage or None,
+            node=self.node or None,
+            traceback=self.log or None,
+        )
+
+
 class PlatformError(GpufnError):
     """The platform failed."""
 
@@ -294,6 +319,8 @@ def error_from(info: ErrorInfo) -> GpufnError:
         fields = {"error_type": info.error_type or "Exception", "traceback": info.traceback or ""}
     elif issubclass(cls, CapacityError):
         fields = {"retry_after_s": info.retry_after_s}
+    elif issubclass(cls, BuildFailed):
+        fields = {"stage": info.stage or "", "node": info.node or "", "log": info.traceback or ""}
     elif issubclass(cls, InvalidInput):
         fields = {"field": info.field}
     return cls(info.message, **fields)

@@ -4,6 +4,7 @@ nats/            the bus's data, configuration and credentials
 run/             what runs now: up.json (address, pids), worker folders with their sockets
 logs/            one log per process of the platform
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
+cache/engines/   engines, by EngineKey, shared read-only with workers
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class Home:
     @property
     def bundles(self) -> Path:
         return self.root / "cache" / "bundles"
+
+    @property
+    def engines(self) -> Path:
+        return self.root / "cache" / "engines"
 
     def ensure(self) -> None:
         """Make the folders that processes of a node share: for their owner only. Raises PlatformError."""

@@ -17,6 +17,9 @@ BYTES: Final = "application/octet-stream"
 PROBLEM: Final = "application/problem+json"
 EVENTS: Final = "text/event-stream"
 ITEMS: Final = "application/vnd.gpufn.items"
+# An Open Inference Protocol request or response body as it came: a JSON head, `;header-bytes=N` long, and the tensors'
+# bytes after it; without the parameter all of it is JSON.
+TENSORS: Final = "application/vnd.gpufn.tensors"
 
 _SAME_AS = {
     "": JSON,

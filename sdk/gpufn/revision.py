@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from gpufn.errors import ErrorInfo
 from gpufn.ids import Digest
 from gpufn.spec import FunctionSpec
 
@@ -18,7 +19,11 @@ class RevisionState(enum.StrEnum):
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
-    """Immutable Spec and Bundle, numbered per Function."""
+    """Immutable Spec, Bundle and Engines, numbered per Function.
+
+    `builds` are the Builds that a BUILDING revision waits for. `engines` is complete when it is READY: the parameter of
+    each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`.
+    """
 
     function: str
     number: int
@@ -26,6 +31,9 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     bundle: Digest
     created_at: float  # unix seconds
     state: RevisionState = RevisionState.READY
+    builds: tuple[str, ...] = ()
+    engines: dict[str, dict[str, tuple[str, ...]]] = {}
+    error: ErrorInfo | None = None
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

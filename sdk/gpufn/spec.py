@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpufn.errors import InvalidSpec
+from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
@@ -78,6 +79,7 @@ class CallKind(enum.StrEnum):
 class Packaging(enum.StrEnum):
     SOURCE = "source"  # the bundle holds modules; `module` is imported and `qualname` looked up
     PICKLE = "pickle"  # the bundle holds `function.pkl`, by value; unpickled in the worker only
+    MODEL = "model"  # the bundle is empty: the function is its one model, tensors in and tensors out
 
 
 class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -220,6 +222,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     retries: Retry | None = None
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
+    models: tuple[ModelSpec, ...] = ()
     modules: tuple[str, ...] = ()  # third-party modules that its import pulled in: what a standby preloads
 
     def __post_init__(self) -> None:
@@ -241,6 +244,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                     raise InvalidSpec(f"{self.name}: batch=... and a generator contradict each other")
         self._check_env()
         self._check_modules()
+        self._check_models()
+
+    def _check_models(self) -> None:
+        parameters = [model.parameter for model in self.models]
+        if len(set(parameters)) < len(parameters):
+            raise InvalidSpec(f"{self.name}: two models are handed to the same parameter")
+        if self.entry.packaging is Packaging.MODEL and len(self.models) != 1:
+            raise InvalidSpec(f"{self.name}: a function without code is one model, not {len(self.models)}")
+        if not self.resources.gpu and any(model.require_gpu for model in self.models):
+            raise InvalidSpec(f"{self.name}: a model requires a GPU, and gpu=... asks for none")
 
     def _check_env(self) -> None:
         for name, value in self.env.items():

@@ -51,6 +51,14 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 14 * _DAY,
         "duplicate_window": 10 * _MINUTE,
     },
+    subjects.BUILD: {
+        **_QUEUE,
+        "subjects": [subjects.BUILD_FILTER],
+        "storage": "file",
+        "max_msgs_per_subject": 10_000,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 10 * _MINUTE,
+    },
     subjects.RESULTS: {
         **_RECORD,
         "subjects": [subjects.RESULTS_FILTER],

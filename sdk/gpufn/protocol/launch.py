@@ -22,6 +22,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     bundle_dir: str  # the unpacked bundle, read-only, shared between workers
     socket: str  # the runner listens here
     launched_at: float  # unix seconds
+    engines: dict[str, tuple[str, ...]] = {}  # a model's parameter → folders of its engines, the best first
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
     cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
 

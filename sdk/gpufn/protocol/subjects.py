@@ -15,11 +15,13 @@ SYNC = "GPUFN_SYNC"  # work queue in memory: callers wait for these
 ASYNC = "GPUFN_ASYNC"  # work queue on disk: callers come back for these
 RESULTS = "GPUFN_RESULTS"  # one record per submitted invocation
 LOGS = "GPUFN_LOGS"
+BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
 RESULTS_FILTER = f"{PREFIX}.res.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
+BUILD_FILTER = f"{PREFIX}.bld.>"
 
 # Key-value buckets and object stores
 FUNCTIONS = "gpufn_functions"  # <function> → Function
@@ -28,6 +30,10 @@ ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 BUNDLES = "gpufn_bundles"
+BUILDS = "gpufn_builds"  # <build id> → Build
+ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once it is whole
+MODEL_FILES = "gpufn_models"  # uploaded: ONNX files, external data, samples
+ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
 
 # Broadcasts, core NATS
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
@@ -76,6 +82,20 @@ def any_result(invocation: str) -> str:
 
 def logs(function: str) -> str:
     return f"{PREFIX}.log.{function}"
+
+
+def build_queue(device: str) -> str:
+    """Build jobs for one DeviceKind."""
+    return f"{PREFIX}.bld.{device_token(device)}"
+
+
+def build_consumer(device: str) -> str:
+    return f"B-{device_token(device)}"
+
+
+def device_token(device: str) -> str:
+    """A DeviceKind ("NVIDIA L4") as part of a subject; the driver's names differ in more than this drops."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
 
 
 def replies(caller: str) -> str:

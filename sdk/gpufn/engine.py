@@ -1,0 +1,170 @@
+"""Engines and Builds: what the builder makes of a ModelSpec, what names it, and how far a build has got.
+
+An engine is a folder of files. Published it is an EngineManifest in the ENGINES bucket, under its EngineKey, and its
+files in the object store, by digest; on a node it is `cache/engines/<key>/` with `manifest.json` beside its files.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+from gpufn.errors import ErrorInfo
+from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
+
+ENGINE_SCHEMA = 1  # of the manifest and of what the builder does: a new number makes all engines anew
+CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name, as the driver tells it
+
+_canonical = msgspec.json.Encoder(order="sorted")
+
+
+class Backend(enum.StrEnum):
+    TENSORRT = "tensorrt"
+    ORT_CUDA = "onnxruntime-cuda"
+    ORT_CPU = "onnxruntime-cpu"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self is not Backend.ORT_CPU
+
+
+class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that makes two engines interchangeable; its digest is the EngineKey. A test changes each row.
+
+    The driver's version is not here: it is recorded, and a golden sample at each load finds what it breaks.
+    """
+
+    model: str  # sha256 over the names and digests of the model's files
+    recipe: Precision
+    tools: dict[str, str]  # what rewrites the graph → its version
+    profiles: tuple[ShapeProfile, ...]  # as asked for; empty: made from max_batch and the samples
+    max_batch: int
+    samples: str  # digest, or empty: they choose profiles and calibrate
+    flags: dict[str, str]  # of the compiler
+    backend: Backend
+    versions: dict[str, str]  # onnxruntime, tensorrt, cuda, cudnn, as far as the backend uses them
+    device: str  # DeviceKind
+    compute_capability: str  # of a CPU: the vector instructions that the machine has
+    os: str
+    arch: str
+    schema: int = ENGINE_SCHEMA
+
+    @property
+    def key(self) -> str:
+        """The EngineKey: sha256 in hex."""
+        return hashlib.sha256(_canonical.encode(self)).hexdigest()
+
+
+def model_digest(files: tuple[ModelFile, ...]) -> str:
+    """One sha256 for a model of several files. Sizes follow from the digests."""
+    return hashlib.sha256(_canonical.encode([(file.name, file.digest) for file in files])).hexdigest()
+
+
+class Accuracy(msgspec.Struct, frozen=True):
+    """The worst of all outputs and samples, against the reference."""
+
+    max_abs: float
+    rel_l2: float
+    cosine: float
+
+    def within(self, tolerance: Tolerance) -> bool:
+        return (
+            (tolerance.max_abs is None or self.max_abs <= tolerance.max_abs)
+            and (tolerance.rel_l2 is None or self.rel_l2 <= tolerance.rel_l2)
+            and (tolerance.cosine is None or self.cosine >= tolerance.cosine)
+        )
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Of one run at the profile's `opt` shapes, in seconds; `per_s` counts runs. `settled` tells whether three windows
+    agreed within 10 %."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    per_s: float
+    settled: bool
+
+
+class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as published. `files` holds the engine first, then what it refers to, then `golden.npz`.
+
+    `golden.npz` has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
+    `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
+    a run of up to `max_batch` rows.
+    """
+
+    key: str
+    identity: EngineIdentity
+    model: str  # the ONNX file's name
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    profiles: tuple[ShapeProfile, ...]
+    batched: bool
+    max_batch: int
+    files: tuple[ModelFile, ...]
+    settings: dict[str, int | str]  # for the session: threads, providers
+    accuracy: Accuracy
+    latency: Latency | None
+    built_at: float  # unix seconds
+    driver: str = ""
+    gpu_nodes: int = 0  # of the graph: how many run on the GPU
+    cpu_nodes: int = 0
+
+    @property
+    def backend(self) -> Backend:
+        return self.identity.backend
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+class BuildState(enum.StrEnum):
+    PENDING = "pending"
+    BUILDING = "building"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (BuildState.PENDING, BuildState.BUILDING)
+
+
+class BuildStage(enum.StrEnum):
+    INGEST = "ingest"
+    NORMALISE = "normalise"
+    REFERENCE = "reference"
+    TRANSFORM = "transform"
+    COMPILE = "compile"
+    VERIFY = "verify"
+    MEASURE = "measure"
+    PUBLISH = "publish"
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the builder, for one model on one DeviceKind. Also the job: a PENDING one waits in the BUILD stream.
+
+    `engines` are EngineKeys, the best first: a worker takes the first that loads. `report` names the JSON report in the
+    object store, `page` the HTML one. `detail` says in words what `stage` is at.
+    """
+
+    id: str
+    model: ModelSpec
+    device: str  # DeviceKind
+    created_at: float
+    state: BuildState = BuildState.PENDING
+    cancel: bool = False  # somebody asked for its end
+    stage: BuildStage | None = None
+    progress: float = 0.0  # of all stages, 0 to 1
+    detail: str = ""
+    engines: tuple[str, ...] = ()
+    cached: bool = False  # nothing was compiled: the engines were there
+    error: ErrorInfo | None = None
+    report: str = ""
+    page: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None

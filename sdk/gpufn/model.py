@@ -1,0 +1,150 @@
+"""What the user asks of the builder: a ModelSpec, which is an ONNX model's files and how they shall be compiled.
+
+Frozen values that validate themselves, as in `spec`. `Model`, which users write, becomes a ModelSpec at deploy, when
+its files have digests (`gpufn._models`).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import msgspec
+
+from gpufn.errors import InvalidSpec
+
+MAX_MODEL_FILES = 2048
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+
+
+class Precision(enum.StrEnum):
+    """The arithmetic of an engine. Inputs and outputs keep the model's own types."""
+
+    FP32 = "fp32"  # without TF32
+    TF32 = "tf32"  # float32 storage; matrix products may round their factors to 10 bits of mantissa, where a GPU does
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"  # static quantisation, calibrated on the samples
+
+
+# Open Inference Protocol datatype → the element's size in bytes; BYTES elements have a length of their own.
+DATATYPES: dict[str, int] = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0,
+}  # fmt: skip
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shapes of one input that an engine accepts, and the one it is tuned for."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise InvalidSpec(f"min {self.min}, opt {self.opt} and max {self.max} differ in their number of dimensions")
+        if any(not 0 <= low <= best <= high for low, best, high in zip(self.min, self.opt, self.max, strict=True)):
+            raise InvalidSpec(f"a shape range is min <= opt <= max in each dimension, not {self}")
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(self.min) and all(
+            low <= size <= high for low, size, high in zip(self.min, shape, self.max, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return f"{list(self.min)} to {list(self.max)}, tuned for {list(self.opt)}"
+
+
+class ShapeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ShapeRange for each input with dynamic sizes."""
+
+    inputs: dict[str, ShapeRange]
+
+
+class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far an engine's outputs may be from the reference's; None does not look.
+
+    `max_abs` is the largest difference; `rel_l2` the L2 norm of the difference over that of the reference; `cosine` the
+    least cosine similarity.
+    """
+
+    max_abs: float | None = None
+    rel_l2: float | None = None
+    cosine: float | None = None
+
+
+# The presets, by the precision that was asked for; a ModelSpec's own tolerance takes their place.
+TOLERANCES: dict[Precision, Tolerance] = {
+    Precision.FP32: Tolerance(rel_l2=1e-5),
+    Precision.TF32: Tolerance(rel_l2=2e-3),
+    Precision.FP16: Tolerance(rel_l2=5e-3, cosine=0.9995),
+    Precision.BF16: Tolerance(rel_l2=2e-2),
+    Precision.INT8: Tolerance(cosine=0.99),
+}
+
+
+class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a model, by plain name, as it was uploaded."""
+
+    name: str
+    digest: str
+    size: int
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name in (".", "..") or set(self.name) & set("/\\\0"):
+            raise InvalidSpec(f"{self.name[:120]!r} is not a plain file name: a model's files lie in one folder")
+        if _DIGEST.fullmatch(self.digest) is None:
+            raise InvalidSpec(f"{self.name}: {self.digest[:80]!r} is not a sha256")
+        if self.size < 0:
+            raise InvalidSpec(f"{self.name}: a size is not negative")
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One model of a function. `parameter` is where the function receives the EngineSession.
+
+    `files` holds the ONNX file first, then its external data. `samples` is an .npz or .safetensors file with one array
+    per input, stacked along a new first axis of samples. Without `profiles` they are made from `max_batch` and the
+    samples.
+    """
+
+    parameter: str
+    files: tuple[ModelFile, ...]
+    precision: Precision = Precision.FP32
+    max_batch: int = 1
+    profiles: tuple[ShapeProfile, ...] = ()
+    samples: ModelFile | None = None
+    tolerance: Tolerance | None = None
+    require_gpu: bool = False  # never fall back to an engine on the CPU
+    max_build_s: float = 3600.0
+    memory_limit_bytes: int | None = None  # of each process that compiles
+
+    def __post_init__(self) -> None:
+        if _PARAMETER.fullmatch(self.parameter) is None:
+            raise InvalidSpec(f"{self.parameter[:120]!r} is not the name of a parameter")
+        if not self.files:
+            raise InvalidSpec(f"{self.parameter}: a model has at least its ONNX file")
+        if len(self.files) > MAX_MODEL_FILES:
+            raise InvalidSpec(f"{self.parameter}: {len(self.files)} files are more than the {MAX_MODEL_FILES} allowed")
+        names = [file.name for file in self.files]
+        if len(set(names)) < len(names):
+            raise InvalidSpec(f"{self.parameter}: two files have the same name")
+        if not 1 <= self.max_batch <= 65_536:
+            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
+        if not 1 <= self.max_build_s <= 86_400:
+            raise InvalidSpec(f"{self.parameter}: max_build_s is a number of seconds from 1 to 86400")
+        if self.precision is Precision.INT8 and self.samples is None:
+            raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
+
+    @property
+    def accepted(self) -> Tolerance:
+        return self.tolerance or TOLERANCES[self.precision]
