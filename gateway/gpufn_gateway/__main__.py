@@ -25,7 +25,6 @@ import uvloop
 from gpufn.bus import objects, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
 from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
@@ -37,6 +36,7 @@ from gpufn_gateway import protocol
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access, NotProtected, is_loopback
 from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
@@ -76,7 +76,8 @@ class Storage:
 
     async def ensure(self) -> None:
         await streams.ensure_streams(self._bus)
-        await objects.ensure_bucket(self._bus, subjects.BUNDLES)
+        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
+            await objects.ensure_bucket(self._bus, bucket)
         self.is_ready = True
 
     def _on_reconnect(self) -> None:
@@ -101,16 +102,12 @@ async def main(settings: GatewaySettings) -> None:
         await check_server(bus)
         storage = Storage(bus)
         await storage.ensure()
-        functions = await KeyValue.open(bus, subjects.FUNCTIONS)
-        revisions = await KeyValue.open(bus, subjects.REVISIONS)
-        assignments = await KeyValue.open(bus, subjects.ASSIGNMENTS)
-        leases = await KeyValue.open(bus, subjects.LEASES)
-        keys = await KeyValue.open(bus, subjects.API_KEYS)
+        buckets = await Buckets.open(bus)
 
         access = Access(loopback=is_loopback(settings.host))
         registry = Registry(clock, access)
         stack.callback(registry.stop)
-        await registry.start(bus, functions, revisions, keys)
+        await registry.start(bus, buckets.functions, buckets.revisions, buckets.keys)
         access.check_protected(settings.host)
         listener = _listen(settings)
         stack.callback(listener.close)
@@ -136,7 +133,7 @@ async def main(settings: GatewaySettings) -> None:
         )
         submissions = Submissions(bus, calls)
         invoke = Invoke(calls, submissions)
-        deploys = Deploys(bus, functions, revisions, registry, clock)
+        deploys = Deploys(bus, buckets.functions, buckets.revisions, registry, clock)
 
         def why_not_ready() -> str | None:
             if not bus.connected:
@@ -159,7 +156,7 @@ async def main(settings: GatewaySettings) -> None:
                 registry=registry,
                 counters=telemetry,
                 access=access,
-                keys=keys,
+                keys=buckets.keys,
                 bodies=bodies,
                 clock=clock,
                 why_not_ready=why_not_ready,
@@ -171,10 +168,10 @@ async def main(settings: GatewaySettings) -> None:
 
         controller = Controller(
             bus,
-            functions=functions,
-            revisions=revisions,
-            assignments=assignments,
-            leases=leases,
+            functions=buckets.functions,
+            revisions=buckets.revisions,
+            assignments=buckets.assignments,
+            leases=buckets.leases,
             name=name,
             clock=clock,
         )

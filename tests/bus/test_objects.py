@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufn.bus import objects, streams
-from gpufn.errors import ArtifactUnavailable
+from gpufn.errors import ArtifactUnavailable, InvalidInput
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (20 << 20) + 1])
@@ -51,3 +53,67 @@ async def test_a_damaged_blob_is_never_handed_out(connect: Any, nats: Any) -> No
     await bus.publish_stored(chunk.subject, b"\1" + chunk.payload[1:])
     with pytest.raises(ArtifactUnavailable, match="damaged: put it again"):
         await objects.get(bus, "damaged", digest)
+
+
+@pytest.mark.parametrize("size", [0, (20 << 20) + 1])
+async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Path, size: int) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "files")
+    given, back = tmp_path / "given", tmp_path / "back"
+    given.write_bytes(os.urandom(size))
+    digest = await objects.put_file(bus, "files", given)
+    assert digest == objects.digest_of(given.read_bytes()) == await objects.put_file(bus, "files", given)
+    await objects.get_file(bus, "files", digest, back)
+    assert back.read_bytes() == given.read_bytes()
+
+
+async def test_a_file_that_could_not_be_fetched_whole_is_not_there(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "lacking")
+    digest = await objects.put(bus, "lacking", os.urandom(12 << 20))
+    chunk = await streams.next_message(bus, "OBJ_lacking", "$O.lacking.C.>", 1)
+    assert chunk is not None
+    await streams.delete_message(bus, "OBJ_lacking", chunk.seq + 9)
+    with pytest.raises(ArtifactUnavailable, match="lacks chunks"):
+        await objects.get_file(bus, "lacking", digest, tmp_path / "back")
+    with pytest.raises(ArtifactUnavailable, match="cannot be written to"):
+        await objects.get_file(bus, "lacking", digest, tmp_path / "no folder" / "back")
+    assert os.listdir(tmp_path) == []
+
+
+async def _of(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def test_a_stream_of_parts_of_any_length_is_one_blob(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "parts")
+    parts = [os.urandom(size) for size in (1, 0, 3 << 20, 700_000, 700_000)]
+    data = b"".join(parts)
+    digest = objects.digest_of(data)
+    await objects.put_stream(bus, "parts", digest, len(data), _of(*parts))
+    assert await objects.get(bus, "parts", digest) == data
+
+
+async def test_a_stream_that_is_not_what_was_announced_leaves_nothing(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "announced")
+    data = os.urandom(12 << 20)
+    digest = objects.digest_of(data)
+    for size, given, why in (
+        (len(data), data[:-1], "fewer bytes than the 12,582,912 announced"),
+        (len(data), data + b"1", "more bytes"),
+        (len(data), bytes(len(data)), f"do not have the digest {digest[:12]}"),
+    ):
+        with pytest.raises(InvalidInput, match=why):
+            await objects.put_stream(bus, "announced", digest, size, _of(given))
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield data[: 4 << 20]
+        raise RuntimeError("the sender left")
+
+    with pytest.raises(RuntimeError, match="the sender left"):
+        await objects.put_stream(bus, "announced", digest, len(data), breaks())
+    assert (await bus.js("STREAM.INFO.OBJ_announced"))["state"]["messages"] == 0
+    assert not await objects.exists(bus, "announced", digest)

@@ -4,27 +4,35 @@ The layout is that of NATS object stores, so other clients can read it: chunks o
 description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's holds everything twice, reads at 5-50 MB/s and
 hangs when a chunk is gone.
 
-put   1. chunks, a window of them in flight   2. the description, create-only: whoever comes second removes his chunks
+put   1. chunks, a window of them in flight   2. size and digest must match   3. the description, create-only: whoever
+      comes second removes his chunks, as does whoever fails
 get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
+
+A file or stream of any size takes the memory of two windows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import secrets
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import BinaryIO, Final
 
 import msgspec
 
 from gpufn.bus import jetstream, streams
 from gpufn.bus.connection import Bus, Message
-from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict
+from gpufn.bus.jetstream import Stored
+from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidInput, PlatformError
 
-_CHUNK = 1 << 20
-_WINDOW = 8
-_STALLED_S = 10.0
-_NANO = 1_000_000_000
+_CHUNK: Final = 1 << 20
+_WINDOW: Final = 8
+_STALLED_S: Final = 10.0
 
 
 class _Info(msgspec.Struct):
@@ -55,28 +63,60 @@ async def ensure_bucket(bus: Bus, bucket: str) -> None:
 async def put(bus: Bus, bucket: str, data: bytes) -> str:
     """Store `data` unless it is there; returns its digest. The bucket must exist (`ensure_bucket`)."""
     digest = await asyncio.to_thread(digest_of, data)
-    if await exists(bus, bucket, digest):
-        return digest
+    if not await exists(bus, bucket, digest):
+        await put_stream(bus, bucket, digest, len(data), _parts(data))
+    return digest
+
+
+async def put_file(bus: Bus, bucket: str, path: Path) -> str:
+    """Store a file unless its bytes are there; returns their digest. Raises OSError when it cannot be read."""
+    size, digest = await asyncio.to_thread(_size_and_digest, path)
+    if not await exists(bus, bucket, digest):
+        async with contextlib.aclosing(_parts_of_file(path)) as parts:
+            await put_stream(bus, bucket, digest, size, parts)
+    return digest
+
+
+async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
+    """Store what `parts`, of any lengths, are together.
+
+    Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, nothing is left.
+    """
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
-    chunks = await _send_chunks(bus, subject, upload, data)
-    info = _Info(digest, bucket, upload, len(data), chunks, _wire_digest(digest))
     try:
-        await bus.publish_stored(_info_subject(bucket, digest), msgspec.json.encode(info), expected_last=0)
-    except Conflict:
-        await streams.purge(bus, f"OBJ_{bucket}", subject)  # somebody else stored the same bytes meanwhile
-    return digest
+        chunks = await _send_chunks(bus, subject, upload, _checked(parts, size, digest))
+        info = _Info(digest, bucket, upload, size, chunks, _wire_digest(digest))
+        with contextlib.suppress(Conflict):
+            await bus.publish_stored(_info_subject(bucket, digest), msgspec.json.encode(info), expected_last=0)
+            return
+    except BaseException:
+        with contextlib.suppress(PlatformError):
+            await streams.purge(bus, f"OBJ_{bucket}", subject)
+        raise
+    await streams.purge(bus, f"OBJ_{bucket}", subject)  # somebody else stored the same bytes meanwhile
 
 
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
     """Raises ArtifactUnavailable when the blob is absent, incomplete or damaged."""
-    info = await _info(bus, bucket, digest)
-    if info is None:
-        raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
-    data = await _read_chunks(bus, bucket, info)
-    if len(data) != info.size or await asyncio.to_thread(digest_of, data) != digest:
-        raise ArtifactUnavailable(f"{digest[:12]} in {bucket} is damaged: put it again.")
-    return data
+    async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+        return b"".join([chunk async for chunk in chunks])
+
+
+async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
+    """Write a blob to `path`, which is created or overwritten, and is gone again when anything is raised.
+
+    It is incomplete until this returns: let `path` be a name that nobody looks for, and rename it. Raises
+    ArtifactUnavailable when the blob is absent, incomplete, damaged, or cannot be written.
+    """
+    try:
+        await _write(bus, bucket, digest, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+        if isinstance(error, OSError):
+            raise ArtifactUnavailable(f"{digest[:12]} cannot be written to {path}: {error.strerror}.") from error
+        raise
 
 
 async def exists(bus: Bus, bucket: str, digest: str) -> bool:
@@ -91,35 +131,108 @@ async def delete(bus: Bus, bucket: str, digest: str) -> None:
         await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}")
 
 
-async def _send_chunks(bus: Bus, subject: str, upload: str, data: bytes) -> int:
-    gate = asyncio.Semaphore(_WINDOW)
+async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes]) -> int:
+    """Returns how many there were."""
+    in_flight: deque[asyncio.Task[Stored]] = deque()
+    count = last = 0
 
-    async def send(number: int, chunk: bytes) -> int:
-        try:
-            # The id keeps a chunk single when the fate of its first sending is unknown.
-            return (await bus.publish_stored(subject, chunk, msg_id=f"{upload}-{number}", timeout_s=_STALLED_S)).seq
-        finally:
-            gate.release()
+    async def settle_one() -> None:
+        nonlocal last
+        place = (await in_flight.popleft()).seq
+        if place < last:  # one was sent again, behind its successors
+            raise BusUnavailable("Storing a blob was disturbed: put it again.")
+        last = place
 
-    sent: list[asyncio.Task[int]] = []
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for number, at in enumerate(range(0, len(data), _CHUNK)):
-                await gate.acquire()
-                sent.append(tasks.create_task(send(number, data[at : at + _CHUNK]), name=f"{upload}-{number}"))
-    except* BusUnavailable as errors:
-        raise BusUnavailable(f"Storing a blob broke off: {errors.exceptions[0]}") from errors
-    places = [task.result() for task in sent]
-    if places != sorted(places):  # one was sent again, behind its successors
-        raise BusUnavailable("Storing a blob was disturbed: put it again.")
-    return len(sent)
+        async for chunk in chunks:
+            if len(in_flight) == _WINDOW:
+                await settle_one()
+            # The id keeps a chunk single when the fate of its first sending is unknown.
+            sending = bus.publish_stored(subject, chunk, msg_id=f"{upload}-{count}", timeout_s=_STALLED_S)
+            in_flight.append(asyncio.create_task(sending, name=f"{upload}-{count}"))
+            count += 1
+        while in_flight:
+            await settle_one()
+    except BusUnavailable as error:
+        raise BusUnavailable(f"Storing a blob broke off: {error}") from error
+    finally:  # what is on its way would arrive after a purge
+        await asyncio.gather(*in_flight, return_exceptions=True)
+    return count
 
 
-async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> bytes:
+async def _checked(parts: AsyncIterator[bytes], size: int, digest: str) -> AsyncGenerator[bytes, None]:
+    """The same bytes in whole chunks. Raises InvalidInput at the end, or as soon as there are too many."""
+    sha256, left = hashlib.sha256(), size
+    held = bytearray()
+
+    async def take(length: int) -> bytes:
+        chunk = bytes(memoryview(held)[:length])
+        del held[:length]
+        await asyncio.to_thread(sha256.update, chunk)
+        return chunk
+
+    async for part in parts:
+        left -= len(part)
+        if left < 0:
+            break
+        held += part
+        while len(held) >= _CHUNK:
+            yield await take(_CHUNK)
+    if left:
+        raise InvalidInput(f"These are {'more' if left < 0 else 'fewer'} bytes than the {size:,} announced.")
+    if held:
+        yield await take(len(held))
+    if sha256.hexdigest() != digest:
+        raise InvalidInput(f"These bytes do not have the digest {digest[:12]}: they were damaged on their way.")
+
+
+async def _parts(data: bytes) -> AsyncGenerator[bytes, None]:
+    for at in range(0, len(data), _CHUNK):
+        yield data[at : at + _CHUNK]
+
+
+async def _parts_of_file(path: Path) -> AsyncGenerator[bytes, None]:
+    file: BinaryIO = await asyncio.to_thread(path.open, "rb")
+    try:
+        while part := await asyncio.to_thread(file.read, _CHUNK):
+            yield part
+    finally:
+        file.close()
+
+
+def _size_and_digest(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _write(bus: Bus, bucket: str, digest: str, path: Path) -> None:
+    async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+        file: BinaryIO = await asyncio.to_thread(path.open, "wb")
+        try:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+        finally:
+            await asyncio.to_thread(file.close)
+
+
+async def _read_checked(bus: Bus, bucket: str, digest: str) -> AsyncGenerator[bytes, None]:
+    info = await _info(bus, bucket, digest)
+    if info is None:
+        raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
+    sha256, size = hashlib.sha256(), 0
+    async with contextlib.aclosing(_read_chunks(bus, bucket, info)) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            await asyncio.to_thread(sha256.update, chunk)
+            yield chunk
+    if size != info.size or sha256.hexdigest() != digest:
+        raise ArtifactUnavailable(f"{digest[:12]} in {bucket} is damaged: put it again.")
+
+
+async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> AsyncGenerator[bytes, None]:
     arrived: asyncio.Queue[Message] = asyncio.Queue()
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, arrived.put_nowait)
-    parts: list[bytes] = []
     next_seq, missing = 1, info.chunks
     incomplete = ArtifactUnavailable(f"{info.name[:12]} in {bucket} lacks chunks: put it again.")
     try:
@@ -129,7 +242,7 @@ async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> bytes:
             bus.publish(f"{jetstream.API}DIRECT.GET.OBJ_{bucket}", msgspec.json.encode(body), reply=inbox)
             # The batch, then a notice: 204 at its end, 404 when nothing matches, 503 without a bucket.
             while not (message := await _next(arrived, bucket)).status:
-                parts.append(message.payload)
+                yield message.payload
                 missing -= 1
                 next_seq = int((message.headers or {})["Nats-Sequence"]) + 1
                 batch -= 1
@@ -137,7 +250,6 @@ async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> bytes:
                 raise incomplete
     finally:
         subscription.unsubscribe()
-    return b"".join(parts)
 
 
 async def _next(arrived: asyncio.Queue[Message], bucket: str) -> Message:

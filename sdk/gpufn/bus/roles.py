@@ -28,7 +28,9 @@ _READ_KEYS = [
     f"$JS.API.CONSUMER.MSG.NEXT.{_KEYS}.>",
 ]
 _DESTROY = [f"$JS.API.STREAM.{verb}.>" for verb in ("DELETE", "PURGE", "RESTORE", "SNAPSHOT")]
-_DECIDE = [*(f"$KV.{bucket}.>" for bucket in _DECIDED), f"$O.{subjects.BUNDLES}.>"]
+_BLOBS = (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES)
+_BUILT = (subjects.BUILDS, subjects.ENGINES)  # the builder's to write, and the gateway's
+_DECIDE = [*(f"$KV.{bucket}.>" for bucket in _DECIDED + _BUILT), *(f"$O.{bucket}.>" for bucket in _BLOBS)]
 _DENIED = {
     "agent": [subject for subject in _DECIDE if subjects.ASSIGNMENTS not in subject] + _DESTROY + _READ_KEYS,
     "runner": _DECIDE + _DESTROY + _READ_KEYS,

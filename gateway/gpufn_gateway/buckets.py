@@ -1,0 +1,33 @@
+"""The key-value buckets that a gateway and its controller read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.protocol import subjects
+
+
+@dataclass(frozen=True)
+class Buckets:
+    functions: KeyValue
+    revisions: KeyValue
+    assignments: KeyValue
+    leases: KeyValue
+    keys: KeyValue
+    builds: KeyValue
+    engines: KeyValue
+
+    @classmethod
+    async def open(cls, bus: Bus) -> Buckets:
+        """Each is created if it is absent."""
+        return cls(
+            functions=await KeyValue.open(bus, subjects.FUNCTIONS),
+            revisions=await KeyValue.open(bus, subjects.REVISIONS),
+            assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
+            leases=await KeyValue.open(bus, subjects.LEASES),
+            keys=await KeyValue.open(bus, subjects.API_KEYS),
+            builds=await KeyValue.open(bus, subjects.BUILDS),
+            engines=await KeyValue.open(bus, subjects.ENGINES),
+        )
