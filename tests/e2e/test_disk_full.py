@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import running_platform
+from tests.conftest import Platform, running_platform
 
 pytestmark = pytest.mark.e2e
 
@@ -79,3 +82,34 @@ def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_
     filler.unlink()
     with running_platform(disk / "home") as platform:
         assert platform.invoke("steady", {"number": 4}) == 4, "deployed before, and kept"
+
+
+def test_a_disk_that_has_room_again_is_stored_on_again_without_a_person(disk: Path) -> None:
+    with running_platform(disk / "home") as platform:
+        platform.gpufn("deploy", APP)
+        filler = fill(disk)
+        assert platform.client.post("/v1/functions/steady/submit", json={"number": 1}).status_code == 503
+        pids = json.loads((disk / "home" / "up.json").read_bytes())["pids"]
+        os.kill(pids["runner"], signal.SIGKILL)
+        until(lambda: "disk" in said(platform) and " is full" in said(platform), "told")
+        filler.unlink()
+        until(lambda: submits(platform), "stored")
+        assert said(platform).count(" has room again") == 1
+        assert platform.invoke("steady", {"number": 2}) == 2
+        now = json.loads((disk / "home" / "up.json").read_bytes())["pids"]
+        assert {name for name in now if now[name] != pids[name]} == {"nats", "runner"}
+
+
+def said(platform: Platform) -> str:
+    return (platform.home / "up.log").read_text()
+
+
+def submits(platform: Platform) -> bool:
+    return platform.client.post("/v1/functions/steady/submit", json={"number": 1}).status_code == 202
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < give_up, f"not {what} in 30 s"
+        time.sleep(0.1)

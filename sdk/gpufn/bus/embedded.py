@@ -67,7 +67,8 @@ class EmbeddedServer:
                     if port:
                         raise
                     continue
-                (directory / "port").write_text(str(candidate))
+                with contextlib.suppress(OSError):  # it runs, though the disk be full
+                    (directory / "port").write_text(str(candidate))
                 return cls(directory, candidate, process, passwords)
         raise BusUnavailable("nats-server found no free port.")
 
@@ -142,8 +143,9 @@ def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str],
             pass_fds=[lock],
             start_new_session=True,  # Ctrl-C in the terminal is for `gpufn up`, which stops the bus last
         )
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(process.pid).encode(), 0)
+    with contextlib.suppress(OSError):  # only told to who is refused
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(process.pid).encode(), 0)
     give_up = time.monotonic() + _START_TIMEOUT_S
     # The server writes this file once it listens and JetStream has recovered.
     while not list(directory.glob(f"*_{process.pid}.ports")):

@@ -5,7 +5,8 @@
 3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, and the bus last
 
 Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
-everything with its last line, and one that ends three times with its last lines: no restart mends it.
+everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
+everything is tried again and again, and the bus is asked each second whether it has to be started again.
 
 Nothing outlives us, not even `kill -9`: children get PR_SET_PDEATHSIG, and a fork of ours, the guard, ends nats-server,
 which is not our child to configure.
@@ -35,6 +36,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
 _STOP_TIMEOUT_S = 30.0
 _READY_CHECK_S = 0.05
+_BUS_CHECK_S = 1.0
 _MAX_EARLY_ENDS = 3
 _LOG_BYTES = 10 << 20
 _LAST_LINES = 15
@@ -78,7 +80,8 @@ class _Child:
 
 @dataclass
 class Supervisor:
-    """`start_bus` None: the bus is somebody else's. `changed` is called with the pids after each start or end."""
+    """`start_bus` None: the bus is somebody else's. `changed` is called with the pids after each start or end,
+    `must_restart_bus` each second while the bus runs."""
 
     programs: list[Program]  # in the order in which they stop
     environment: Callable[[str], dict[str, str]]
@@ -90,9 +93,11 @@ class Supervisor:
     ready_timeout_s: float
     changed: Callable[[dict[str, int], bool], None]
     say: Callable[[str], None]
+    must_restart_bus: Callable[[], bool] = lambda: False
     _children: dict[str, _Child] = field(default_factory=dict)
     _bus: Bus | None = None
     _is_ready: bool = False
+    _check_bus_at: float = 0.0
     _signals: int = 0
 
     def run(self) -> None:
@@ -122,6 +127,8 @@ class Supervisor:
                     self._ended(child)
                 if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
                     self._start_again(child, tell_guard)
+            if self._is_ready and not self._signals:
+                self._check_bus()
             if not self._is_ready and not self._signals:
                 if self.is_ready():
                     self._is_ready = True
@@ -132,12 +139,22 @@ class Supervisor:
                         + self._last_lines("gateway")
                     )
 
+    def _check_bus(self) -> None:
+        now = time.monotonic()
+        if self._bus is None or now < self._check_bus_at:
+            return
+        self._check_bus_at = now + _BUS_CHECK_S
+        if self._children["nats"].is_running and self.must_restart_bus():
+            self._bus.stop()  # its end is seen as any other is
+
     def _pause(self) -> float | None:
         """Until the next thing that is due; None: nothing is, sleep until something happens."""
         now = time.monotonic()
         due = [child.start_at - now for child in self._children.values() if not child.is_running]
         if not self._is_ready:
             due.append(_READY_CHECK_S)
+        elif self._bus is not None:
+            due.append(self._check_bus_at - now)
         return max(min(due), 0.0) if due else None
 
     def _wait(self, wake: socket.socket, timeout_s: float | None) -> None:
@@ -168,17 +185,17 @@ class Supervisor:
         self._changed()
 
     def _start_again(self, child: _Child, tell_guard: Callable[[int], None]) -> None:
-        if child.process is not None:
-            self._start(next(program for program in self.programs if program.name == child.name))
-        else:
-            try:
+        try:
+            if child.process is not None:
+                self._start(next(program for program in self.programs if program.name == child.name))
+            else:
                 self._start_bus()
-            except BusUnavailable as error:
-                child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
-                child.start_at = time.monotonic() + child.pause_s
-                self.say(f"nats does not start: {error.message}")
-                return
-            tell_guard(child.pid)
+                tell_guard(child.pid)
+        except (BusUnavailable, OSError) as error:  # a full disk has no room for a log either
+            child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            child.start_at = time.monotonic() + child.pause_s
+            self.say(f"{child.name} does not start: {getattr(error, 'message', error)}")
+            return
         self._changed()
 
     # Starting

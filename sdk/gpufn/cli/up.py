@@ -18,6 +18,7 @@ import msgspec
 import typer
 
 from gpufn.bus.embedded import EmbeddedServer
+from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
 from gpufn.cli._render import print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
@@ -77,13 +78,19 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
         start_bus=None if nats else platform.start_bus,
         is_ready=platform.is_ready,
         changed=platform.changed,
-        say=lambda text: say(f"gpufn: {text}", err=True),
+        say=_tell,
+        must_restart_bus=platform.store.must_restart,
         logs=home.logs,
-        bus_log=home.nats / "nats.log",
+        bus_log=platform.bus_log,
         cwd=home.root,
         ready_timeout_s=_READY_TIMEOUT_S,
     ).run()
     say("stopped", err=True)
+
+
+def _tell(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk that is full may be that of the file that we say it to
+        say(f"gpufn: {text}", err=True)
 
 
 class _Platform:
@@ -94,11 +101,14 @@ class _Platform:
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = _node_name()
+        self.bus_log = home.nats / "nats.log"
+        self.store = StoreWatch(home.nats, self.bus_log, _tell)
         self._bus: EmbeddedServer | None = None
         self._announced = False
 
     def start_bus(self) -> EmbeddedServer:
         """On the port it had, so that who is connected finds it again."""
+        self.store.started()
         self._bus = EmbeddedServer.start(self.home.nats, port=self._bus.port if self._bus else 0)
         return self._bus
 
@@ -126,7 +136,13 @@ class _Platform:
     def changed(self, pids: dict[str, int], ready: bool) -> None:
         nats_url = _without_password(self._nats_url("gateway"))
         record = UpRecord(pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready)
-        write_record(self.home, record)
+        try:
+            write_record(self.home, record)
+        except OSError as error:
+            if not self._announced:
+                raise
+            # What is running goes on; where it answers stays true, and the pids are told with the next change.
+            _tell(f"cannot write {self.home.up_file}: {error.strerror}")
         if ready and not self._announced:
             self._announced = True
             _announce(self.home, record)
