@@ -94,6 +94,9 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     `golden.npz` has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
     `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
     a run of up to `max_batch` rows.
+
+    `settings` of onnxruntime: `intra_op_threads` (as many as the worker's cores when absent), `spinning` (0 or 1; 0 when
+    absent) and `graph_optimization` (`none`, `basic`, `extended`, `all`: what is left to do at load; `all` when absent).
     """
 
     key: str
@@ -105,7 +108,7 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     batched: bool
     max_batch: int
     files: tuple[ModelFile, ...]
-    settings: dict[str, int | str]  # for the session: threads, providers
+    settings: dict[str, int | str]
     accuracy: Accuracy
     latency: Latency | None
     built_at: float  # unix seconds
