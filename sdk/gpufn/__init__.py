@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpufn._decorator import method as method
     from gpufn._function import Call as Call
     from gpufn._function import Function as Function
+    from gpufn._models import Model as Model
     from gpufn.errors import CapacityError as CapacityError
     from gpufn.errors import FunctionRaised as FunctionRaised
     from gpufn.errors import GpufnError as GpufnError
@@ -54,6 +55,7 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "method",
     "exit",
     "Batch",
+    "Model",
     "Retry",
     # Call and manage
     "Function",
@@ -74,6 +76,7 @@ _HOMES = {
     "method": "_decorator",
     "exit": "_decorator",
     "Batch": "spec",
+    "Model": "_models",
     "Retry": "spec",
     "Function": "_function",
     "Call": "_function",

@@ -7,12 +7,13 @@ decorate again at every cold start.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from gpufn._function import Function, FunctionClass, Method, kind_of
 from gpufn._hooks import HOOK, hooks
-from gpufn._options import Options, settings_from, signature
+from gpufn._models import Model
+from gpufn._options import PlainOptions, settings_from, signature
 from gpufn.errors import InvalidSpec
 from gpufn.spec import MethodSpec, function_name
 
@@ -36,6 +37,23 @@ class Decorator(Protocol):
     def __call__(self, target: Callable[P, R], /) -> Function[P, R, R]: ...
 
 
+class DecoratorWithModels(Protocol):
+    """Nobody gives the parameters that receive models, and no type says `all parameters but these`."""
+
+    @overload
+    def __call__(self, target: C, /) -> C: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(
+        self, target: Callable[..., Coroutine[Any, Any, T]], /
+    ) -> Function[..., Coroutine[Any, Any, T], T]: ...
+    @overload
+    def __call__(self, target: Callable[..., AsyncIterator[T]], /) -> Function[..., AsyncIterator[T], list[T]]: ...
+    @overload
+    def __call__(self, target: Callable[..., Iterator[T]], /) -> Function[..., Iterator[T], list[T]]: ...
+    @overload
+    def __call__(self, target: Callable[..., R], /) -> Function[..., R, R]: ...
+
+
 @overload  # a class stays itself to type checkers, with a Method for each @method
 def gpu_function(target: C, /) -> C: ...  # type: ignore[overload-overlap]
 @overload
@@ -47,7 +65,9 @@ def gpu_function(target: Callable[P, Iterator[T]], /) -> Function[P, Iterator[T]
 @overload
 def gpu_function(target: Callable[P, R], /) -> Function[P, R, R]: ...
 @overload
-def gpu_function(**options: Unpack[Options]) -> Decorator: ...
+def gpu_function(*, models: Mapping[str, Model], **options: Unpack[PlainOptions]) -> DecoratorWithModels: ...
+@overload
+def gpu_function(**options: Unpack[PlainOptions]) -> Decorator: ...
 def gpu_function(target: Any = None, /, **options: Any) -> Any:
     """Make a function, or a class, one that gpufn can run elsewhere. Called as before, it still runs here.
 
@@ -157,7 +177,8 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
         raise InvalidSpec(f"@gpu_function takes a function or a class, not {target!r}")
     try:
         settings = settings_from(options, function_name(target.__name__))
-        methods = _class_methods(target) if inspect.isclass(target) else _function_methods(target)
+        models = settings.declared_models
+        methods = _class_methods(target, models) if inspect.isclass(target) else _function_methods(target, models)
         settings.spec(methods, is_class=inspect.isclass(target))
     except InvalidSpec as error:
         label = target.__qualname__
@@ -167,15 +188,18 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
     return Function(cast("Callable[..., Any]", target), settings)
 
 
-def _function_methods(function: Callable[..., Any]) -> tuple[MethodSpec, ...]:
+def _function_methods(function: Callable[..., Any], models: Collection[str]) -> tuple[MethodSpec, ...]:
     *outer, _ = function.__qualname__.split(".")
     if outer and outer[-1] != "<locals>":
         raise InvalidSpec("for a method, put @gpu_function on the class and @method on the method")
-    _check_parameters(list(inspect.signature(function).parameters.values()))
+    parameters = inspect.signature(function).parameters
+    if missing := [name for name in models if name not in parameters]:
+        raise InvalidSpec(f"models: it has no parameter {missing[0]} to receive the model")
+    _check_parameters(list(parameters.values()))
     return (MethodSpec(kind=kind_of(function)),)
 
 
-def _class_methods(cls: type) -> tuple[MethodSpec, ...]:
+def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     constructor = inspect.signature(cls).parameters.values()
     if needed := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
@@ -185,6 +209,8 @@ def _class_methods(cls: type) -> tuple[MethodSpec, ...]:
             if len(inspect.signature(function).parameters) != 1:
                 raise InvalidSpec(f"@{hook} {name} takes self only")
     methods = hooks(cls, "method")
+    if taken := [name for name in models if name in methods]:
+        raise InvalidSpec(f"models: {taken[0]} is a @method; a class receives a model as an attribute of its own")
     for name, function in methods.items():
         try:
             _check_parameters(list(inspect.signature(function).parameters.values())[1:])

@@ -16,7 +16,7 @@ import inspect
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
@@ -25,6 +25,7 @@ from gpufn._hooks import hooks
 from gpufn.errors import FunctionRaised, InvalidInput, InvalidSpec
 from gpufn.ids import is_invocation_id
 from gpufn.invocation import InvocationState
+from gpufn.model import ModelSpec
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Remote(Generic[P, R, V]):
     _function_name: str
     _method_name: str = ""
     _kind: CallKind
+    _by_name_only = False  # its models may stand between the parameters that callers give
 
     def _signature(self) -> inspect.Signature:
         raise NotImplementedError
@@ -178,7 +180,10 @@ class Remote(Generic[P, R, V]):
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
         from gpufn import values  # noqa: PLC0415
 
-        self._signature().bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+        signature = self._signature()
+        signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+        if self._by_name_only:
+            args, kwargs = (), _by_name(signature, args, kwargs)
         return values.NATIVE, values.encode_call(args, kwargs)
 
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
@@ -277,20 +282,36 @@ class _Declared:
         """As deployed."""
         return self.settings.name
 
-    def spec(self, packaging: Packaging = Packaging.SOURCE, modules: tuple[str, ...] = ()) -> FunctionSpec:
+    def spec(
+        self,
+        packaging: Packaging = Packaging.SOURCE,
+        modules: tuple[str, ...] = (),
+        models: tuple[ModelSpec, ...] = (),
+    ) -> FunctionSpec:
         """What is deployed. Resolves the type hints; InvalidSpec says which parameter is wrong."""
         from gpufn import _schema  # noqa: PLC0415
 
         try:
             return self.settings.spec(
-                _schema.methods_of(self.raw, self.settings.batch),
+                _schema.methods_of(self.raw, self.settings.batch, self.settings.declared_models),
                 is_class=isinstance(self.raw, type),
                 entry=EntryPoint(self.raw.__module__, self.raw.__qualname__, packaging),
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 modules=modules,
+                models=models,
             )
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error
+
+    def sessions(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Its models but those in `given`, to run here."""
+        wanted = {name: model for name, model in self.settings.declared_models.items() if name not in given}
+        if not wanted:
+            return {}
+        from gpufn._local_session import session_of  # noqa: PLC0415
+        from gpufn._model_files import folder_of  # noqa: PLC0415
+
+        return {name: session_of(model, folder_of(self.raw)) for name, model in wanted.items()}
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By reference where it can be imported, else by value; `raw` comes after the memo, for it may refer to us."""
@@ -323,7 +344,18 @@ class Function(_Declared, Remote[P, R, V]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run here, as plain Python."""
-        return self.raw(*args, **kwargs)
+        models = self.settings.declared_models
+        if not models:
+            return self.raw(*args, **kwargs)
+        given = {name: kwargs.pop(name) for name in models if name in kwargs}  # stand-ins
+        return cast("R", self.runnable(given)(**_by_name(self._signature(), args, kwargs)))
+
+    def runnable(self, given: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """`raw`, with its models; those in `given` take the place of the declared ones."""
+        if not self.settings.declared_models:
+            return self.raw
+        given = given or {}
+        return functools.partial(self.raw, **given, **self.sessions(given))
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
@@ -333,8 +365,15 @@ class Function(_Declared, Remote[P, R, V]):
     def _kind(self) -> CallKind:  # type: ignore[override]
         return kind_of(self.raw)
 
+    @property
+    def _by_name_only(self) -> bool:  # type: ignore[override]
+        return bool(self.settings.declared_models)
+
     def _signature(self) -> inspect.Signature:
-        return _signature_of(self.raw)
+        signature, models = _signature_of(self.raw), self.settings.declared_models
+        if not models:
+            return signature
+        return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in models])
 
     def __repr__(self) -> str:
         return f"<Function {self.settings.name}>"
@@ -392,6 +431,8 @@ class Instance:
         if self._object is None:
             args, kwargs = self._arguments
             made = self._declared.raw(*args, **kwargs)
+            for name, session in self._declared.sessions().items():
+                setattr(made, name, session)
             _run_hooks(made, "enter")
             self._object = made
         return self._object
@@ -443,6 +484,14 @@ _END: Any = object()
 @functools.lru_cache(maxsize=1024)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
+
+
+def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    for name in others:
+        named |= named.pop(name, {})
+    return named
 
 
 def _blank(cls: type[T]) -> T:

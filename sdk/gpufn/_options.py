@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
+from gpufn._models import Model
 from gpufn.errors import InvalidSpec
+from gpufn.model import ModelSpec
 from gpufn.spec import (
     Batch,
     EntryPoint,
@@ -36,8 +38,6 @@ _NOT_YET = {
     "image": "an image of one's own; workers use the platform's Python environment",
     "secrets": "secrets; use env=... for what is not secret",
     "volumes": "volumes",
-    "model": "models",
-    "models": "models",
     "park": "parking workers",
 }
 _SCALING = {
@@ -57,11 +57,8 @@ _LIMITS = {
 }
 
 
-class Options(TypedDict, total=False):
-    """The table of options: type and meaning; the defaults are those of the spec. Times are in seconds.
-
-    docs/reference/python.md is made from it, and so is the signature of `gpu_function`.
-    """
+class PlainOptions(TypedDict, total=False):
+    """Those that leave the function's parameters to its callers."""
 
     name: Annotated[str, "how it is deployed; else its Python name, with hyphens for underscores"]
     gpu: Annotated[str | Sequence[str] | None, '`"any"`, a name such as `"L4"`, or a list, the preferred one first']
@@ -85,6 +82,15 @@ class Options(TypedDict, total=False):
     queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
     retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
     priority: Annotated[Literal["normal"], "there is one"]
+
+
+class Options(PlainOptions, total=False):
+    """The table of options: type and meaning; the defaults are those of the spec. Times are in seconds.
+
+    docs/reference/python.md is made from it, and so is the signature of `gpu_function`.
+    """
+
+    models: Annotated[Mapping[str, Model], "parameter, or attribute of a class, and the `Model` that it receives"]
 
 
 def default_of(option: str) -> Any:
@@ -128,6 +134,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float | None = None
     retries: Retry | None = None
     env: dict[str, str] = {}
+    declared_models: dict[str, Model] = {}
 
     def spec(
         self,
@@ -137,14 +144,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         entry: EntryPoint | None = None,
         python: str = "",
         modules: tuple[str, ...] = (),
+        models: tuple[ModelSpec, ...] = (),
     ) -> FunctionSpec:
+        """`models`: the declared ones, prepared; none while nobody has read their files."""
+        fields = msgspec.structs.asdict(self)
+        del fields["declared_models"]
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),
             methods=methods,
             is_class=is_class,
             python=python,
             modules=modules,
-            **msgspec.structs.asdict(self),
+            models=models,
+            **fields,
         )
 
 
@@ -163,6 +175,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "batch": _batch(options.get("batch")),
         "retries": _retries(options.get("retries")),
         "env": _env(options.get("env")),
+        "declared_models": _models(options.get("models")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
     return Settings(**fields)
@@ -241,3 +254,16 @@ def _env(env: Any) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidSpec(f"env: names and values are text, not {name!r}: {value!r}")
     return dict(env)
+
+
+def _models(models: Any) -> dict[str, Model]:
+    if models is None:
+        return {}
+    if not isinstance(models, Mapping):
+        raise InvalidSpec(
+            f'models is a dict of parameters and Models, such as {{"net": Model("net.onnx")}}, not {models!r}'
+        )
+    for name, model in models.items():
+        if not isinstance(name, str) or not isinstance(model, Model):
+            raise InvalidSpec(f'models: write {{"net": Model("net.onnx")}}, not {name!r}: {model!r}')
+    return dict(models)

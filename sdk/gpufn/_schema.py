@@ -11,7 +11,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -35,10 +35,10 @@ _ITEMS = (
 )
 
 
-def methods_of(raw: Any, batch: Batch | None) -> tuple[MethodSpec, ...]:
-    """One MethodSpec per callable of `raw`, a function or a class."""
+def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> tuple[MethodSpec, ...]:
+    """One MethodSpec per callable of `raw`, a function or a class. No caller gives a parameter that is in `models`."""
     if not isinstance(raw, type):
-        return (_method("", raw, skip=0, batched=batch is not None),)
+        return (_method("", raw, skip=0, batched=batch is not None, models=models),)
     found = []
     for name, function in hooks(raw, "method").items():
         try:
@@ -48,9 +48,11 @@ def methods_of(raw: Any, batch: Batch | None) -> tuple[MethodSpec, ...]:
     return tuple(found)
 
 
-def _method(name: str, function: Callable[..., Any], *, skip: int, batched: bool) -> MethodSpec:
+def _method(
+    name: str, function: Callable[..., Any], *, skip: int, batched: bool, models: Collection[str] = ()
+) -> MethodSpec:
     signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())[skip:]
+    parameters = [p for p in list(signature.parameters.values())[skip:] if p.name not in models]
     hints = {p.name: _resolve(p.annotation, function) for p in parameters}
     if batched:
         for parameter in parameters:

@@ -79,7 +79,7 @@ class CallKind(enum.StrEnum):
 class Packaging(enum.StrEnum):
     SOURCE = "source"  # the bundle holds modules; `module` is imported and `qualname` looked up
     PICKLE = "pickle"  # the bundle holds `function.pkl`, by value; unpickled in the worker only
-    MODEL = "model"  # the bundle is empty: the function is its one model, tensors in and tensors out
+    MODEL = "model"  # the bundle has no code: the function is its one model, tensors in and tensors out
 
 
 class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -123,7 +123,7 @@ class LocalTransport:
             return _plainly(replacement if not method else getattr(replacement, method), args, kwargs)
         function = _declared(name)
         if isinstance(function, Function):
-            return _called(function, function.raw, args, kwargs)
+            return _called(function, function.runnable(), args, kwargs)
         with self._one_at_a_time:
             instance = self._instances.setdefault(name, function())
             return _called(function, getattr(instance._local(), method), args, kwargs)

@@ -16,7 +16,8 @@ def _declared(**options: Any) -> FunctionSpec:
     def work(x: int) -> int:
         return x
 
-    return gpu_function(**options)(work).spec()
+    spec: FunctionSpec = gpu_function(**options)(work).spec()
+    return spec
 
 
 def test_without_options_the_defaults_of_the_spec_count() -> None:

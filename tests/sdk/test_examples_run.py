@@ -12,6 +12,7 @@ _MODULES = (
     "gpufn._deployment",
     "gpufn._decorator",
     "gpufn._function",
+    "gpufn._models",
     "gpufn._options",
     "gpufn.cli._render",
     "gpufn._client",
