@@ -35,14 +35,18 @@ class LocalSession:
         return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
 
     def _fed(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        takes = ", ".join(self.inputs)
         if len(arrays) > len(self.inputs):
-            raise InvalidInput(f"{len(arrays)} arrays for the inputs {', '.join(self.inputs)}")
+            raise InvalidInput(f"{len(arrays)} arrays; the model takes {takes}")
         fed = dict(zip(self.inputs, arrays, strict=False))
-        if twice := fed.keys() & named.keys():
-            raise InvalidInput(f"{', '.join(sorted(twice))}: given twice")
+        for name in named:
+            if name in fed or name not in self.inputs:
+                why = "given twice" if name in fed else "the model has no such input"
+                raise InvalidInput(f"{name}: {why}; it takes {takes}", field=name)
         fed |= named
-        if wrong := fed.keys() ^ set(self.inputs):
-            raise InvalidInput(f"{', '.join(sorted(wrong))}: the model's inputs are {', '.join(self.inputs)}")
+        for name in self.inputs:
+            if name not in fed:
+                raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
         return fed
 
 

@@ -159,4 +159,4 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
 def _requires_gpu(require: Any) -> bool:
     if require not in (None, "gpu"):
         raise InvalidSpec(f"require is None or 'gpu', not {require!r}")
-    return require == "gpu"
+    return bool(require == "gpu")
