@@ -28,6 +28,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.FunctionNotFound: 404,
     errors.RevisionNotFound: 404,
     errors.InvocationNotFound: 404,
+    errors.BuildNotFound: 404,
     errors.PayloadTooLarge: 413,
     errors.UnsupportedMediaType: 415,
     errors.Conflict: 409,
@@ -41,6 +42,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.InvocationCancelled: 409,
     errors.InvocationExpired: 504,
     errors.FunctionStartFailed: 503,
+    errors.BuildFailed: 422,
     errors.PlatformError: 500,
     errors.BusUnavailable: 503,
     errors.ArtifactUnavailable: 503,
@@ -102,7 +104,7 @@ class Problem(msgspec.Struct, frozen=True):
             "code": info.code,
             "retryable": info.retryable,
         }
-        for name in ("retry_after_s", "field", "error_type", "traceback"):
+        for name in ("retry_after_s", "field", "error_type", "traceback", "stage", "node"):
             if (value := getattr(info, name)) is not None:
                 fields[name] = value
         return msgspec.json.encode(fields)

@@ -36,11 +36,10 @@ def open_bundle(data: bytes) -> zipfile.ZipFile:
 
 
 def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Every entry, folders too. Raises InvalidBundle for names that leave the bundle or mean the same file twice, for
-    what is neither file nor folder, and for more than a node should unpack."""
+    """Every entry, folders too; the bundle of a function without code has none. Raises InvalidBundle for names that
+    leave the bundle or mean the same file twice, for what is neither file nor folder, and for more than a node should
+    unpack."""
     entries = archive.infolist()
-    if not entries:
-        raise InvalidBundle("The bundle is empty.")
     seen: set[str] = set()
     for entry in entries:
         _check_entry(entry)

@@ -3,7 +3,7 @@
     GpufnError                 code, message, retryable
     ├─ RequestError            the caller can mend it
     │  ├─ InvalidSpec          InvalidInput         InvalidBundle
-    │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound
+    │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  └─ Unauthorized         Forbidden
     ├─ FunctionRaised          the user's code raised: type, message, traceback text
@@ -109,6 +109,12 @@ class InvocationNotFound(RequestError):
     """There is no invocation with this id; it may have been removed after its retention."""
 
     code = "invocation_not_found"
+
+
+class BuildNotFound(RequestError):
+    """There is no build with this id."""
+
+    code = "build_not_found"
 
 
 class PayloadTooLarge(RequestError):

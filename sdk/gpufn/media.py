@@ -21,6 +21,8 @@ ITEMS: Final = "application/vnd.gpufn.items"
 # bytes after it; without the parameter all of it is JSON.
 TENSORS: Final = "application/vnd.gpufn.tensors"
 
+_HEADER_BYTES: Final = "header-bytes="
+
 _SAME_AS = {
     "": JSON,
     "application/x-www-form-urlencoded": JSON,  # `curl -d` says so; nobody means it
@@ -38,6 +40,25 @@ def media_type(content_type: str) -> str:
     """
     bare = content_type.partition(";")[0].strip().lower()
     return _SAME_AS.get(bare, bare)
+
+
+def tensors(header_bytes: int | None) -> str:
+    """`TENSORS` with the length of its JSON head; None when there is nothing after it.
+
+    >>> tensors(70), tensors(None)
+    ('application/vnd.gpufn.tensors;header-bytes=70', 'application/vnd.gpufn.tensors')
+    """
+    return TENSORS if header_bytes is None else f"{TENSORS};{_HEADER_BYTES}{header_bytes}"
+
+
+def header_bytes(content_type: str) -> int | None:
+    """What `tensors` put in.
+
+    >>> header_bytes(tensors(70)), header_bytes(tensors(None))
+    (70, None)
+    """
+    length = content_type.partition(";")[2].strip().removeprefix(_HEADER_BYTES)
+    return int(length) if length.isdecimal() else None
 
 
 class RecordKind(enum.IntEnum):

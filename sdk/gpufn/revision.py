@@ -38,6 +38,14 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"
 
+    @property
+    def device_kinds(self) -> frozenset[str] | None:
+        """The DeviceKinds that there are engines for, of every model; None without models: then any will do."""
+        if not self.spec.models:
+            return None
+        kinds = [self.engines.get(model.parameter, {}).keys() for model in self.spec.models]
+        return frozenset(kinds[0]).intersection(*kinds[1:])
+
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A named thing that can be invoked.
