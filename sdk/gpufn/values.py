@@ -24,7 +24,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,13 @@ class Record(msgspec.Struct, frozen=True):
     module: str
     qualname: str
     value: Any
+
+
+class Encoded(NamedTuple):
+    """A result in its final form, whatever its caller accepts."""
+
+    content_type: str
+    body: bytes
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -94,7 +101,9 @@ def encode_result(value: Any, accept: str) -> tuple[str, bytes]:
     ('application/json', b'{"labels":["cat","dog"]}')
     """
     kind = _chosen(accept)
-    if kind == JSON and isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, Encoded):
+        kind, body = value
+    elif kind == JSON and isinstance(value, (bytes, bytearray, memoryview)):
         kind, body = BYTES, bytes(value)
     else:
         encode = _ENCODERS[kind]
