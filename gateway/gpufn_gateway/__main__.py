@@ -29,6 +29,7 @@ from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
 from gpufn.exits import EXIT_CONFIGURATION
+from gpufn.home import Home
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
@@ -41,6 +42,7 @@ from gpufn_gateway.calls import Calls
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.lane import Lane
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
@@ -113,7 +115,9 @@ async def main(settings: GatewaySettings) -> None:
         stack.callback(listener.close)
 
         caller = Caller(bus, name=name, clock=clock)
-        caller.start()
+        lane = Lane(Home.from_env().lane_socket, caller)
+        stack.callback(lane.close)
+        caller.start(lane)
         telemetry = Telemetry(lambda: caller.pending)
         registry.on_deleted = telemetry.forget
         max_call_bytes = settings.max_call_bytes(int(bus.server_info["max_payload"]))
@@ -175,7 +179,7 @@ async def main(settings: GatewaySettings) -> None:
             name=name,
             clock=clock,
         )
-        ticking = asyncio.create_task(_tick(caller, invoke, server, clock), name="ticks")
+        ticking = asyncio.create_task(_tick(caller, lane, invoke, server, clock), name="ticks")
         stack.push_async_callback(_cancel, ticking)
         controlling = asyncio.create_task(_control(controller), name="controller")
         stack.push_async_callback(_cancel, controlling)
@@ -238,7 +242,7 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         loop.add_signal_handler(number, stop)
 
 
-async def _tick(caller: Caller, invoke: Invoke, server: uvicorn.Server, clock: SystemClock) -> None:
+async def _tick(caller: Caller, lane: Lane, invoke: Invoke, server: uvicorn.Server, clock: SystemClock) -> None:
     loop = asyncio.get_running_loop()
     beat = 0
     while True:
@@ -250,6 +254,7 @@ async def _tick(caller: Caller, invoke: Invoke, server: uvicorn.Server, clock: S
             if beat % 3 == 0:
                 caller.tick(now)
             if beat % 10 == 0:
+                lane.tick(loop.time())
                 protocol.sweep(list(server.server_state.connections), loop.time())
         except Exception:
             log.exception("a tick failed; the next one goes on")

@@ -59,6 +59,11 @@ class Home:
         return self.root / "cache" / "bundles"
 
     @property
+    def lane_socket(self) -> Path:
+        """Where this node's runner takes calls from gateways of the same host."""
+        return self.run / "lane"
+
+    @property
     def engines(self) -> Path:
         return self.root / "cache" / "engines"
 

@@ -142,12 +142,12 @@ class World:
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
                 if worker is None or not worker.has_failed:
-                    view.circuit.failed(now, event.failure.error)
+                    self._start_failed((event.function, event.revision), event.failure.error, now)
                 if worker is not None:
                     worker.has_failed = True
             case WorkerEventKind.EXITED if worker is not None:
                 if not (worker.was_ready or worker.has_failed or worker.drain_asked):
-                    view.circuit.failed(now, _exit_error(event))
+                    self._start_failed(worker.key, _exit_error(event), now)
                     worker.has_failed = True
                 worker.is_gone = True
             case _:
@@ -168,7 +168,7 @@ class World:
         for key in depths:
             self.view(key)
         for key, view in list(self.views.items()):
-            calls = depths.get(key, 0)
+            calls = depths.get(key, 0) + self._direct(key)
             running = self.running(view, now)
             view.in_flight.record(now, running)
             view.arrivals.record(now, view.ended + calls)
@@ -213,7 +213,11 @@ class World:
         """Queued and running; None when unknown."""
         if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
             return None
-        return self._depths.get(key, 0)
+        return self._depths.get(key, 0) + self._direct(key)
+
+    def _direct(self, key: Key) -> int:
+        """Calls that came past the queue, as last reported."""
+        return sum(node.counters[key].direct for node in self.nodes.values() if key in node.counters)
 
     def has_rung(self, function: str) -> bool:
         """Whether a doorbell rang that the last depths do not cover."""
@@ -313,6 +317,16 @@ class World:
                 yield name
 
     # --- inside ---
+
+    def _start_failed(self, key: Key, error: ErrorInfo, now: float) -> None:
+        function = self.functions.get(key[0])
+        is_next = function is not None and key[1] == function.active != function.serving
+        took_a_place = (
+            function is not None
+            and is_next
+            and not self.view((key[0], function.serving)).in_state(WorkerState.READY, WorkerState.PARKED)
+        )
+        self.view(key).circuit.failed(now, error, took_a_place=took_a_place)
 
     def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
         worker = self.workers.get(report.worker)

@@ -9,6 +9,7 @@ from gpufn.bus.consumer import Delivery
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.spec import MethodSpec
+from gpufn_runtime.runner.lane import DirectDelivery
 
 if TYPE_CHECKING:
     from gpufn_runtime.runner.worker_link import WorkerLink
@@ -23,7 +24,12 @@ class Attempt:
     )  # fmt: skip
 
     def __init__(
-        self, number: int, delivery: Delivery, message: InvocationMessage, method: MethodSpec, link: WorkerLink
+        self,
+        number: int,
+        delivery: Delivery | DirectDelivery,
+        message: InvocationMessage,
+        method: MethodSpec,
+        link: WorkerLink,
     ) -> None:
         self.number = number  # on its link
         self.delivery = delivery
@@ -38,6 +44,11 @@ class Attempt:
         self.cold = False  # it waited for its worker to start
         self.ending: OutcomeKind | None = None
         self.while_ending_until = math.inf
+
+    @property
+    def is_direct(self) -> bool:
+        """It came by the lane: the credit of its slot may stand in the queue all the same."""
+        return isinstance(self.delivery, DirectDelivery)
 
     @property
     def is_submitted(self) -> bool:

@@ -90,6 +90,18 @@ class Intake:
         if free > 0 and (4 * free >= self._slots or 2 * self._sync.credits < self._slots):
             self._sync.grant(free)
 
+    @property
+    def others_wait(self) -> bool:
+        """Calls are known to be in one of the queues: a call that comes past them has to get in line."""
+        return self._order.sync_pending > 0 or self._order.async_waits
+
+    def on_direct_end(self) -> None:
+        """A slot is free that a call past the queues had; the sync queue may hold its credit all along."""
+        if self._order.async_waits and not self._polling and self._free() > 0:
+            self._poll_async()
+        else:
+            self.offer()
+
     def shrink(self) -> None:
         """Slots are gone: take the credits for them back, or each would bring a delivery that nobody can run."""
         if self._sync is not None:

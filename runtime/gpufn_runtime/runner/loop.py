@@ -35,6 +35,7 @@ from gpufn.revision import Revision
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.lane import DirectDelivery, Lane
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.revision_queue import RevisionQueue
@@ -79,6 +80,7 @@ class Runner:
         self._settler = Settler(bus, clock)
         self._nested = NestedCalls(bus, self._caller, self._directory, clock)
         self._output = Output(bus, clock)
+        self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
         self._queues: dict[tuple[str, int], RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
@@ -95,6 +97,7 @@ class Runner:
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
         self._bus.subscribe(subjects.DOORBELLS, self._on_doorbell)
         await self._directory.open()
+        await self._lane.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
         try:
             while True:
@@ -105,6 +108,7 @@ class Runner:
                 await asyncio.sleep(_TICK_S)
         finally:
             watch.stop()
+            self._lane.close()
             for queue in self._queues.values():
                 queue.close()
             await self._settler.finish()
@@ -116,6 +120,7 @@ class Runner:
         self._caller.tick(now)
         for queue in self._queues.values():
             queue.tick(now)
+        self._lane.beat()
         self.report()
 
     def report(self) -> None:
@@ -212,6 +217,7 @@ class Runner:
             running=self._running,
             inbox=subjects.runner_inbox(self._name),
             on_change=self.report,
+            on_room=self._lane.room,
         )
         self._queues[revision.function, revision.number] = queue
         queue.open()
@@ -236,8 +242,18 @@ class Runner:
             attempt.granted += credit.items
             attempt.link.send(frames.Credit(attempt.number, credit.items))
 
+    def _on_offer(self, delivery: DirectDelivery) -> None:
+        queue = self._queues.get((delivery.message.function, delivery.message.revision))
+        if queue is None:
+            delivery.nak()
+        else:
+            queue.offer(delivery)
+
     def _on_cancel(self, message: Message) -> None:
-        attempt = self._running.get(_cancel.decode(message.payload).invocation)
+        self._cancel_attempt(_cancel.decode(message.payload).invocation)
+
+    def _cancel_attempt(self, invocation: str) -> None:
+        attempt = self._running.get(invocation)
         if attempt is not None:
             self._queues[attempt.message.function, attempt.message.revision].cancel(attempt)
 

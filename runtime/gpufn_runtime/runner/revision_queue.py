@@ -6,13 +6,20 @@
     4. every tenth of a second while something runs: touch, and end what is over time
 
 A delivery that finds no free slot (a worker died, or started to drain, under a standing credit) is handed back.
+
+The lane (lane.py) brings calls past the queue while none waits there and calls are short; a few milliseconds' worth of
+them may stand in line for the next slot. They take slots whose credits stand in the queue: a delivery that comes for
+such a credit is held, and has the next slot. When a call turns out to last, the credits are taken back, and what is
+held or stands in line is handed back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from gpufn.bus import records
@@ -32,16 +39,13 @@ from gpufn.errors import (
 from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.protocol import frames
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import (
-    ItemReply,
-    RevisionTraffic,
-    unpack_invocation,
-)
+from gpufn.protocol.messages import InvocationMessage, ItemReply, RevisionTraffic, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
 from gpufn_runtime.runner.attempt import Attempt, has_expired, must_end_at
 from gpufn_runtime.runner.intake import Intake
+from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.settle import Settler
@@ -56,6 +60,10 @@ _COMEBACK_S = 30.0  # so long a worker looks for its runner when that was starte
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
+# Longer calls gain nothing from the lane, and a slot that is taken past the queue must be free again soon.
+_SHORT_CALL_S = 0.02
+_LONGEST_LINE = 64  # for each slot
+_LASTS_S = 0.1
 _TOO_MANY_DELIVERIES = 30  # each a runner that died with it, or a hand-back
 
 
@@ -73,6 +81,7 @@ class RevisionQueue:
         running: dict[str, Attempt],
         inbox: str,
         on_change: Callable[[], None],
+        on_room: Callable[[Revision, int], None],
     ) -> None:
         self._bus = bus
         self.revision = revision
@@ -84,6 +93,7 @@ class RevisionQueue:
         self._running = running  # by invocation id, over all revisions of this runner
         self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
+        self._on_room = on_room  # how many calls the lane may bring at a time
         self._methods = {method.name: method for method in revision.spec.methods}
         self.links: dict[str, WorkerLink] = {}
         self._intake = Intake(bus, revision, free=self._count_free, take=self._take)
@@ -92,6 +102,9 @@ class RevisionQueue:
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = self._ended = self._failed = 0
         self._run_seconds = 0.0
+        self._mean_run_s = 0.0  # exponentially weighted
+        self._held: deque[tuple[Delivery, InvocationMessage, bytes]] = deque()
+        self._line: deque[DirectDelivery] = deque()
 
     # --- workers come and go ------------------------------------------------------------------------------------------
 
@@ -103,6 +116,8 @@ class RevisionQueue:
         """Pull nothing more, and let the workers go on without us: they come back to our successor."""
         for link in self.links.values():
             link.close()
+        self._hand_back_waiting()
+        self._tell_room()
         self._intake.close()
         if self._ticking is not None:
             self._ticking.cancel()
@@ -111,6 +126,7 @@ class RevisionQueue:
         if (link := self.links.get(worker)) is not None:
             link.drain()
             self._intake.shrink()
+            self._tell_room()
 
     def remove(self, worker: str) -> None:
         """The worker's assignment is gone; so is the worker, or it will be in a moment."""
@@ -125,6 +141,8 @@ class RevisionQueue:
         self._nested.close_all(link)
         link.close()
         self._intake.shrink()
+        self._tell_room()
+        self._serve_waiting()
 
     def _retire(self, link: WorkerLink, why: str) -> None:
         self._let_go(link)
@@ -132,7 +150,13 @@ class RevisionQueue:
 
     def traffic(self) -> RevisionTraffic:
         return RevisionTraffic(
-            self.revision.function, self.revision.number, self._started, self._ended, self._failed, self._run_seconds
+            self.revision.function,
+            self.revision.number,
+            started=self._started,
+            ended=self._ended,
+            failed=self._failed,
+            run_seconds=self._run_seconds,
+            direct=len(self._line) + sum(attempt.is_direct for attempt in self._attempts()),
         )
 
     def on_doorbell(self) -> None:
@@ -142,6 +166,7 @@ class RevisionQueue:
     def tick(self, now: float) -> None:
         """Each second: watchdogs, workers that do not get ready, and a look at the async queue."""
         self._intake.tick(now)
+        self._tell_room()
         for link in list(self.links.values()):
             limit = self.revision.spec.startup_timeout_s
             if link.state is WorkerState.STARTING and now - link.listening_since > max(limit, _COMEBACK_S):
@@ -160,6 +185,20 @@ class RevisionQueue:
             delivery.term("unreadable")
             self._intake.offer()
             return
+        self._start(delivery, message, body)
+
+    def offer(self, delivery: DirectDelivery) -> None:
+        """A call that came by the lane: run it now or in a moment, or not here."""
+        if self._held or self._intake.others_wait:
+            delivery.nak()
+        elif not self._line and self._count_free():
+            self._start(delivery, delivery.message, delivery.body)
+        elif len(self._line) < self._longest_line():
+            self._line.append(delivery)
+        else:
+            delivery.nak()
+
+    def _start(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         now = self._clock.time()
         if message.not_before > now:
             delivery.nak(message.not_before - now)
@@ -169,7 +208,7 @@ class RevisionQueue:
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
             self._intake.offer()
         elif (link := self._least_busy()) is None:
-            delivery.nak()
+            self._hold(delivery, message, body)
         elif delivery.delivered > _TOO_MANY_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
@@ -187,6 +226,48 @@ class RevisionQueue:
                 self._spawn(self._run_unless_ended(attempt, body))
             else:
                 self._run(attempt, body)
+
+    def _hold(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
+        """Calls past the queue have the slots that this one came for: it is next."""
+        if isinstance(delivery, Delivery) and any(attempt.is_direct for attempt in self._attempts()):
+            self._held.append((delivery, message, body))
+        else:
+            delivery.nak()
+
+    def _serve_waiting(self) -> None:
+        while self._held and self._count_free():
+            self._start(*self._held.popleft())
+        while self._line and self._count_free():
+            delivery = self._line.popleft()
+            if delivery.is_withdrawn:
+                delivery.term()
+            else:
+                self._start(delivery, delivery.message, delivery.body)
+        if (self._held or self._line) and not any(attempt.is_direct for attempt in self._attempts()):
+            self._hand_back_waiting()
+
+    def _hand_back_waiting(self) -> None:
+        while self._line:
+            self._line.popleft().nak()
+        while self._held:
+            delivery = self._held.popleft()[0]
+            with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+                delivery.nak()
+
+    def _attempts(self) -> Iterator[Attempt]:
+        for link in self.links.values():
+            yield from link.attempts.values()
+
+    def _slots(self) -> int:
+        return sum(link.slots.total for link in self.links.values() if link.takes_calls)
+
+    def _longest_line(self) -> int:
+        """So many may stand in line that none does so for much longer than a short call."""
+        return self._slots() * min(_LONGEST_LINE, int(_SHORT_CALL_S / max(self._mean_run_s, 1e-6)))
+
+    def _tell_room(self) -> None:
+        is_short = self._mean_run_s < _SHORT_CALL_S
+        self._on_room(self.revision, self._slots() + self._longest_line() if is_short else 0)
 
     def _least_busy(self) -> WorkerLink | None:
         best = None
@@ -241,15 +322,16 @@ class RevisionQueue:
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
         self._ended += 1
         self._run_seconds += run_s
+        self._mean_run_s += 0.1 * (run_s - self._mean_run_s)
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
             self._log_failure(attempt.link, outcome.error, attempt.message.id)
         self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=now)
-        self._after_end(attempt.link)
+        self._after_end(attempt.link, direct=attempt.is_direct)
 
-    def _after_end(self, link: WorkerLink) -> None:
+    def _after_end(self, link: WorkerLink, *, direct: bool = False) -> None:
         """A slot is free again: of a worker that drains or is poisoned, or to be offered."""
         if not link.slots.in_use:
             link.idle_since = self._clock.time()
@@ -257,7 +339,12 @@ class RevisionQueue:
                 self._retire(link, "a call did not end in time")
         if link.state is WorkerState.DRAINING:
             link.drain()
-        self._intake.offer()
+        if self._held or self._line:
+            self._serve_waiting()
+        if direct:
+            self._intake.on_direct_end()
+        else:
+            self._intake.offer()
 
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
@@ -273,10 +360,11 @@ class RevisionQueue:
     def _tick_attempts(self) -> None:
         self._ticking = None
         now = self._clock.time()
-        busy = False
+        busy = lasting = False
         for link in list(self.links.values()):
             for attempt in list(link.attempts.values()):
                 busy = True
+                lasting |= attempt.is_direct and now - attempt.started_at > _LASTS_S
                 if now >= attempt.must_end_at:
                     self._begin_end(attempt, OutcomeKind.TIMED_OUT, now)
                 if now >= attempt.while_ending_until:
@@ -284,6 +372,9 @@ class RevisionQueue:
                 elif now - attempt.touched_at >= _TOUCH_EVERY_S:
                     attempt.touched_at = now
                     self._touch(attempt)
+        if lasting:
+            self._intake.shrink()
+            self._hand_back_waiting()
         if busy:
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
@@ -323,6 +414,7 @@ class RevisionQueue:
                 link.cold_start = self._cold_start(link, now)
                 self._supervision.event(link, "ready")
         self._on_change()
+        self._tell_room()
         self._intake.offer()
         self.on_doorbell()
 

@@ -1,6 +1,6 @@
 """The end of an Attempt: tell who waits, keep what is asked for later, settle the Delivery. In that order.
 
-    somebody waits     ResultReply to its reply subject, ack
+    somebody waits     ResultReply to its reply subject, or by the lane that the call came by, ack
     submitted          the CallRecord by compare-and-set (the first end wins), ack
     worth a retry      a new message with the next attempt's number, ack
 
@@ -28,6 +28,7 @@ from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
 from gpufn.spec import FunctionSpec
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.lane import DirectDelivery
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +79,19 @@ class Settler:
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 items=attempt.items,
             )
-            self._reply(message, reply, body)
+            self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
 
-    def refuse(self, delivery: Delivery, message: InvocationMessage, outcome: Outcome, now: float) -> None:
+    def refuse(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
+    ) -> None:
         """End an invocation that never got to a worker."""
         if message.reply:
             reply = ResultReply(
                 message.id, outcome.kind, outcome.error, "", message.revision, message.attempt,
                 max(0.0, now - message.submitted_at), 0.0,
             )  # fmt: skip
-            self._reply(message, reply, b"")
+            self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
             self._spawn(
@@ -97,7 +100,12 @@ class Settler:
                 )
             )
 
-    def _reply(self, message: InvocationMessage, reply: ResultReply, body: bytes) -> None:
+    def _reply(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
+    ) -> None:
+        if isinstance(delivery, DirectDelivery):
+            delivery.reply(reply, body)
+            return
         try:
             self._bus.publish(message.reply, pack(reply, body))
         except PayloadTooLarge as error:
@@ -118,20 +126,22 @@ class Settler:
                 self._kept.appendleft((subject, payload))
                 return
 
-    def _ack(self, delivery: Delivery) -> None:
+    def _ack(self, delivery: Delivery | DirectDelivery) -> None:
         try:
             delivery.ack()
         except BusUnavailable:
             log.info("%r could not be settled: the bus is away", delivery)
 
-    def _retry(self, delivery: Delivery, message: InvocationMessage, spec: FunctionSpec, now: float) -> None:
+    def _retry(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, spec: FunctionSpec, now: float
+    ) -> None:
         assert spec.retries is not None
         number = message.attempt + 1
         again = msgspec.structs.replace(message, attempt=number, not_before=now + spec.retries.delay_before(number))
         _, body = unpack_invocation(delivery.payload)
         self._spawn(self._requeue(delivery, again, body))
 
-    async def _requeue(self, delivery: Delivery, message: InvocationMessage, body: bytes) -> None:
+    async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
         payload = pack(message, body)
         msg_id = f"{message.id}.{message.attempt}"
@@ -144,7 +154,7 @@ class Settler:
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
-    async def _end(self, delivery: Delivery, record: CallRecord, body: bytes) -> None:
+    async def _end(self, delivery: Delivery | DirectDelivery, record: CallRecord, body: bytes) -> None:
         while True:
             try:
                 if not await records.end(self._bus, record, body):

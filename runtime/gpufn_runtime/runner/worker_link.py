@@ -15,8 +15,6 @@ import asyncio
 import logging
 import os
 import re
-import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
@@ -25,13 +23,13 @@ from gpufn.errors import ErrorInfo, ProtocolMismatch
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
+from gpufn.sockets import peer_uid
 from gpufn.workers import ColdStart, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.slots import SlotPool
 
 log = logging.getLogger(__name__)
 
-_PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 _MODULE = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_MODULES = 256  # that are remembered of one worker
 _LONGEST_START_S = 86_400.0
@@ -83,9 +81,14 @@ class WorkerLink:
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
 
     @property
+    def takes_calls(self) -> bool:
+        """A worker with a poisoned slot is on its way out."""
+        return self.state is WorkerState.READY and not self.slots.poisoned
+
+    @property
     def free(self) -> int:
-        """Slots for another attempt. A worker with a poisoned slot has none: it is on its way out."""
-        return self.slots.free if self.state is WorkerState.READY and not self.slots.poisoned else 0
+        """Slots for another attempt."""
+        return self.slots.free if self.takes_calls else 0
 
     def next_attempt_number(self) -> int:
         self._last_attempt += 1
@@ -225,9 +228,7 @@ class _Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
-        _, uid, _ = _PEER.unpack(
-            transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        )
+        uid = peer_uid(transport)
         if uid != os.getuid() or not self._link._accept(self):
             log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
             self.transport.abort()

@@ -1,8 +1,10 @@
 """Invocations that somebody waits for: publish one, await its reply. The gateway and the runner each own a Caller.
 
-1. `invoke` publishes to the function's sync queue. Both the stream's PubAck and the reply come to one subject, which
-   ends in the invocation's id; a PubAck is JSON and starts with a brace, which no reply can.
-2. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells where the message is stored.
+1. `invoke` offers the call to the lane, if there is one, it has room, and no other call of the revision is queued from
+   here. Else, and when the lane refuses it, it is published to the function's sync queue.
+2. The stream's PubAck and the reply come to one subject, which ends in the invocation's id; a PubAck is JSON and starts
+   with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
+   where the message is stored.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
 4. `tick` ends calls whose deadline has passed. After a reconnect it asks who still has the older ones: the sync
    queue is in the server's memory and may be gone.
@@ -13,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 from gpufn.bus import jetstream, streams
 from gpufn.bus.connection import Bus, Message
@@ -56,10 +60,23 @@ _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
-class PendingCall:
-    """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes."""
+class Lane(Protocol):
+    """A way to a runner past the queue (`gpufn_gateway.lane`)."""
 
-    __slots__ = ("_caller", "deadline", "function", "future", "id", "queue_seq", "revision", "since")
+    def offer(self, revision: Revision, message: InvocationMessage, body: bytes) -> bool:
+        """Whether the call is on its way; its end or its refusal is told to the Caller."""
+        ...
+
+    def withdraw(self, invocation: str) -> None: ...
+
+
+class PendingCall:
+    """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes.
+
+    `offered` holds the invocation while it is on the lane, for it may come to be queued.
+    """
+
+    __slots__ = ("_caller", "deadline", "function", "future", "id", "offered", "queue_seq", "revision", "since")
 
     def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
         self._caller = caller
@@ -69,6 +86,7 @@ class PendingCall:
         self.deadline = message.deadline
         self.since = message.submitted_at
         self.queue_seq = 0
+        self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
 
     def cancel(self) -> None:
@@ -83,10 +101,10 @@ class PendingCall:
             self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
         elif not self.future.done():
             self.future.set_result((reply, body))
-            self._caller._forget(self.id)
+            self._caller._forget(self)
 
     def fail(self, error: GpufnError) -> None:
-        self._caller._forget(self.id)
+        self._caller._forget(self)
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -146,12 +164,15 @@ class Caller:
         self._bus = bus
         self._name = name
         self._clock = clock
+        self._lane: Lane | None = None
         self._pending: dict[str, PendingCall] = {}
+        self._queued: Counter[tuple[str, int]] = Counter()  # of the pending ones, by revision
         self._abandoned: dict[str, float] = {}  # id → deadline, of calls given up before their PubAck came
         self._loop = asyncio.get_running_loop()
         self._rescue: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, lane: Lane | None = None) -> None:
+        self._lane = lane
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
         self._bus.on_reconnect(self._on_reconnect)
 
@@ -185,7 +206,14 @@ class Caller:
             trace=trace,
             stream=False,
         )
-        return self._publish(PendingCall(self, message, self._loop.create_future()), message, body)
+        call = PendingCall(self, message, self._loop.create_future())
+        others_wait = self._queued[message.function, message.revision] > 0
+        if self._lane is not None and not others_wait and self._lane.offer(revision, message, body):
+            call.offered = (message, body)
+            self._pending[call.id] = call
+        else:
+            self._publish(call, message, body)
+        return call
 
     def open_stream(
         self,
@@ -229,6 +257,31 @@ class Caller:
             self._abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
 
+    # --- what the lane tells ------------------------------------------------------------------------------------------
+
+    def on_end(self, reply: ResultReply, body: bytes) -> None:
+        call = self._pending.get(reply.invocation)
+        if call is not None:
+            call.take(reply, body)
+
+    def on_refused(self, invocation: str) -> None:
+        """An offered call has to be queued after all."""
+        call = self._pending.get(invocation)
+        if call is None or call.offered is None:
+            return
+        try:
+            self._publish(call, *call.offered)
+            call.offered = None
+        except GpufnError as error:
+            call.fail(error)
+
+    def on_queued(self, invocation: str) -> None:
+        """An offered call failed, and its next attempt is in the queue."""
+        call = self._pending.get(invocation)
+        if call is not None and call.offered is not None:
+            call.offered = None
+            self._queued[call.function, call.revision] += 1
+
     # --- what the calls and the bus do to us --------------------------------------------------------------------------
 
     def _message(
@@ -259,18 +312,26 @@ class Caller:
             trace=trace,
         )
 
-    def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> PendingCall:
+    def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
         queue = subjects.sync_queue(message.function, message.revision)
         self._bus.publish(queue, pack(message, body), reply=message.reply)
         self._pending[call.id] = call
-        return call
+        self._queued[message.function, message.revision] += 1
 
-    def _forget(self, invocation: str) -> None:
-        self._pending.pop(invocation, None)
+    def _forget(self, call: PendingCall) -> None:
+        if self._pending.pop(call.id, None) is None or call.offered is not None:
+            return
+        key = (call.function, call.revision)
+        self._queued[key] -= 1
+        if not self._queued[key]:
+            del self._queued[key]
 
     def _abandon(self, call: PendingCall) -> None:
         """Take it out of the queue, at once or as soon as its PubAck tells where it is; or have its runner end it."""
-        self._forget(call.id)
+        self._forget(call)
+        if call.offered is not None and self._lane is not None:
+            self._lane.withdraw(call.id)
+            return
         with contextlib.suppress(BusUnavailable):
             if call.queue_seq:
                 self._delete(call.queue_seq)
@@ -308,9 +369,10 @@ class Caller:
     def _on_reconnect(self) -> None:
         if self._rescue is not None:
             self._rescue.cancel()  # it looked for these, or older ones, on the connection before
-        if self._pending:
+        queued = [call for call in self._pending.values() if call.offered is None]
+        if queued:
             give_up_at = self._clock.time() + _LOST_AFTER_S
-            rescue = self._fail_lost(list(self._pending.values()), give_up_at)
+            rescue = self._fail_lost(queued, give_up_at)
             self._rescue = self._loop.create_task(rescue, name="calls after a reconnect")
 
     async def _fail_lost(self, calls: list[PendingCall], give_up_at: float) -> None:

@@ -140,7 +140,10 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class RevisionTraffic(msgspec.Struct, frozen=True):
-    """Counters of a Revision on one Runner, since the runner started."""
+    """Counters of a Revision on one Runner, since the runner started.
+
+    `direct` is how many calls that no queue counts, for they came by the lane, run or stand in line there.
+    """
 
     function: str
     revision: int
@@ -148,6 +151,7 @@ class RevisionTraffic(msgspec.Struct, frozen=True):
     ended: int = 0
     failed: int = 0
     run_seconds: float = 0.0
+    direct: int = 0
 
 
 class RunnerReport(msgspec.Struct, frozen=True):
