@@ -72,6 +72,7 @@ class Need(msgspec.Struct):
     calls: int
     waits_for_first: bool
     reason: str
+    is_failing: bool = False  # its last starts failed
     no_room: NoRoom | None = None
     is_slot_limited: bool = False
 

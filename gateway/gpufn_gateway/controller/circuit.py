@@ -5,7 +5,8 @@
                                       └──────────a failure───────────┘
 
 Each revision has its own, so a new deploy starts with a clean one. HALF_OPEN lets one start through and only when
-something asks for a worker: calls must be let in again then, or nothing would ever ask.
+something asks for a worker: calls must be let in again then, or nothing would ever ask. Where a start takes the place
+of a worker that served, one failure opens it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Circuit:
     def __init__(self) -> None:
         self._failures = 0
         self._open_until = 0.0
+        self.backoff_s = 0.0  # for how long it was opened last
         self.openings = 0  # in a row: READY sets it back
         self.last_error: ErrorInfo | None = None
 
@@ -40,19 +42,21 @@ class Circuit:
             return CircuitState.CLOSED
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
-    def failed(self, now: float, error: ErrorInfo) -> None:
-        """A worker did not get ready."""
+    def failed(self, now: float, error: ErrorInfo, *, took_a_place: bool = False) -> None:
+        """A worker did not get ready. `took_a_place`: nobody serves calls while it is tried."""
         self.last_error = error
         self._failures += 1
         # Workers that were started together fail together: those after the one that opened it prove nothing new.
-        if self.state(now) is CircuitState.OPEN or self._failures < FAILURES_TO_OPEN:
+        if self.state(now) is CircuitState.OPEN or (self._failures < FAILURES_TO_OPEN and not took_a_place):
             return
-        self._open_until = now + min(FIRST_BACKOFF_S * 2**self.openings, LONGEST_BACKOFF_S)
+        self.backoff_s = min(FIRST_BACKOFF_S * 2**self.openings, LONGEST_BACKOFF_S)
+        self._open_until = now + self.backoff_s
         self.openings += 1
 
     def became_ready(self) -> None:
         self._failures = 0
         self.openings = 0
+        self.backoff_s = 0.0
         self.last_error = None
 
     def starts_allowed(self, now: float, wanted: int, starting: int) -> int:

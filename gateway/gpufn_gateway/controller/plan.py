@@ -3,7 +3,8 @@
 1. Assignments on lost nodes are given up.
 2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
 3. Workers above their revision's count drain, the longest idle first.
-4. Missing workers are placed: functions that have none first, then who has waited longest.
+4. Missing workers are placed: functions that have none first, of them first those whose starts do not fail, then who
+   has waited longest.
 5. Where there is no room for a function that has calls, idle workers of others drain, the longest idle first; when
    nobody is idle and it has waited `PATIENCE_S`, one of a function that has several.
 
@@ -187,6 +188,7 @@ class _Step:
             # The next revision of a function that is called takes part as if it had the calls itself.
             waits_for_first=held == 0 and (calls > 0 or one.role is Role.NEXT),
             reason=one.decision.reason,
+            is_failing=one.view.circuit.openings > 0,
         )
         self.needs.append(one.need)
 
@@ -267,7 +269,10 @@ class _Step:
             node = worker.assignment.node
             if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
                 slots[node] -= 1
-        turn = sorted(self.needs, key=lambda need: (not need.waits_for_first, need.view.waiting_since or now, need.key))
+        turn = sorted(
+            self.needs,
+            key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or now, need.key),
+        )
         without_room: list[Need] = []
         while turn:
             later: list[Need] = []
@@ -302,9 +307,20 @@ class _Step:
                 if room.claim(need):
                     continue
                 others = [worker for worker in idle if worker.key[0] != need.key[0]]
-                older = [worker for worker in idle if worker.key[0] == need.key[0] and worker.key != need.key]
-                if not room.evict_for(need, others + older) and self._has_lost_patience(need):
+                if not room.evict_for(need, others + self._other_revisions(need, idle)) and self._has_lost_patience(
+                    need
+                ):
                     room.evict_for(need, room.surplus_of_others(need))
+
+    def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
+        """Of the same function; for a revision that failed to start only those that its next try takes nothing from."""
+        return [
+            worker
+            for worker in idle
+            if worker.key[0] == need.key[0]
+            and worker.key != need.key
+            and (self.world.idle_for(worker, self.now) or 0.0) >= need.view.circuit.backoff_s
+        ]
 
     def _has_lost_patience(self, need: Need) -> bool:
         since = need.view.waiting_since

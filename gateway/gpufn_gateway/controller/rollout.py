@@ -2,10 +2,14 @@
 
 1. Deploy sets `active`. While `serving` is another revision, that one scales by its policy as before, and `active` gets
    as many workers as are READY there and needed, at least one.
-2. When as many of `active` are READY, so that capacity does not dip, or when `serving` has nobody READY, `serving`
-   moves. While `active` fails to start it does not: calls stay with what works.
+2. When as many of `active` are READY, so that capacity does not dip, `serving` moves; at once when it fails to start
+   itself. That it has nobody READY is no reason: on the only GPU it gave way to `active`, which has yet to show that it
+   starts. While `active` fails to start nothing moves: calls stay with what works.
 3. A retired revision keeps its workers while anything is queued or running for it, and for LINGER_S after `serving`
    moved: gateways learn of the move a moment later, and a call that one of them still sent there would find nobody.
+
+A try of `active` that takes the place of the only worker of `serving` costs calls. So one failure opens its circuit,
+the place goes back, and the next try takes it only when the old worker was idle for as long as the circuit was open.
 """
 
 from __future__ import annotations
@@ -55,8 +59,8 @@ def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
     """Whether calls go to the next revision from now on, and why."""
     if following.is_failing:
         return False, "the new revision's workers fail to start: calls stay with the old one"
-    if serving.ready == 0:
-        return True, "no worker of the old revision is ready"
+    if serving.ready == 0 and serving.is_failing:
+        return True, "the old revision's workers fail to start"
     needed = workers_for_next(serving)
     if following.ready >= needed:
         return True, f"{following.ready} of the new revision ready"

@@ -57,7 +57,6 @@ class Room:
     def evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
         """Drain the first of `candidates` whose going makes room, and no more than needed."""
         reports = self._world.reports(self._now)
-        resources = need.spec.spec.resources
         trial = self._book.copy()
         gone: list[WorkerView] = []
         found: Placement | NoRoom = NoRoom()
@@ -98,7 +97,7 @@ class Room:
         for key, view in self._world.views.items():
             ready = view.in_state(WorkerState.READY)
             is_same = key[0] == need.key[0]
-            if key == need.key or (len(ready) < 2 and not is_same):
+            if key == need.key or (len(ready) < 2 and not is_same) or (is_same and need.is_failing):
                 continue
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]

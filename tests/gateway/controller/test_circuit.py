@@ -26,6 +26,12 @@ def test_the_third_failure_in_a_row_opens_it() -> None:
     assert circuit.last_error == ERROR
 
 
+def test_one_failure_opens_it_where_nobody_served_meanwhile() -> None:
+    circuit = Circuit()
+    circuit.failed(0.0, ERROR, took_a_place=True)
+    assert (circuit.state(0.0), circuit.backoff_s) == (CircuitState.OPEN, 5.0)
+
+
 def test_a_ready_worker_between_failures_starts_the_count_again() -> None:
     circuit = Circuit()
     for _ in range(5):

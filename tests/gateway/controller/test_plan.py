@@ -181,16 +181,21 @@ def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() ->
     assert Drain("w0", "not ready after 631 s") in plan(stuck, 731.0).actions
 
 
-def test_calls_move_at_once_when_the_old_revision_has_nobody_ready() -> None:
-    asleep = world(0, active=2)
-    asleep.on_revision(("f", 2), revision("f", 2))
-    assert MoveServing("f", 2, "no worker of the old revision is ready") in plan(asleep, 100.0).actions
+def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
+    broken = world(0, active=2)
+    broken.on_revision(("f", 2), revision("f", 2))
+    assert not any(isinstance(action, MoveServing) for action in plan(broken, 100.0).actions)
+    for _ in range(3):
+        broken.view(("f", 1)).circuit.failed(100.0, ErrorInfo("function_start_failed", "no module named nope"))
+    assert MoveServing("f", 2, "the old revision's workers fail to start") in plan(broken, 100.0).actions
 
 
 @pytest.mark.parametrize(
     ("serving", "following", "moves"),
     [
-        (Standing(ready=0), Standing(), True),
+        (Standing(ready=0), Standing(), False),
+        (Standing(ready=0), Standing(ready=1), True),
+        (Standing(ready=0, is_failing=True), Standing(), True),
         (Standing(ready=0), Standing(is_failing=True), False),
         (Standing(ready=1, want=1), Standing(ready=0), False),
         (Standing(ready=1, want=1), Standing(ready=1), True),

@@ -197,3 +197,54 @@ def test_a_deleted_functions_workers_and_calls_go() -> None:
     assert sim.world.workers == {}
     assert not sim.queues.get(("f", 1))
     assert sim.count(EndQueued) >= 1
+
+
+def test_on_a_single_gpu_a_new_revision_that_cannot_start_gives_the_place_back_and_calls_go_on() -> None:
+    wants_gpu = Resources(gpu=("L4",))
+    sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: key == ("f", 2))
+    for number in (1, 2):
+        sim.deploy(revision(number=number, resources=wants_gpu, scaling=ScalingPolicy(min_workers=1)))
+        sim.run(3)
+    assert (sim.count(MoveServing), sim.workers("f", 1), sim.workers("f", 2)) == (0, 1, 0)
+    assert sim.statuses["f"].reason.endswith(
+        "; revision 2: the new revision's workers fail to start: calls stay with the old one: ImportError: "
+        "no module named nope"
+    )
+
+    def one_call_a_second(sim: Sim) -> None:
+        if int(sim.now * 10) % 10 == 0:
+            sim.call("f")
+
+    sim.run(400, one_call_a_second)
+    assert sim.done["f"] >= 399
+    assert sim.count(Start) <= 4, "a revision that is called is not taken away for another try of the new one"
+    assert sim.statuses["f"].serving == 1
+
+
+def test_on_a_single_gpu_a_revision_that_failed_to_start_is_tried_again_when_nobody_calls_the_old_one() -> None:
+    wants_gpu = Resources(gpu=("L4",))
+    broken = True
+    sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: broken and key == ("f", 2))
+    for number in (1, 2):
+        sim.deploy(revision(number=number, resources=wants_gpu, scaling=ScalingPolicy(min_workers=1)))
+        sim.run(3)
+    sim.run(60)
+    tries = sim.count(Start)
+    assert 6 <= tries <= 10, "after 5, 10, 20 s idle, each time with the old one in between"
+    broken = False
+    sim.run(120)
+    assert (sim.count(MoveServing), sim.workers("f", 1), sim.workers("f", 2)) == (1, 0, 1)
+
+
+def test_a_call_comes_before_another_try_of_a_revision_that_fails_to_start() -> None:
+    wants_gpu = Resources(gpu=("L4",))
+    sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: key == ("f", 2), start_s=2.0)
+    sim.deploy(revision(resources=wants_gpu, scaling=ScalingPolicy(idle_timeout_s=600)))
+    sim.call("f")
+    sim.run(5)
+    sim.deploy(revision(number=2, resources=wants_gpu))
+    sim.run(20)
+    assert sim.world.functions["f"].serving == 1
+    sim.call("f")
+    sim.run(8)
+    assert sim.done["f"] == 2
