@@ -21,6 +21,10 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
+# What follows /v2/ in the Open Inference Protocol; other protocols have a function's name there.
+_RESERVED_NAMES = frozenset(
+    {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
+)
 _MOST_MODULES = 256
 _MOST_ENV_BYTES = 32 << 10
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
@@ -231,6 +235,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{self.name!r} is not a function name: use a to z, 0 to 9 and hyphens, at most 40 characters, "
                 "with a letter or digit at both ends"
             )
+        if self.name in _RESERVED_NAMES:
+            raise InvalidSpec(f"{self.name!r} is a word of the protocols that the gateway speaks: choose another name")
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         _number("concurrency", self.concurrency, 1, 1000)

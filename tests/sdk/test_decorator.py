@@ -88,6 +88,7 @@ def test_a_spec_survives_its_journey_as_json() -> None:
         ({"retries": "many"}, "retries is a number or a Retry"),
         ({"env": {"A": 1}}, "env: names and values are text, not 'A': 1"),
         ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
+        ({"name": "models"}, "'models' is a word of the protocols that the gateway speaks: choose another name"),
         ({"name": "No Good"}, "'No Good' is not a function name"),
     ],
 )

@@ -1,6 +1,7 @@
 """Where a worker can run: `place(resources, nodes, leases) -> Placement | NoRoom`.
 
-1. Filter: a GPU of an acceptable kind, in the order of preference; host memory; cores.
+1. Filter: a device that the models have engines for; a GPU of an acceptable kind, in the order of preference; host
+   memory; cores.
 2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free ones; then the
    tightest fit, which leaves the largest hole for what comes next.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from gpufn.device import Device, DeviceShare, DeviceType
+from gpufn.engine import CPU_KIND
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources, Share
 
@@ -56,14 +58,22 @@ class _Fit(msgspec.Struct, frozen=True):
 
 
 def place(
-    resources: Resources, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits | None = None
+    resources: Resources,
+    nodes: Sequence[NodeReport],
+    leases: LeaseBook,
+    limits: Limits | None = None,
+    *,
+    engine_kinds: frozenset[str] | None = None,
 ) -> Placement | NoRoom:
+    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models."""
     limits = limits or Limits()
     missing: dict[str, str] = {}
     for kind in resources.gpu or (None,):
         fits: list[_Fit] = []
         for report in nodes:
-            fit = _fit(resources, kind, report, leases.used(report.node), limits)
+            offered = report if engine_kinds is None else _with_engines(report, kind, engine_kinds)
+            used = leases.used(report.node)
+            fit = offered if isinstance(offered, str) else _fit(resources, kind, offered, used, limits)
             if isinstance(fit, str):
                 # The first kind's shortage is told: it is the one that the user would rather have.
                 missing.setdefault(report.node, fit)
@@ -78,6 +88,18 @@ def place(
 def has_kind(device: Device, wanted: str) -> bool:
     """Whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU."""
     return wanted.lower() == ANY_KIND or wanted.lower() in device.kind.lower()
+
+
+def _with_engines(report: NodeReport, kind: str | None, engine_kinds: frozenset[str]) -> NodeReport | str:
+    """The node without the GPUs that there is no engine for; or which those are, when no other will do."""
+    if kind is None:
+        return report if CPU_KIND in engine_kinds else "there is no engine for the CPU"
+    gpus = [device for device in report.devices if device.type is DeviceType.GPU]
+    acceptable = {device.kind for device in gpus if has_kind(device, kind)}
+    if acceptable and not acceptable & engine_kinds:
+        return f"there is no engine for {' or '.join(sorted(acceptable))}: deploy again to have one built"
+    without = [device for device in gpus if device.kind not in engine_kinds]
+    return msgspec.structs.replace(report, devices=tuple(each for each in report.devices if each not in without))
 
 
 def _fit(resources: Resources, kind: str | None, report: NodeReport, used: Used, limits: Limits) -> _Fit | str:

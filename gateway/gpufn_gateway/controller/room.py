@@ -9,6 +9,7 @@ from gpufn.workers import WorkerState
 
 from . import policy
 from .actions import Need
+from .leases import LeaseBook
 from .placement import Limits, NoRoom, Placement, place
 from .views import WorkerView
 from .world import World
@@ -36,7 +37,7 @@ class Room:
 
     def grant(self, need: Need, nodes: list[NodeReport]) -> Placement | NoRoom:
         """A share for a worker that starts now, on one of `nodes`."""
-        found = place(need.spec.spec.resources, nodes, self._book, self._limits)
+        found = self._place(need, nodes, self._book)
         if isinstance(found, Placement):
             self._granted += 1
             self._book.grant(f"new-{self._granted}", found.node, found.share)
@@ -49,7 +50,7 @@ class Room:
                 self._book.release(worker.assignment.worker)
 
     def claim(self, need: Need) -> bool:
-        found = place(need.spec.spec.resources, self._world.reports(self._now), self._book, self._limits)
+        found = self._place(need, self._world.reports(self._now), self._book)
         if isinstance(found, Placement):
             self._book.grant(f"claim-{need.key}", found.node, found.share)
         return isinstance(found, Placement)
@@ -65,7 +66,7 @@ class Room:
                 continue
             trial.release(worker.assignment.worker)
             gone.append(worker)
-            found = place(resources, reports, trial, self._limits)
+            found = self._place(need, reports, trial)
             if isinstance(found, Placement):
                 break
         if isinstance(found, NoRoom):
@@ -74,7 +75,7 @@ class Room:
             # Without those whose going did not help: they are on other nodes, or too small.
             lease = victim.assignment
             trial.grant(lease.worker, lease.node, lease.share)
-            if isinstance(place(resources, reports, trial, self._limits), Placement):
+            if isinstance(self._place(need, reports, trial), Placement):
                 continue
             trial.release(lease.worker)
             self._drain(victim, f"makes room for {need.key[0]}, which has calls and no room")
@@ -101,6 +102,10 @@ class Room:
                 continue
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+
+    def _place(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Placement | NoRoom:
+        revision = need.spec
+        return place(revision.spec.resources, nodes, book, self._limits, engine_kinds=revision.device_kinds)
 
     def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
         """min_workers hold against others as well; a revision that is being replaced has none."""

@@ -105,6 +105,30 @@ def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
     assert str(found) == text
 
 
+@pytest.mark.parametrize(
+    ("wanted", "engine_kinds", "placed"),
+    [
+        (("any",), {"NVIDIA L4"}, "g1"),
+        (("A100", "L4"), {"NVIDIA L4"}, "g1"),
+        (("A100", "L4"), {"NVIDIA L4", "NVIDIA A100"}, "g2"),
+        (
+            ("any",),
+            {"NVIDIA H200"},
+            "a: there is no engine for NVIDIA A100 or NVIDIA L4: deploy again to have one built",
+        ),
+        (("L4",), set(), "a: there is no engine for NVIDIA L4: deploy again to have one built"),
+        ((), {"cpu"}, None),
+        ((), {"NVIDIA L4"}, "a: there is no engine for the CPU"),
+    ],
+)
+def test_a_worker_with_models_goes_where_they_have_engines(
+    wanted: tuple[str, ...], engine_kinds: set[str], placed: str | None
+) -> None:
+    nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
+    found = place(Resources(gpu=wanted), nodes, LeaseBook(), engine_kinds=frozenset(engine_kinds))
+    assert (found.share.gpu_device if isinstance(found, Placement) else str(found)) == placed
+
+
 def test_no_nodes_is_no_room() -> None:
     assert str(place(Resources(), [], LeaseBook())) == "no node is up"
 

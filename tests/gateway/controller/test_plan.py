@@ -9,6 +9,7 @@ import pytest
 
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
+from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
@@ -110,6 +111,19 @@ def test_a_lost_node_gets_no_workers() -> None:
     status = plan(empty, 120.0).statuses["f"]
     assert status.waiting is not None
     assert (status.waiting.reason, status.waiting.detail) == ("no_capacity", "no node is up")
+
+
+def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
+    empty = world()
+    model = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, models=(model,))
+    for engines, reason in (({"net": {"NVIDIA L4": ("k",)}}, "no_capacity"), ({"net": {"cpu": ("k",)}}, "starting")):
+        empty.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec, engines=engines))
+        empty.on_doorbell("f", 100.0)
+        waiting = plan(empty, 100.0).statuses["f"].waiting
+        assert waiting is not None
+        assert waiting.reason == reason
 
 
 def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
