@@ -307,9 +307,8 @@ class _Step:
                 if room.claim(need):
                     continue
                 others = [worker for worker in idle if worker.key[0] != need.key[0]]
-                if not room.evict_for(need, others + self._other_revisions(need, idle)) and self._has_lost_patience(
-                    need
-                ):
+                others += self._other_revisions(need, idle)
+                if not room.evict_for(need, others) and self._has_lost_patience(need):
                     room.evict_for(need, room.surplus_of_others(need))
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:

@@ -320,12 +320,10 @@ class World:
 
     def _start_failed(self, key: Key, error: ErrorInfo, now: float) -> None:
         function = self.functions.get(key[0])
-        is_next = function is not None and key[1] == function.active != function.serving
-        took_a_place = (
-            function is not None
-            and is_next
-            and not self.view((key[0], function.serving)).in_state(WorkerState.READY, WorkerState.PARKED)
-        )
+        took_a_place = False
+        if function is not None and key[1] == function.active != function.serving:
+            serving = self.view((function.name, function.serving))
+            took_a_place = not serving.in_state(WorkerState.READY, WorkerState.PARKED)
         self.view(key).circuit.failed(now, error, took_a_place=took_a_place)
 
     def _on_worker_report(self, report: WorkerReport, sent_at: float, now: float) -> bool:
