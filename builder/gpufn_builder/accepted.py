@@ -1,0 +1,61 @@
+"""What the installed ONNX Runtime accepts, found out by asking it: it has no call that tells."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+_SILENT: Final = 4
+_OLDEST_IR: Final = 8
+_OLDEST_OPSET: Final = {"": 17, "ai.onnx.ml": 3}
+
+
+@functools.cache
+def newest_ir_version() -> int:
+    """The newest version of the file format."""
+    for version in range(onnx.IR_VERSION, _OLDEST_IR, -1):
+        if _accepts(version, {"": _OLDEST_OPSET[""]}):
+            return version
+    return _OLDEST_IR
+
+
+@functools.cache
+def domains() -> frozenset[str]:
+    """The domains of ONNX itself; "" is the main one."""
+    return frozenset(schema.domain for schema in onnx.defs.get_all_schemas())
+
+
+@functools.cache
+def newest_opset(domain: str) -> int:
+    """The newest opset of `domain` that this ONNX Runtime takes for released; 0 for a domain that it does not know."""
+    oldest = _OLDEST_OPSET.get(domain, 0)
+    known = _newest_known(domain) if domain else onnx.defs.onnx_opset_version()
+    for opset in range(known, oldest, -1):
+        if _accepts(newest_ir_version(), {"": _OLDEST_OPSET[""], domain: opset}):
+            return opset
+    return oldest
+
+
+def _newest_known(domain: str) -> int:
+    return max((schema.since_version for schema in onnx.defs.get_all_schemas() if schema.domain == domain), default=0)
+
+
+def _accepts(ir_version: int, opsets: dict[str, int]) -> bool:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "asked", [value], [result]),
+        ir_version=ir_version,
+        opset_imports=[helper.make_opsetid(domain, opset) for domain, opset in opsets.items()],
+    )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT
+    try:
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # the bindings' exceptions have no common base of their own
+        return False
+    return True

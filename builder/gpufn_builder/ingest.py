@@ -1,0 +1,404 @@
+"""The first look at what somebody uploaded: is it an ONNX model, and does it stay inside its own files?
+
+    1. the files: as many and as large as the spec says, regular ones in one folder
+    2. the bytes: ONNX whole, not something else by its first bytes, not cut off
+    3. every message of the protobuf, however deep: external data, domains, sizes, nesting
+    4. opsets that the runtime accepts, inputs whose rank is known
+
+No file but the ONNX one is opened here, and onnx is not let near external data before step 3 has passed.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import onnx
+from google.protobuf.message import DecodeError, Message
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from gpufn.engine import BuildStage
+from gpufn.errors import BuildFailed
+from gpufn.model import ModelSpec
+from gpufn_builder import accepted
+from gpufn_builder.tensors import datatype_of
+
+_STAGE: Final = BuildStage.INGEST
+_MAIN: Final = ("", "ai.onnx")  # two names of one domain
+# What the first bytes of other formats are: offset, bytes, words.
+_MAGIC: Final = (
+    (0, b"PK\x03\x04", "a zip archive, as PyTorch, Keras and numpy write them"),
+    (0, b"PK\x05\x06", "an empty zip archive"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes them"),
+    (0, b"\x1f\x8b", "a gzip archive"),
+    (257, b"ustar", "a tar archive"),
+    (4, b"TFL3", "a TensorFlow Lite model"),
+    (4, b"ORTM", "a model in ONNX Runtime's own format"),
+    (0, b"GGUF", "a GGUF file"),
+    (0, b"ftrt", "a TensorRT engine"),
+    (0, b"\x93NUMPY", "a numpy array"),
+    (0, b"\x7fELF", "a program or shared library"),
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the file that it stands for"),
+)
+_PICKLES: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
+_INSTEAD: Final = "export the model to ONNX"
+
+
+class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one upload may be; the count of its files is held by ModelSpec."""
+
+    model_bytes: int = (2 << 30) - 1  # of the ONNX file: what a protobuf can be
+    total_bytes: int = 64 << 30
+    nodes: int = 200_000  # with functions written out where they are called
+    nesting: int = 16  # graphs inside graphs, and calls of functions by functions
+    elements: int = 1 << 34  # of one tensor
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """A model that passed: the ONNX file `name` and its external data, `external`, lie in `folder`."""
+
+    folder: Path
+    name: str
+    external: tuple[str, ...]
+    proto: ModelProto  # external data not loaded
+    nodes: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
+
+
+def ingest(folder: Path, spec: ModelSpec, limits: IngestLimits) -> SourceModel:
+    """The model of `spec`, whose files lie in `folder` under their names. Raises BuildFailed(stage="ingest")."""
+    sizes = _sizes(folder, spec, limits)
+    name = spec.files[0].name
+    proto = _parse(name, (folder / name).read_bytes())
+    walk = _Walk({other: size for other, size in sizes.items() if other != name}, proto, limits)
+    walk.all()
+    nodes = _count_nodes(proto, limits)
+    _check_opsets(proto)
+    _check_inputs(proto.graph)
+    return SourceModel(folder, name, tuple(sorted(walk.external)), proto, nodes)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _sizes(folder: Path, spec: ModelSpec, limits: IngestLimits) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for file in spec.files:
+        try:
+            found = (folder / file.name).lstat()
+        except OSError as error:
+            raise _refused(f"{file.name} is missing: {error.strerror}") from None
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+            raise _refused(f"{file.name} is {kind}")
+        if found.st_nlink > 1:
+            raise _refused(f"{file.name} is a hard link: it is shared with another place")
+        if found.st_size != file.size:
+            raise _refused(f"{file.name} has {found.st_size} bytes, not the {file.size} that were announced")
+        sizes[file.name] = found.st_size
+    model = spec.files[0].name
+    if sizes[model] > limits.model_bytes:
+        raise _refused(
+            f"{model} has {sizes[model]} bytes, and {limits.model_bytes} are allowed: keep weights as external data"
+        )
+    if (total := sum(sizes.values())) > limits.total_bytes:
+        raise _refused(f"the model's files have {total} bytes together, and {limits.total_bytes} are allowed")
+    return sizes
+
+
+def _parse(name: str, data: bytes) -> ModelProto:
+    if not data:
+        raise _refused(f"{name} is empty")
+    if (kind := _other_kind(data)) is not None:
+        raise _refused(f"{name} is not ONNX but {kind}: {_INSTEAD}")
+    missing = _missing_bytes(data)
+    if missing is None:
+        raise _refused(f"{name} is not ONNX: {_INSTEAD}")
+    if missing:
+        raise _refused(f"{name} is cut off: at least {missing} bytes are missing at its end")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError:
+        raise _refused(f"{name} is damaged, or nested too deeply: its parts cannot be read as ONNX") from None
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise _refused(f"{name} is not a whole ONNX model: it has no graph or no opset")
+    return proto
+
+
+def _other_kind(data: bytes) -> str | None:
+    """What `data` is in words when its first bytes tell that it is something else."""
+    if data[:2] in _PICKLES:
+        return "a pickle, which is a program and never loaded here"
+    for offset, magic, words in _MAGIC:
+        if data[offset : offset + len(magic)] == magic:
+            return words
+    if data[8:9] == b"{" and int.from_bytes(data[:8], "little") < len(data):
+        return "a safetensors file, which holds weights without a graph"
+    start = data[:64].lstrip()
+    if start[:1] in (b"{", b"[", b"<") and data[:256].isascii() and b"\0" not in data[:256]:
+        return "text, such as JSON or HTML"
+    return None
+
+
+def _missing_bytes(data: bytes) -> int | None:
+    """How many bytes the outermost fields want past the end: 0 for a whole file, None for what has no such fields."""
+    view, position = memoryview(data), 0
+    while position < len(view):
+        is_first = position == 0
+        key, position = _varint(view, position)
+        field, wire = key >> 3, key & 7
+        known = field in ModelProto.DESCRIPTOR.fields_by_number
+        if wire not in (0, 1, 2, 5) or (not known and (is_first or field > 100)):
+            return None
+        if wire == 2:
+            size, position = _varint(view, position)
+            position += size
+        else:
+            position = _varint(view, position)[1] if wire == 0 else position + (8 if wire == 1 else 4)
+    return position - len(view)
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    """A number and where it ends; past the end of `view` when it is cut off or is none."""
+    value = 0
+    for index in range(10):
+        if position + index >= len(view):
+            return 0, len(view) + 1
+        byte = view[position + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value, position + index + 1
+    return 0, len(view) + 1
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+class _Walk:
+    """Every message of a model, once. `external` collects the files that its tensors lie in."""
+
+    def __init__(self, sizes: Mapping[str, int], model: ModelProto, limits: IngestLimits) -> None:
+        self._sizes = sizes
+        self._model = model
+        self._limits = limits
+        self._functions = {_key(function) for function in model.functions}
+        self.external: set[str] = set()
+
+    def all(self) -> None:
+        self._visit(self._model, owner="", depth=0)
+
+    def _visit(self, message: Message, owner: str, depth: int) -> None:
+        match message:
+            case TensorProto():
+                self._check_tensor(message, owner)
+                return
+            case NodeProto():
+                owner = _called(message)
+                self._check_domain(message, owner)
+            case GraphProto():
+                depth += 1
+                if depth > self._limits.nesting:
+                    raise _refused(f"graphs lie {depth} deep in each other; {self._limits.nesting} are allowed", owner)
+        for child in _children(message):
+            self._visit(child, owner, depth)
+
+    def _check_domain(self, node: NodeProto, owner: str) -> None:
+        domain = node.domain
+        if domain in _MAIN or domain in accepted.domains() or _call_key(node) in self._functions:
+            return
+        raise _refused(
+            f"node {owner} is {domain}.{node.op_type}: operators of the domain {domain} are unknown here", owner
+        )
+
+    def _check_tensor(self, tensor: TensorProto, owner: str) -> None:
+        name = tensor.name or f"a tensor of {owner or 'the model'}"
+        if any(size < 0 for size in tensor.dims):
+            raise _refused(f"{name} has the shape {list(tensor.dims)}", owner)
+        elements = math.prod(tensor.dims)
+        if elements > self._limits.elements:
+            raise _refused(f"{name} has {elements} elements; {self._limits.elements} are allowed", owner)
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            self._check_external(tensor, name, elements, owner)
+
+    def _check_external(self, tensor: TensorProto, name: str, elements: int, owner: str) -> None:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if len(entries) < len(tensor.external_data):
+            raise _refused(f"{name}: its external data says one thing twice", owner)
+        location = entries.get("location", "")
+        if not location or location in (".", "..") or set(location) & set("/\\\0"):
+            raise _refused(
+                f"{name}: its external data {location[:120]!r} is not a plain file name beside the model", owner
+            )
+        if location not in self._sizes:
+            raise _refused(f"{name}: its external data {location[:120]!r} was not uploaded with the model", owner)
+        offset = _count(entries, "offset", name, owner) or 0
+        needed = _bytes_of(tensor.data_type, elements)
+        if needed is None:
+            raise _refused(f"{name}: elements of type {tensor.data_type} cannot be external data", owner)
+        length = _count(entries, "length", name, owner)
+        end = offset + max(needed, length or 0)
+        if end > self._sizes[location]:
+            raise _refused(
+                f"{name}: its external data ends at byte {end} of {location}, which has {self._sizes[location]}", owner
+            )
+        self.external.add(location)
+
+
+def _children(message: Message) -> Iterator[Message]:
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            yield value
+        else:
+            yield from value
+
+
+def _count(entries: Mapping[str, str], key: str, name: str, owner: str) -> int | None:
+    text = entries.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise _refused(f"{name}: the {key} of its external data is {text[:40]!r}", owner)
+    return int(text)
+
+
+def _bytes_of(element_type: int, elements: int) -> int | None:
+    """None for texts, which have no size, and for types that are not known."""
+    if element_type == TensorProto.STRING:
+        return None
+    try:
+        itemsize = onnx.helper.tensor_dtype_to_np_dtype(element_type).itemsize
+    except (KeyError, ValueError, TypeError):
+        return None
+    per_byte = {"INT4": 2, "UINT4": 2, "FLOAT4E2M1": 2, "INT2": 4, "UINT2": 4}.get(
+        TensorProto.DataType.Name(element_type), 1
+    )
+    return -(-elements * itemsize // per_byte)
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def _count_nodes(model: ModelProto, limits: IngestLimits) -> int:
+    """Nodes with each function written out where it is called: what the model is once it is normalised."""
+    functions = {_key(function): function for function in model.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def size_of(message: Message, calls: tuple[tuple[str, str, str], ...]) -> int:
+        total = 0
+        for node in _nodes(message):
+            key = _call_key(node)
+            if key not in functions:
+                total += 1
+            elif key in calls:
+                raise _refused(f"the function {key[0]}.{key[1]} calls itself", _called(node))
+            elif len(calls) >= limits.nesting:
+                raise _refused(f"functions call each other more than {limits.nesting} deep", _called(node))
+            else:
+                if key not in sizes:
+                    sizes[key] = size_of(functions[key], (*calls, key))
+                total += sizes[key]
+            if total > limits.nodes:
+                raise _refused(f"the model has more than {limits.nodes} nodes")
+        return total
+
+    return size_of(model.graph, ())
+
+
+def _nodes(message: Message) -> Iterator[NodeProto]:
+    """All nodes of a graph or function, those of subgraphs too."""
+    for child in _children(message):
+        if isinstance(child, TensorProto):
+            continue
+        if isinstance(child, NodeProto):
+            yield child
+        yield from _nodes(child)
+
+
+def _check_opsets(model: ModelProto) -> None:
+    used = {"" if node.domain in _MAIN else node.domain for node in _nodes(model.graph)}
+    for function in model.functions:
+        used |= {"" if node.domain in _MAIN else node.domain for node in _nodes(function)}
+    for holder in (model, *model.functions):
+        for opset in holder.opset_import:
+            domain = "" if opset.domain in _MAIN else opset.domain
+            if domain not in used or domain not in accepted.domains():
+                continue  # nothing is taken from it, or it is that of the model's own functions
+            newest = accepted.newest_opset(domain)
+            if opset.version > newest:
+                raise _refused(
+                    f"the model uses opset {opset.version} of {domain or 'ai.onnx'}, and this runtime takes opsets up "
+                    f"to {newest}: export it with opset_version={newest}"
+                )
+
+
+def _check_inputs(graph: GraphProto) -> None:
+    constants = {tensor.name for tensor in graph.initializer} | {
+        tensor.values.name for tensor in graph.sparse_initializer
+    }
+    for value in graph.input:
+        if value.name not in constants:
+            _check_input(value)
+    for value in graph.output:
+        kind = value.type.WhichOneof("value")
+        if kind == "tensor_type" and value.type.tensor_type.elem_type and _datatype(value) is None:
+            raise _refused(f"output {value.name} has elements of type {_type_name(value)}, which cannot be sent")
+        if kind not in ("tensor_type", None):
+            raise _refused(f"output {value.name} is {_in_words(kind)}, and only tensors can be sent")
+
+
+def _check_input(value: ValueInfoProto) -> None:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise _refused(f"input {value.name} is {_in_words(kind)}, and only tensors can be received")
+    if _datatype(value) is None:
+        raise _refused(f"input {value.name} has elements of type {_type_name(value)}, which cannot be received")
+    if not value.type.tensor_type.HasField("shape"):
+        raise _refused(
+            f"input {value.name} does not say how many dimensions it has: export the model with a shape for it, whose "
+            "sizes may be dynamic"
+        )
+
+
+def _datatype(value: ValueInfoProto) -> str | None:
+    return datatype_of(value.type.tensor_type.elem_type)
+
+
+def _type_name(value: ValueInfoProto) -> str:
+    number = value.type.tensor_type.elem_type
+    return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
+
+
+def _in_words(kind: str | None) -> str:
+    return {"sequence_type": "a sequence", "optional_type": "optional", "map_type": "a map"}.get(
+        kind or "", "of no type" if kind is None else "no dense tensor"
+    )
+
+
+def _key(function: FunctionProto) -> tuple[str, str, str]:
+    return function.domain, function.name, function.overload
+
+
+def _call_key(node: NodeProto) -> tuple[str, str, str]:
+    return node.domain, node.op_type, node.overload
+
+
+def _called(node: NodeProto) -> str:
+    """How an error names a node: exporters leave names out."""
+    outputs: Any = [name for name in node.output if name]
+    return node.name or (f"{node.op_type} -> {outputs[0]}" if outputs else node.op_type)
+
+
+def _refused(message: str, node: str = "") -> BuildFailed:
+    return BuildFailed(message, stage=_STAGE, node=node)
