@@ -1,7 +1,7 @@
 """Engines and Builds: what the builder makes of a ModelSpec, what names it, and how far a build has got.
 
 An engine is a folder of files. Published it is an EngineManifest in the ENGINES bucket, under its EngineKey, and its
-files in the object store, by digest; on a node it is `cache/engines/<key>/` with `manifest.json` beside its files.
+files in the object store, by digest; on a node it is `cache/engines/<key>/`, with the manifest beside its files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from gpufn.errors import ErrorInfo
 from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
 ENGINE_SCHEMA = 1  # of the manifest and of what the builder does: a new number makes all engines anew
+MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
+GOLDEN_FILE = "golden.npz"
 CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name, as the driver tells it
 
 _canonical = msgspec.json.Encoder(order="sorted")
@@ -89,9 +91,9 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine as published. `files` holds the engine first, then what it refers to, then `golden.npz`.
+    """An engine as published. `files` holds the engine first, then what it refers to, then GOLDEN_FILE.
 
-    `golden.npz` has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
+    The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
     `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
     a run of up to `max_batch` rows.
 
