@@ -74,5 +74,7 @@ def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
             field=problem.field,
             error_type=problem.error_type,
             traceback=problem.traceback,
+            stage=problem.stage,
+            node=problem.node,
         )
     )

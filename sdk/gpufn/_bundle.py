@@ -278,3 +278,6 @@ def _where_it_failed(error: BaseException, file: Path, root: Path) -> str:
 def _below(filename: str, root: Path) -> bool:
     path = Path(filename)
     return path.is_absolute() and path.resolve().is_relative_to(root) and "site-packages" not in path.parts
+
+
+EMPTY = _Collector([]).bundle()  # of a function without code

@@ -15,7 +15,8 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +28,9 @@ from gpufn._answers import answer_of, decoded, error_of
 from gpufn._streams import events_of, items_of, lines_of
 from gpufn._views import (
     Answer,
+    Building,
+    Builds,
+    BuildView,
     Calls,
     Cancellation,
     Functions,
@@ -35,6 +39,7 @@ from gpufn._views import (
     Keys,
     KeyView,
     Nodes,
+    RevisionProgress,
     Revisions,
     RevisionView,
     WhyView,
@@ -46,6 +51,7 @@ from gpufn.errors import (
 )
 from gpufn.home import Home
 from gpufn.ids import Digest, new_invocation_id
+from gpufn.model import ModelSpec
 from gpufn.protocol.messages import LogLine
 from gpufn.spec import FunctionSpec
 
@@ -62,6 +68,7 @@ EVENTS = "text/event-stream"
 _CONNECT_TIMEOUT_S = 5.0
 _MANAGE_TIMEOUT_S = 60.0
 _LONGEST_WAIT_S = 30.0  # of one request for a result
+_CHUNK_BYTES = 1 << 20  # of an upload
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
 _JSON = {"content-type": values.JSON}
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
@@ -225,10 +232,13 @@ class Client:
         """One function. Raises FunctionNotFound."""
         return self._json(FunctionView, "GET", f"/v1/functions/{name}")
 
-    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView:
-        """Deploy a spec whose bundle has been uploaded; `deploy` does both."""
+    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView | Building:
+        """Deploy a spec whose bundle and models have been uploaded; `deploy` does all. Building: one with models."""
         body = msgspec.json.encode({"spec": spec, "bundle": bundle})
-        return self._json(FunctionView, "POST", "/v1/functions", content=body, headers=_JSON)
+        response = self._request("POST", "/v1/functions", content=body, headers=_JSON)
+        if response.status_code == 202:
+            return decoded(Building, response.content)
+        return decoded(FunctionView, response.content)
 
     def deploy(
         self,
@@ -240,24 +250,23 @@ class Client:
     ) -> list[FunctionView]:
         """Deploy functions of this process: by source when they are in a module's file, else by value.
 
-        Returns when calls go to the new revisions, which takes a worker's start while one of the old is warm;
-        `wait=False` returns at once. Unchanged code and options make no new revision, unless `force`. Raises
+        Returns when calls go to the new revisions, which takes the builds of their models, and a worker's start while
+        one of the old is warm; `wait=False` returns at once, without those whose models are being built. Unchanged code
+        and options make no new revision, unless `force`. Raises BuildFailed when a model cannot be built,
         FunctionStartFailed when a new revision does not start, TimeoutError after `timeout_s` (the function's own
         startup_timeout when not given); the old one serves on.
         """
         from gpufn import _deployment  # noqa: PLC0415
-        from gpufn._bundle import bundles_of  # noqa: PLC0415
 
         made = []
-        for function, packaging, bundle in bundles_of(functions, include):
-            spec = function.spec(packaging, bundle.modules)
-            deployment = _deployment.deploy(self, spec, bundle.digest, bundle.data, force=force)
+        for deployable in _deployment.deployables(functions, include):
+            deployment = _deployment.deploy(self, deployable, force=force)
             if deployment.lacking:
-                warnings.warn(f"calls of {spec.name} will wait: {deployment.lacking}", stacklevel=2)
-            made.append((deployment.view, spec.startup_timeout_s if timeout_s is None else timeout_s))
-        if not wait:
-            return [view for view, _ in made]
-        return [_deployment.wait_until_it_serves(self, view, patience_s) for view, patience_s in made]
+                warnings.warn(f"calls of {deployment.function} will wait: {deployment.lacking}", stacklevel=2)
+            made.append(deployment)
+        if wait:
+            return [_deployment.finish(self, deployment, timeout_s) for deployment in made]
+        return [deployment.view for deployment in made if deployment.view is not None]
 
     def delete(self, name: str) -> None:
         """Queued calls are cancelled, running ones finish."""
@@ -266,6 +275,10 @@ class Client:
     def revisions(self, name: str) -> list[RevisionView]:
         """Every revision, the oldest first."""
         return self._json(Revisions, "GET", f"/v1/functions/{name}/revisions").revisions
+
+    def revision(self, name: str, number: int) -> RevisionProgress:
+        """One revision, and how far the builds of its models are."""
+        return self._json(RevisionProgress, "GET", f"/v1/functions/{name}/revisions/{number}")
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
         """Make an earlier revision the active one; None: the one before it."""
@@ -295,13 +308,7 @@ class Client:
 
     def has_bundle(self, digest: Digest) -> bool:
         """Whether it has been uploaded."""
-        try:
-            self._request("HEAD", f"/v1/bundles/{digest}")
-        except GpufnError as error:
-            if getattr(error, "status", None) == 404:
-                return False
-            raise
-        return True
+        return self._exists(f"/v1/bundles/{digest}")
 
     def put_bundle(self, digest: Digest, data: bytes) -> bool:
         """Upload unless it is there; False when it was."""
@@ -316,6 +323,38 @@ class Client:
                 "in the worker from a disk or an address"
             ) from error
         return True
+
+    # Models
+
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None] = lambda count: None) -> bool:
+        """Upload a model's file unless it is there; False when it was. `sent` gets the bytes so far."""
+        if self._exists(f"/v1/artifacts/{digest}"):
+            return False
+        headers = {"content-type": media.BYTES, "content-length": str(path.stat().st_size)}
+        content = _FileContent(path, sent)
+        self._request("PUT", f"/v1/artifacts/{digest}", content=content, headers=headers, timeout=self._endless)
+        return True
+
+    def create_build(self, model: ModelSpec, device: str | None = None) -> BuildView:
+        """Build engines of a model whose files have been uploaded; without `device`, for the nodes' CPUs."""
+        body = msgspec.json.encode({"model": model} | ({"device": device} if device else {}))
+        return self._json(BuildView, "POST", "/v1/builds", content=body, headers=_JSON)
+
+    def builds(self) -> list[BuildView]:
+        """Every build, the newest first."""
+        return self._json(Builds, "GET", "/v1/builds").builds
+
+    def build(self, id: str, *, wait_s: float = 0.0) -> BuildView:  # noqa: A002
+        """How a build stands, at its end or after `wait_s`, which is 30 at most. Raises BuildNotFound."""
+        return self._json(BuildView, "GET", f"/v1/builds/{id}", params={"wait": f"{wait_s:g}"})
+
+    def build_report(self, id: str, *, page: bool = False) -> bytes:  # noqa: A002
+        """What was built, compared and measured: as JSON, or as a `page` of HTML."""
+        return self._request("GET", f"/v1/builds/{id}/report{'.html' if page else ''}").content
+
+    def cancel_build(self, id: str) -> BuildView:  # noqa: A002
+        """Ask for its end; what waits for it fails."""
+        return self._json(BuildView, "DELETE", f"/v1/builds/{id}")
 
     # The platform
 
@@ -359,6 +398,15 @@ class Client:
             return self._request("GET", path, check=False).status_code
         except GatewayUnavailable:
             return 0
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._request("HEAD", path)
+        except GpufnError as error:
+            if getattr(error, "status", None) == 404:
+                return False
+            raise
+        return True
 
     def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
         return decoded(kind, self._request(method, path, **options).content)
@@ -416,6 +464,22 @@ class Client:
         if isinstance(error, httpx.TimeoutException):
             return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
+
+
+class _FileContent:
+    """A file as a request's body; each try reads it from its beginning."""
+
+    def __init__(self, path: Path, sent: Callable[[int], None]) -> None:
+        self._path = path
+        self._sent = sent
+
+    def __iter__(self) -> Iterator[bytes]:
+        count = 0
+        with self._path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+                count += len(chunk)
+                self._sent(count)
 
 
 def _call_headers(content_type: str, accept: str, timeout_s: float | None) -> dict[str, str]:

@@ -2,34 +2,66 @@
 
 1. ask what there is; the same code and spec as the revision that serves: nothing to do
 2. say what no node has: its calls would wait, and nothing else would tell
-3. upload the bundle, make the revision
-4. wait until calls go to it: while a worker of the old revision is warm, they stay there until the new one has its own
+3. upload the bundle and the models' files, make the revision
+4. wait until the engines of its models are built; until then it is not active
+5. wait until calls go to it: while a worker of the old revision is warm, they stay there until the new one has its own
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from gpufn._views import FunctionView, RevisionView
-from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed
+from gpufn._building import build_error, upload
+from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.errors import (
+    Conflict,
+    Forbidden,
+    FunctionNotFound,
+    FunctionStartFailed,
+)
 from gpufn.ids import Digest
-from gpufn.spec import FunctionSpec, Resources, spec_from_json
+from gpufn.revision import RevisionState
+from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources, spec_from_json
+
+if TYPE_CHECKING:
+    from gpufn._bundle import AnyFunction
+    from gpufn._models import Model
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_MOVES_WITHIN_S = 10.0  # `active`, after the last build
 _STAYS = "calls stay with the old one"  # the gateway's words in `reason`, followed by ": " and the error of the start
 
 
-class Deployment(msgspec.Struct, frozen=True):
-    """`is_new` False: nothing had changed."""
+class Deployable(NamedTuple):
+    """A spec, its bundle, and where the files of its models lie, by digest."""
 
-    view: FunctionView
+    spec: FunctionSpec
+    bundle: Digest
+    data: bytes
+    paths: Mapping[str, Path] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes, of bundle and models."""
+        return len(self.data) + sum(path.stat().st_size for path in self.paths.values())
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """`view` is None while the engines of `revision` are built, in `builds`. `is_new` False: nothing had changed."""
+
+    function: str
+    revision: int
+    view: FunctionView | None
     is_new: bool
+    startup_timeout_s: float
     lacking: str = ""
+    builds: tuple[str, ...] = ()
 
 
 class Api(Protocol):
@@ -38,20 +70,106 @@ class Api(Protocol):
     def function(self, name: str) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
     def nodes(self) -> list[dict[str, Any]]: ...
+    def revision(self, name: str, number: int) -> RevisionProgress: ...
     def put_bundle(self, digest: Digest, data: bytes) -> bool: ...
-    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView: ...
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
+    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView | Building: ...
 
 
-def deploy(api: Api, spec: FunctionSpec, digest: Digest, data: bytes, *, force: bool = False) -> Deployment:
-    """Steps 1 to 3. `force`: a new revision even when nothing changed."""
-    before = None if force else _serving_alone(api, spec.name)
+def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
+    """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
+    from gpufn._bundle import bundles_of  # noqa: PLC0415
+    from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
+
+    for function, packaging, bundle in bundles_of(functions, include):
+        models = prepare_all(function.settings.declared_models, folder_of(function.raw))
+        spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models))
+        paths = {digest: path for model in models for digest, path in model.paths.items()}
+        yield Deployable(spec, bundle.digest, bundle.data, paths)
+
+
+def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
+    """A model as a function without code; `options` as of `@gpu_function`, with its name. Paths start here.
+
+    Calls share runs of up to `max_batch` rows; with 1, one call is read while another runs.
+    """
+    from gpufn._bundle import EMPTY  # noqa: PLC0415
+    from gpufn._model_files import prepare  # noqa: PLC0415
+    from gpufn._options import settings_from  # noqa: PLC0415
+
+    gathers = {"batch": Batch(model.max_batch)} if model.max_batch > 1 else {"concurrency": 2}
+    settings = settings_from({**gathers, **options}, "model")
+    prepared = prepare("model", model, Path.cwd())
+    spec = settings.spec(
+        (MethodSpec(parameters={"type": "object"}),),
+        is_class=False,
+        entry=EntryPoint("", "", Packaging.MODEL),
+        models=(prepared.spec,),
+    )
+    return Deployable(spec, EMPTY.digest, EMPTY.data, prepared.paths)
+
+
+def deploy(
+    api: Api, wanted: Deployable, *, force: bool = False, told: Callable[[str], None] = lambda progress: None
+) -> Deployment:
+    """Steps 1 to 3. `force`: a new revision even when nothing changed. `told` gets how far the uploads are."""
+    spec, digest = wanted.spec, wanted.bundle
+    name, patience_s = spec.name, spec.startup_timeout_s
+    before = None if force else _serving_alone(api, name)
     if before is not None and _is_same(api, before, spec, digest):
-        return Deployment(before, is_new=False)
+        return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = what_no_node_has(spec.resources, api.nodes())
-    api.put_bundle(digest, data)
-    return Deployment(api.create_revision(spec, digest), is_new=True, lacking=lacking)
+    api.put_bundle(digest, wanted.data)
+    upload(api, wanted.paths, told)
+    made = api.create_revision(spec, digest)
+    if isinstance(made, Building):
+        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds)
+    return Deployment(name, made.active, made, True, patience_s, lacking)
+
+
+def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> FunctionView:
+    """Steps 4 and 5, in silence."""
+    view = deployment.view or wait_until_built(api, deployment.function, deployment.revision, timeout_s)
+    return wait_until_it_serves(api, view, deployment.startup_timeout_s if timeout_s is None else timeout_s)
+
+
+def wait_until_built(
+    api: Api,
+    name: str,
+    number: int,
+    timeout_s: float | None = None,
+    *,
+    seen: Callable[[Sequence[BuildView]], None] = lambda builds: None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> FunctionView:
+    """Step 4. `seen` gets the revision's builds as they go on.
+
+    Raises BuildFailed, Conflict when another revision took its place meanwhile, and TimeoutError.
+    """
+    started, pause_s, ready_at = clock(), _FIRST_PAUSE_S, None
+    while True:
+        revision = api.revision(name, number)
+        seen(revision.builds)
+        if revision.state is RevisionState.FAILED:
+            raise build_error(revision.error)
+        if revision.state is not RevisionState.BUILDING:
+            ready_at = clock() if ready_at is None else ready_at
+            view, active = None, 0
+            with contextlib.suppress(FunctionNotFound):  # its first revision
+                view = api.function(name)
+                active = view.active
+            if view is not None and active == number:
+                return view
+            if active > number or clock() > ready_at + _MOVES_WITHIN_S:
+                other = f"{name}@{active}" if active else "none"
+                raise Conflict(f"{name}@{number} is built, and {other} is the active one")
+        if timeout_s is not None and clock() >= started + timeout_s:
+            raise TimeoutError(f"{name}@{number} is not built after {timeout_s:g} s; the build goes on")
+        sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 
 def wait_until_it_serves(
@@ -63,7 +181,7 @@ def wait_until_it_serves(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FunctionView:
-    """Step 4. `told` gets the reason for the wait, each time it is another one.
+    """Step 5. `told` gets the reason for the wait, each time it is another one.
 
     Raises FunctionStartFailed when the new revision's workers do not start, Conflict when another one took its place,
     and TimeoutError.

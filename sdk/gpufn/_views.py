@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 
+from gpufn.engine import BuildStage, BuildState
+from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import Waiting, WorkerCounts
+from gpufn.revision import RevisionState
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +46,48 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     active: bool = False
     serving: bool = False
+
+
+class BuildView(msgspec.Struct, frozen=True, kw_only=True):
+    """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1."""
+
+    id: str
+    device: str
+    state: BuildState
+    stage: BuildStage | None = None
+    progress: float = 0.0
+    detail: str = ""
+    engines: tuple[str, ...] = ()
+    cached: bool = False
+    error: ErrorInfo | None = None
+    created_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    model: dict[str, Any] = {}
+
+    @property
+    def label(self) -> str:
+        """The model's file and the DeviceKind: `resnet18.onnx on NVIDIA L4`."""
+        files = self.model.get("files") or [{"name": self.model.get("parameter", "model")}]
+        return f"{files[0]['name']} on {self.device}"
+
+
+class Building(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that was taken and is not active before its builds, which are ids, have succeeded."""
+
+    function: str
+    revision: int
+    state: RevisionState = RevisionState.BUILDING
+    builds: tuple[str, ...] = ()
+
+
+class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision, with its builds; `error` is set when it failed."""
+
+    number: int
+    state: RevisionState
+    builds: tuple[BuildView, ...] = ()
+    error: ErrorInfo | None = None
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +157,10 @@ class Calls(msgspec.Struct, frozen=True):
     calls: list[InvocationView]
 
 
+class Builds(msgspec.Struct, frozen=True):
+    builds: list[BuildView]
+
+
 class Nodes(msgspec.Struct, frozen=True):
     nodes: list[dict[str, Any]]
 
@@ -131,4 +180,6 @@ class Problem(msgspec.Struct, frozen=True):
     field: str | None = None
     error_type: str | None = None
     traceback: str | None = None
+    stage: str | None = None
+    node: str | None = None
     retry_after_s: float | None = None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpufn._deployment import deploy, wait_until_it_serves, what_no_node_has
-from gpufn._views import FunctionView, RevisionView
-from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed
+from gpufn._deployment import Deployable, deploy, wait_until_built, wait_until_it_serves, what_no_node_has
+from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.engine import BuildStage, BuildState
+from gpufn.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
+from gpufn.ids import Digest
+from gpufn.revision import RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
 
 _SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(parameters={"type": "object"}),))
+_WANTED = Deployable(_SPEC, Digest("a"), b"")
 _NODE = {
     "devices": [
         {"type": "cpu", "kind": "EPYC", "memory_bytes": 8 << 30, "cores": 4.0},
@@ -49,7 +55,15 @@ class _Api:
         self.did.append(f"put {digest}")
         return True
 
-    def create_revision(self, spec: FunctionSpec, bundle: str) -> FunctionView:
+    def revision(self, name: str, number: int) -> RevisionProgress:
+        raise AssertionError("none is built")
+
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool:
+        self.did.append(f"put {digest}")
+        sent(path.stat().st_size // 2)
+        return True
+
+    def create_revision(self, spec: FunctionSpec, bundle: str) -> FunctionView | Building:
         self.did.append(f"create {spec.name}")
         return _view(3, 3)
 
@@ -74,13 +88,102 @@ def _as_json(spec: FunctionSpec) -> dict[str, Any]:
 )
 def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:
     api = _Api(before)
-    assert deploy(api, _SPEC, "a", b"", force=force).is_new is is_new  # type: ignore[arg-type]
+    assert deploy(api, _WANTED, force=force).is_new is is_new
     assert api.did == (["put a", "create f"] if is_new else [])
 
 
 def test_another_bundle_is_another_revision() -> None:
     api = _Api(_view(2, 2, spec=_as_json(_SPEC)), bundle="b")
-    assert deploy(api, _SPEC, "a", b"").is_new is True  # type: ignore[arg-type]
+    assert deploy(api, _WANTED).is_new is True
+
+
+def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"1234")
+    told: list[str] = []
+    api = _Api(None)
+    deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), told=told.append)
+    assert api.did == ["put a", "put b", "create f"]
+    assert told == ["net.onnx 50%"]
+
+
+def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
+    class _Builds(_Api):
+        def create_revision(self, spec: FunctionSpec, bundle: str) -> Building:
+            return Building(function="f", revision=3, builds=("b1",))
+
+    deployment = deploy(_Builds(None), _WANTED)
+    assert (deployment.view, deployment.revision, deployment.builds) == (None, 3, ("b1",))
+
+
+class _BuildingApi(_Api):
+    """One revision after the other, and stays with the last."""
+
+    def __init__(self, revisions: list[RevisionProgress], *views: FunctionView | None) -> None:
+        super().__init__(*views)
+        self._revisions = revisions
+
+    def revision(self, name: str, number: int) -> RevisionProgress:
+        return self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
+
+
+def _revision(state: RevisionState, stage: BuildStage | None = None, **more: Any) -> RevisionProgress:
+    build = BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=stage)
+    return RevisionProgress(number=2, state=state, builds=(build,), **more)
+
+
+_COMPILES = _revision(RevisionState.BUILDING, BuildStage.COMPILE)
+_READY = _revision(RevisionState.READY)
+
+
+def _wait_built(api: _Api, timeout_s: float | None = None, seen: list[Any] | None = None) -> FunctionView:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    see = seen.append if seen is not None else lambda builds: None
+    return wait_until_built(api, "f", 2, timeout_s, seen=see, clock=lambda: now[0], sleep=sleep)
+
+
+def test_the_wait_for_engines_ends_when_the_revision_is_active() -> None:
+    seen: list[tuple[BuildView, ...]] = []
+    view = _wait_built(_BuildingApi([_COMPILES, _READY], None, _view(1, 1), _view(2, 1)), seen=seen)
+    assert (view.active, view.serving) == (2, 1)
+    assert [builds[0].stage for builds in seen] == [BuildStage.COMPILE, None, None, None]
+
+
+_LOG = "a\nb\n"
+_CRASH = ErrorInfo("build_failed", "the compiler crashed", stage="compile", node="Conv_3", traceback=_LOG)
+
+
+@pytest.mark.parametrize(
+    ("revision", "view", "kind", "message"),
+    [
+        (
+            _revision(RevisionState.FAILED, error=_CRASH),
+            None,
+            BuildFailed,
+            "compile, node Conv_3: the compiler crashed",
+        ),
+        (
+            _revision(RevisionState.FAILED, error=ErrorInfo("build_failed", "cancelled")),
+            None,
+            BuildFailed,
+            "cancelled",
+        ),
+        (_COMPILES, None, TimeoutError, "f@2 is not built after 10 s; the build goes on"),
+        (_READY, _view(3, 3), Conflict, "f@2 is built, and f@3 is the active one"),
+        (_READY, None, Conflict, "f@2 is built, and none is the active one"),
+        (_READY, _view(1, 1), Conflict, "f@2 is built, and f@1 is the active one"),
+    ],
+)
+def test_the_wait_for_engines_ends_with_the_reason(
+    revision: RevisionProgress, view: FunctionView | None, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        _wait_built(_BuildingApi([_COMPILES, revision], view), 10.0 if kind is TimeoutError else None)
+    assert str(caught.value) == message
+    assert getattr(caught.value, "__notes__", []) == (["\nThe compiler's log:\na\nb"] if "node" in message else [])
 
 
 def _wait(api: _Api, first: FunctionView, told: list[str] | None = None) -> FunctionView:

@@ -2,7 +2,7 @@
 
 Exit codes:
     0 done   1 failed   2 wrong usage   3 no gateway answers   4 not found   5 not allowed   6 no room now, try again
-    7 the function itself raised   130 interrupted
+    7 the function itself raised   8 no engine could be built   130 interrupted
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from typer.core import TyperGroup
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("up:up", "Run the platform on this machine."),
     "down": ("down:down", "Stop the platform on this machine."),
-    "deploy": ("deploy:deploy", "Deploy the functions of a file."),
+    "deploy": ("deploy:deploy", "Deploy the functions of a file, or a model."),
+    "build": (
+        "build:build",
+        "Build a model's engines without deploying it: compiled, checked against a reference, measured.",
+    ),
     "invoke": ("invoke:invoke", "Call a function and print its result."),
     "submit": (
         "submitted:submit",
@@ -37,11 +41,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("functions:rollback", "Make an earlier revision the active one."),
     "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
     "nodes": ("nodes:nodes", "List the nodes and their devices."),
+    "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),
     "keys": ("keys:app", "Make, list and delete API keys."),
     "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
 }
-_EXIT_CODES = "3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, else 1"
+_EXIT_CODES = "3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
 
 
 class LazyGroup(TyperGroup):

@@ -19,6 +19,8 @@ import msgspec
 import typer
 
 from gpufn.errors import (
+    BuildFailed,
+    BuildNotFound,
     CapacityError,
     Forbidden,
     FunctionNotFound,
@@ -38,10 +40,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
     (GatewayUnavailable, 3),
-    ((FunctionNotFound, RevisionNotFound, InvocationNotFound), 4),
+    ((FunctionNotFound, RevisionNotFound, InvocationNotFound, BuildNotFound), 4),
     ((Unauthorized, Forbidden), 5),
     (CapacityError, 6),
     (FunctionRaised, 7),
+    (BuildFailed, 8),
 )
 
 

@@ -1,27 +1,65 @@
-"""`gpufn deploy FILE`."""
+"""`gpufn deploy FILE` and `gpufn deploy MODEL`."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpufn.cli._model_options import (
+    MaxBatch,
+    ModelOptions,
+    PrecisionOption,
+    RequireGpu,
+    Samples,
+    ShapeOption,
+    ToleranceOption,
+    is_model,
+    name_of,
+    onnx_of,
+)
 from gpufn.cli._render import Json, print_json, say, size, step
 from gpufn.errors import FunctionNotFound, InvalidSpec
+from gpufn.spec import Packaging
 
 if TYPE_CHECKING:
     from gpufn import _bundle
+    from gpufn._client import Client
+    from gpufn._deployment import Deployable, Deployment
+    from gpufn._models import Model
     from gpufn._views import FunctionView
     from gpufn.spec import FunctionSpec
 
 
 def deploy(  # noqa: PLR0917  Typer passes them by name
-    file: Annotated[Path, typer.Argument(help="A Python file with @gpu_function in it.")],
-    name: Annotated[list[str] | None, typer.Option(help="Deploy only this one; may be given again.")] = None,
+    file: Annotated[
+        str,
+        typer.Argument(help="A Python file with @gpu_function in it; or a model, as MODEL.onnx or FILE.py:FACTORY."),
+    ],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Deploy only this one; may be given again. Of a model: its name.")
+    ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(help="Send these files too: a glob below the file's folder, such as 'data/*'."),
+    ] = None,
+    precision: PrecisionOption = None,
+    max_batch: MaxBatch = None,
+    shape: ShapeOption = None,
+    samples: Samples = None,
+    tolerance: ToleranceOption = None,
+    require_gpu: RequireGpu = False,
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="Of a model: 'any' or a name such as L4; again, for the next best.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Of a model: memory of one worker, such as 2Gi.")] = None,
+    min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Of a model: always so many workers.")] = None,
+    max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Of a model: never more workers.")] = None,
+    idle_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Of a model: a worker without calls ends after so many seconds.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when calls go to the new revision, or at once.")
@@ -32,49 +70,118 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     force: Annotated[bool, typer.Option("--force", help="A new revision even when nothing changed.")] = False,
     json: Json = False,
 ) -> None:
-    """Deploy the functions of a file.
+    """Deploy the functions of a file, or a model.
 
-    The file and the modules beside it that it imports are sent; other files only with --include. While a worker of the
-    old revision is warm, calls stay there until the new one has a worker too; one that cannot start takes no calls.
+    The file and the modules beside it that it imports are sent; other files only with --include. Models are sent and
+    built: compiled for the devices that there are, checked and measured. While a worker of the old revision is warm,
+    calls stay there until the new one has a worker too; one that cannot be built or start takes no calls.
+
+    A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
+    under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
     """
-    from gpufn import _bundle, _deployment  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
 
-    with step(f"Importing {file}"):
-        functions = _chosen(_bundle.load(file).functions, name or [], file)
-        prepared = [
-            (function.spec(packaging, bundle.modules), bundle)
-            for function, packaging, bundle in _bundle.bundles_of(functions, include or [])
-        ]
+    typed = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
+    workers = {
+        option: value
+        for option, value in {
+            "gpu": gpu,
+            "memory": memory,
+            "min_workers": min_workers,
+            "max_workers": max_workers,
+            "idle_timeout": idle_timeout,
+        }.items()
+        if value is not None
+    }
+    with contextlib.ExitStack() as stack:
+        if is_model(file):
+            onnx = stack.enter_context(onnx_of(file))
+            with step(f"Reading {file}"):
+                wanted = [_of_model(typed.model(onnx), {"name": _only(name) or name_of(file), **workers})]
+        elif given := [*typed.given(), *workers]:
+            option = given[0].removesuffix("_workers").replace("_", "-")
+            raise typer.BadParameter(f"--{option} is for a model; the options of a function are in its file")
+        else:
+            wanted = _of_file(Path(file), name or [], include or [])
+        with Client() as client:
+            _deploy(client, wanted, wait=wait, timeout_s=timeout, force=force, json=json)
+
+
+def _deploy(
+    client: Client, wanted: list[Deployable], *, wait: bool, timeout_s: float | None, force: bool, json: bool
+) -> None:
+    from gpufn import _deployment  # noqa: PLC0415
+
     made = []
-    with Client() as client:
-        for spec, bundle in prepared:
-            with step(f"Deploying {spec.name}, {size(len(bundle.data))}"):
-                deployment = _deployment.deploy(client, spec, bundle.digest, bundle.data, force=force)
-            if deployment.lacking:
-                say(f"gpufn: warning: calls of {spec.name} will wait: {deployment.lacking}", err=True)
-            made.append((spec, deployment))
-        views = []
-        for spec, deployment in made:
-            view = deployment.view
-            if wait and view.serving != view.active:
-                patience_s = spec.startup_timeout_s if timeout is None else timeout
-                with step(f"Starting {spec.name}@{view.active}") as tell:
-                    view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
-            views.append(view)
-            if not json:
-                _say(spec, view, client.url, is_new=deployment.is_new)
+    for each in wanted:
+        with step(f"Deploying {each.spec.name}, {size(each.size)}") as tell:
+            deployment = _deployment.deploy(client, each, force=force, told=tell)
+        if deployment.lacking:
+            say(f"gpufn: warning: calls of {each.spec.name} will wait: {deployment.lacking}", err=True)
+        made.append((each.spec, deployment))
+    results: list[Any] = []
+    for spec, deployment in made:
+        view = _awaited(client, deployment, timeout_s) if wait else deployment.view
+        results.append(deployment if view is None else view)
+        if json:
+            continue
+        if view is None:
+            say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows how far it is")
+        else:
+            _say(spec, view, client.url, is_new=deployment.is_new)
     if json:
-        print_json(views)
+        print_json(results)
+
+
+def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
+    from gpufn import _deployment  # noqa: PLC0415
+    from gpufn.cli._progress import watched  # noqa: PLC0415
+
+    view = deployment.view
+    if view is None:
+        with watched(deployment.builds) as seen:
+            view = _deployment.wait_until_built(client, deployment.function, deployment.revision, timeout_s, seen=seen)
+    if view.serving != view.active:
+        patience_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
+        with step(f"Starting {view.name}@{view.active}") as tell:
+            view = _deployment.wait_until_it_serves(client, view, patience_s, told=tell)
+    return view
+
+
+def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployable]:
+    from gpufn import _bundle, _deployment  # noqa: PLC0415
+
+    with step(f"Importing {file}"):
+        functions = _chosen(_bundle.load(file).functions, names, file)
+        return list(_deployment.deployables(functions, include))
+
+
+def _of_model(model: Model, options: dict[str, Any]) -> Deployable:
+    from gpufn import _deployment  # noqa: PLC0415
+
+    return _deployment.deployable_model(model, options)
+
+
+def _only(names: list[str] | None) -> str:
+    if names and len(names) > 1:
+        raise typer.BadParameter("a model is deployed under one --name")
+    return names[0] if names else ""
 
 
 def _say(spec: FunctionSpec, view: FunctionView, url: str, *, is_new: bool) -> None:
     notes = "" if is_new else "  unchanged"
     if view.serving != view.active:
         notes += f"  {view.serving} serves until it is ready"
+    for path in _paths(spec):
+        say(f"{spec.name}@{view.active}  {url}{path}{notes}")
+
+
+def _paths(spec: FunctionSpec) -> Iterator[str]:
+    if spec.entry.packaging is Packaging.MODEL:
+        yield f"/v2/models/{spec.name}/infer"
+        return
     for method in spec.methods:
-        call = f"{spec.name}.{method.name}" if method.name else spec.name
-        say(f"{spec.name}@{view.active}  {url}/v1/functions/{call}/invoke{notes}")
+        yield f"/v1/functions/{f'{spec.name}.{method.name}' if method.name else spec.name}/invoke"
 
 
 def _chosen(functions: list[_bundle.AnyFunction], names: list[str], file: Path) -> list[_bundle.AnyFunction]:

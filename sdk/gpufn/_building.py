@@ -1,0 +1,73 @@
+"""Builds as the CLI and `Client.deploy` see them: what is uploaded before, the wait, and why one failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from gpufn._views import BuildView
+from gpufn.engine import BuildState
+from gpufn.errors import BuildFailed, ErrorInfo, GpufnError, error_from
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Uploads(Protocol):
+    """What is asked of a Client."""
+
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
+
+
+class Builds(Protocol):
+    """What is asked of a Client."""
+
+    def build(self, id: str, *, wait_s: float = 0.0) -> BuildView: ...  # noqa: A002
+
+
+def upload(api: Uploads, paths: Mapping[str, Path], told: Callable[[str], None] = lambda progress: None) -> None:
+    """The files that the gateway lacks."""
+    for digest, path in paths.items():
+        size = path.stat().st_size or 1
+
+        def sent(count: int, name: str = path.name, size: int = size) -> None:
+            told(f"{name} {count / size:.0%}")
+
+        api.put_artifact(digest, path, sent=sent)
+
+
+def wait_until_ended(
+    api: Builds,
+    build: BuildView,
+    *,
+    seen: Callable[[BuildView], None] = lambda build: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> BuildView:
+    """`seen` gets the build as it goes on. Raises BuildFailed, also when it was cancelled."""
+    pause_s = _FIRST_PAUSE_S
+    while not build.state.ended:
+        seen(build)
+        sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+        build = api.build(build.id)
+    seen(build)
+    if build.state is BuildState.CANCELLED:
+        raise BuildFailed(f"the build {build.id} was cancelled")
+    if build.state is BuildState.FAILED:
+        raise build_error(build.error)
+    return build
+
+
+def build_error(info: ErrorInfo | None) -> GpufnError:
+    """Why a build failed: its stage, its node and the message on one line; the compiler's log is a note."""
+    error = error_from(info) if info is not None else BuildFailed()
+    if not isinstance(error, BuildFailed):
+        return error
+    where = error.stage + (f", node {error.node}" if error.node else "")
+    told = BuildFailed(
+        f"{where}: {error.message}" if where else error.message, stage=error.stage, node=error.node, log=error.log
+    )
+    if error.log:
+        told.add_note(f"\nThe compiler's log:\n{error.log.rstrip()}")
+    return told

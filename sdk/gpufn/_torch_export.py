@@ -1,0 +1,79 @@
+"""`python -m gpufn._torch_export FILE FACTORY ONNX`: writes the torch module that a user's factory makes as ONNX.
+
+A process of its own: neither the CLI nor the builder ever imports torch, or a user's file that builds a model. What
+goes wrong is told in the last line of standard error, and by exit code 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpufn import _bundle
+from gpufn.errors import GpufnError, InvalidSpec
+
+
+def main(file: str, factory: str, onnx: str) -> None:
+    module = _bundle.load(Path(file)).module
+    make = getattr(module, factory, None)
+    if not callable(make):
+        raise InvalidSpec(f"{file} has no function {factory}")
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError as error:
+        raise InvalidSpec("torch is not installed here: pip install torch onnx onnxscript") from error
+    network, inputs = made_by(make(), torch.nn.Module)
+    export(torch, network, inputs, Path(onnx))
+
+
+def made_by(made: Any, kind: type) -> tuple[Any, tuple[Any, ...] | dict[str, Any]]:
+    """The module and its example inputs, positional or by name: what the factory may return, in one form."""
+    network, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(network, kind):
+        raise InvalidSpec(
+            f"the factory returns a torch module, or (module, example_inputs), not {type(network).__name__}"
+        )
+    if inputs is None:
+        inputs = getattr(network, "example_inputs", None)
+    if inputs is None:
+        raise InvalidSpec("give example inputs: return (module, example_inputs), or set module.example_inputs")
+    if isinstance(inputs, Mapping):
+        return network, dict(inputs)
+    return network, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+
+
+def export(torch: Any, network: Any, inputs: tuple[Any, ...] | dict[str, Any], onnx: Path) -> None:
+    """With the first dimension of every input dynamic, so that calls can share a run; inputs keep their names.
+
+    torch specialises a size of 0 or 1 in the examples, so one row becomes two.
+    """
+    network.eval()
+    rows = torch.export.Dim("rows", min=1, max=65_536)
+    names = list(inspect.signature(network.forward).parameters)
+    named = inputs if isinstance(inputs, dict) else dict(zip(names, inputs, strict=False))
+    doubled = {
+        name: torch.cat([value, value]) if value.dim() and value.shape[0] == 1 else value
+        for name, value in named.items()
+    }
+    dynamic = {name: {0: rows} if value.dim() else None for name, value in doubled.items()}
+    with torch.no_grad():
+        torch.onnx.export(
+            network,
+            (),
+            str(onnx),
+            kwargs=doubled,
+            input_names=list(doubled),
+            dynamic_shapes=dynamic,
+            dynamo=True,
+            verbose=False,
+        )
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except GpufnError as error:
+        sys.exit(error.message)
