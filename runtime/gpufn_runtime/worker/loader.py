@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpufn._hooks import hooks
 from gpufn.protocol.launch import WorkerConfig
-from gpufn.spec import CallKind, EntryPoint, MethodSpec, Packaging
-from gpufn_runtime.worker.parameters import Parameters
+from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_runtime.worker.parameters import Parameters, Reader
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.engines.session import Session
 
 _OUR_MODULES = frozenset({"gpufn", "gpufn_runtime", "msgspec", "typing_extensions", "cloudpickle"})
 
@@ -23,22 +27,30 @@ class LoadError(Exception):
 class Method(NamedTuple):
     call: Callable[..., Any]
     kind: CallKind
-    parameters: Parameters
+    parameters: Reader
     batched: bool
 
 
 class Loaded:
-    """What calls of this revision run. A class's methods exist once `make` has made its instance."""
+    """What calls of this revision run. A class's methods exist once `make` has made its instance.
 
-    def __init__(self, target: Any, config: WorkerConfig) -> None:
+    `sessions` are the function's models, by parameter: a class has them as attributes before anything of it runs, a
+    plain function gets them with each call.
+    """
+
+    def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session]) -> None:
         self.methods: dict[str, Method] = {}
         self.enter: list[Callable[[], Any]] = []
         self.exit: list[Callable[[], Any]] = []
         self._target = target
-        self._spec = config.spec
+        self._spec = spec
+        self._sessions = sessions
 
     def make(self) -> None:
         """Instantiate the class, if it is one, and find the methods."""
+        if self._spec.is_class:
+            for name, session in self._sessions.items():
+                setattr(self._target, name, session)
         instance = self._target() if self._spec.is_class else self._target
         for method in self._spec.methods:
             call = getattr(instance, method.name) if method.name else instance
@@ -49,20 +61,70 @@ class Loaded:
 
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
         batched = self._spec.batch is not None
-        return Method(call, method.kind, Parameters(call, raw_parameter=method.raw_parameter, batched=batched), batched)
+        provided = {} if self._spec.is_class else self._sessions
+        parameters = Parameters(call, raw_parameter=method.raw_parameter, batched=batched, provided=provided)
+        call = _provided(call, parameters.signature, provided) if provided else call
+        return Method(call, method.kind, parameters, batched)
+
+
+class _Model(Loaded):
+    """A function without code."""
+
+    def make(self) -> None:
+        batched = self._spec.batch is not None
+        for method in self._spec.methods:
+            call = self._target.call_all if batched else self._target.call
+            self.methods[method.name] = Method(call, method.kind, self._target, batched)
 
 
 def load(config: WorkerConfig) -> Loaded:
-    """Import, or unpickle, the function; whatever the user's code raises comes through."""
+    """Import, or unpickle, the function, and load its models; whatever the user's code raises comes through."""
+    entry = config.spec.entry
+    if entry.packaging is Packaging.MODEL:
+        return _model(config)
     sys.path.insert(0, config.bundle_dir)
     os.chdir(config.bundle_dir)  # relative paths mean what they meant where it was written
-    entry = config.spec.entry
     target = _unpickled(config) if entry.packaging is Packaging.PICKLE else _imported(entry, config.bundle_dir)
     target = getattr(target, "raw", target)  # of a `@gpu_function`, what it decorates
     if not callable(target) or isinstance(target, type) != config.spec.is_class:
         wanted = "a class" if config.spec.is_class else "a function"
         raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r}, and was deployed as {wanted}")
-    return Loaded(target, config)
+    return Loaded(target, config.spec, _sessions(config) if config.spec.models else {})
+
+
+def _model(config: WorkerConfig) -> Loaded:
+    sessions = _sessions(config)
+    from gpufn_runtime.worker.engines.model_function import ModelFunction  # noqa: PLC0415  (as in `_sessions`)
+
+    (session,) = sessions.values()
+    return _Model(ModelFunction(session, config.function, config.revision), config.spec, sessions)
+
+
+def _sessions(config: WorkerConfig) -> Mapping[str, Session]:
+    """Imports numpy and what runs the engines: only where there are models."""
+    try:
+        from gpufn_runtime.worker.engines.load import NoEngine, load_sessions  # noqa: PLC0415
+    except ImportError as error:
+        raise LoadError(f"this node lacks what runs models: {error}") from error
+    try:
+        return load_sessions(config)
+    except NoEngine as error:
+        raise LoadError(str(error)) from error
+
+
+def _provided(
+    call: Callable[..., Any], without: inspect.Signature, sessions: Mapping[str, Session]
+) -> Callable[..., Any]:
+    """`call`, which needs to be given the rest only: by position as well, wherever the sessions stand."""
+    whole = inspect.signature(call)
+    order = list(whole.parameters)
+
+    def provided(*args: Any, **kwargs: Any) -> Any:
+        given = {**without.bind(*args, **kwargs).arguments, **sessions}
+        bound = inspect.BoundArguments(whole, {name: given[name] for name in order if name in given})
+        return call(*bound.args, **bound.kwargs)
+
+    return provided
 
 
 class ThirdPartyModules:

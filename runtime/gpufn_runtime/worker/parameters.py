@@ -12,8 +12,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Container
+from typing import Any, Protocol
 
 import msgspec
 
@@ -27,11 +27,30 @@ _QUOTED = re.compile(r"'(\w+)'")
 _NOT_GIVEN: Any = object()
 
 
-class Parameters:
-    """How one callable is called. `signature` is without `self`."""
+class Reader(Protocol):
+    """Reads a call's body."""
 
-    def __init__(self, call: Callable[..., Any], *, raw_parameter: str | None = None, batched: bool = False) -> None:
-        self.signature = inspect.signature(call)
+    def bind(self, content_type: str, body: bytes) -> tuple[list[Any], dict[str, Any]]: ...
+
+    def by_name(self, content_type: str, body: bytes) -> dict[str, Any]: ...
+
+
+class Parameters:
+    """How one callable is called. `signature` is without `self`, and without the parameters that are `provided`: the
+    worker gives these itself."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        *,
+        raw_parameter: str | None = None,
+        batched: bool = False,
+        provided: Container[str] = (),
+    ) -> None:
+        whole = inspect.signature(call)
+        self.signature = whole.replace(
+            parameters=[parameter for name, parameter in whole.parameters.items() if name not in provided]
+        )
         self._raw_parameter = raw_parameter
         self._hints = {
             parameter.name: _hint_of(parameter, call, batched=batched)

@@ -1,0 +1,35 @@
+"""What runs a model: one per engine, made by the module of its backend."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpufn.engine import EngineManifest
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]  # by the name of the input or output
+
+
+class EngineSession(Protocol):
+    """A loaded engine. `parallel` is how many threads may be in `run` at once."""
+
+    @property
+    def manifest(self) -> EngineManifest: ...
+
+    @property
+    def parallel(self) -> int: ...
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Every output. The arrays have the manifest's dtypes and shapes that a profile accepts (`batching.Batching`);
+        BF16 comes and goes as `tensors.BF16` has it, BYTES as str objects. What the backend raises comes through."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def contiguous(array: Array) -> Array:
+    """`array` as one aligned block in row-major order, without a copy where it is one. Rank 0 stays rank 0."""
+    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")

@@ -1,0 +1,196 @@
+"""Which inputs an engine accepts, and how several calls share one run of it: by rows. Pure.
+
+A row is an index of the first dimension of every input and output, where the manifest says `batched`. Calls are joined
+when all else of their shapes is equal, up to `max_batch` rows; a call of more rows than a run accepts is run in parts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+
+from gpufn.engine import EngineManifest
+from gpufn.errors import InvalidInput
+from gpufn.model import ShapeProfile, TensorSpec
+from gpufn_runtime.worker.engines.base import Array, Arrays
+from gpufn_runtime.worker.engines.tensors import described, dtype_of
+
+T = TypeVar("T")
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+class Fitted(NamedTuple):
+    """The inputs of one call, in the manifest's order, that the engine accepts.
+
+    `rows` is None where rows mean nothing. Calls with the same `rest`, the shapes without rows, can share a run;
+    `most_rows` is what one run of them accepts.
+    """
+
+    inputs: Arrays
+    rows: int | None
+    rest: _Shapes
+    most_rows: int
+
+
+class Batching:
+    """The rules of one engine."""
+
+    def __init__(self, manifest: EngineManifest) -> None:
+        self._inputs = {spec.name: spec for spec in manifest.inputs}
+        self._profiles = manifest.profiles
+        self._batched = manifest.batched
+        self._max_batch = manifest.max_batch
+        self._known: dict[_Shapes, tuple[int, int]] = {}  # rest → fewest and most rows of a run
+
+    def fit(self, inputs: Mapping[str, Array]) -> Fitted:
+        """InvalidInput names the input that does not fit: unknown, missing, of another dtype or rank, or of a shape
+        that no profile accepts."""
+        self._check_names(inputs)
+        ordered = {name: inputs[name] for name in self._inputs}
+        for name, spec in self._inputs.items():
+            _check(spec, ordered[name], rows_are_free=self._batched)
+        if not self._batched:
+            self._check_profiles({name: array.shape for name, array in ordered.items()})
+            return Fitted(ordered, None, (), 0)
+        rows = self._rows(ordered)
+        rest = tuple(array.shape[1:] for array in ordered.values())
+        fewest, most = self._rows_of_a_run(rest, rows)
+        if rows < fewest:
+            self._refuse({name: array.shape for name, array in ordered.items()})
+        return Fitted(ordered, rows, rest, most)
+
+    def take(self, first: T, waiting: deque[T], fitted: Callable[[T], Fitted]) -> list[T]:
+        """`first`, and those of `waiting` that share its run, taken out of it; who came first goes first."""
+        leader = fitted(first)
+        if leader.rows is None:
+            return [first]
+        limit = min(leader.most_rows, self._max_batch)
+        room = limit - leader.rows
+        group, passed_over = [first], []
+        while waiting and room > 0:
+            other = waiting.popleft()
+            candidate = fitted(other)
+            if candidate.rest == leader.rest and candidate.rows is not None and candidate.rows <= room:
+                group.append(other)
+                room -= candidate.rows
+            else:
+                passed_over.append(other)
+        waiting.extendleft(reversed(passed_over))
+        return group
+
+    def _check_names(self, given: Iterable[str]) -> None:
+        takes = ", ".join(map(described, self._inputs.values())) or "nothing"
+        for name in given:
+            if name not in self._inputs:
+                raise InvalidInput(f"{name}: the model has no such input; it takes {takes}", field=name)
+        for name in self._inputs:
+            if name not in given:
+                raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
+
+    def _rows(self, inputs: Arrays) -> int:
+        counts: dict[str, int] = {name: array.shape[0] for name, array in inputs.items()}
+        first, rows = next(iter(counts.items()))
+        for name, count in counts.items():
+            if count != rows:
+                raise InvalidInput(
+                    f"{name}: {count} rows, and {first} has {rows}: each input has one per row", field=name
+                )
+        if rows == 0:
+            raise InvalidInput(f"{first}: there are no rows", field=first)
+        return rows
+
+    def _rows_of_a_run(self, rest: _Shapes, rows: int) -> tuple[int, int]:
+        if (known := self._known.get(rest)) is not None:
+            return known
+        if not self._profiles:
+            return 1, self._max_batch
+        shapes = {name: (rows, *sizes) for name, sizes in zip(self._inputs, rest, strict=True)}
+        bounds = [
+            (max((r.min[0] for r in ranges), default=1), min((r.max[0] for r in ranges), default=self._max_batch))
+            for profile in self._profiles
+            if _accepts(profile, shapes, True)
+            for ranges in [[profile.inputs[name] for name in shapes if name in profile.inputs]]
+        ]
+        if not bounds:
+            self._refuse(shapes, but_rows=True)
+        found = min(low for low, _ in bounds), max(high for _, high in bounds)
+        if len(self._known) < 1024:  # shapes come from outside
+            self._known[rest] = found
+        return found
+
+    def _check_profiles(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        if self._profiles and not any(_accepts(profile, shapes) for profile in self._profiles):
+            self._refuse(shapes)
+
+    def _refuse(self, shapes: dict[str, tuple[int, ...]], *, but_rows: bool = False) -> NoReturn:
+        """InvalidInput for the first input that no profile accepts, else for the first that profiles look at."""
+        names = [name for name in shapes if any(name in profile.inputs for profile in self._profiles)]
+        alone = [name for name in names if not any(_accepts(p, {name: shapes[name]}, but_rows) for p in self._profiles)]
+        name = (alone or names)[0]
+        ranges = "; ".join(str(profile.inputs[name]) for profile in self._profiles if name in profile.inputs)
+        together = "" if alone else " beside the shapes of the other inputs"
+        raise InvalidInput(f"{name}: the engine accepts {ranges}, not {list(shapes[name])}{together}", field=name)
+
+
+def join(calls: Sequence[Fitted]) -> Fitted:
+    """Calls that `take` put together, as one."""
+    first = calls[0]
+    if len(calls) == 1:
+        return first
+    inputs = {name: np.concatenate([call.inputs[name] for call in calls]) for name in first.inputs}
+    return first._replace(inputs=inputs, rows=sum(call.rows or 0 for call in calls))
+
+
+def parts(call: Fitted) -> list[Arrays]:
+    """The inputs of the runs that `call` needs: several when it has more rows than one run accepts, as equal as can
+    be."""
+    if call.rows is None or call.rows <= call.most_rows:
+        return [call.inputs]
+    count = -(-call.rows // call.most_rows)
+    pieces = {name: np.array_split(array, count) for name, array in call.inputs.items()}
+    return [{name: pieces[name][index] for name in pieces} for index in range(count)]
+
+
+def whole(outputs: Sequence[Arrays]) -> Arrays:
+    """The outputs of all `parts`, as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return {name: np.concatenate([part[name] for part in outputs]) for name in outputs[0]}
+
+
+def split(outputs: Arrays, calls: Sequence[Fitted]) -> list[Arrays]:
+    """The outputs of a run of `join(calls)`, for each call: views, not copies. ValueError when the rows do not add
+    up, so that nobody gets another's."""
+    if len(calls) == 1:
+        return [outputs]
+    rows = [call.rows or 0 for call in calls]
+    for name, array in outputs.items():
+        if array.ndim == 0 or array.shape[0] != sum(rows):
+            raise ValueError(f"the engine returned {name} with shape {list(array.shape)} for {sum(rows)} rows")
+    ends: list[int] = np.cumsum(rows).tolist()
+    return [
+        {name: array[end - count : end] for name, array in outputs.items()}
+        for end, count in zip(ends, rows, strict=True)
+    ]
+
+
+def _check(spec: TensorSpec, array: Array, *, rows_are_free: bool) -> None:
+    if array.dtype != dtype_of(spec.datatype):
+        raise InvalidInput(f"{spec.name}: the model takes {described(spec)}, not {array.dtype}", field=spec.name)
+    skipped = 1 if rows_are_free else 0
+    same_rank = array.ndim == len(spec.shape)
+    if not same_rank or any(
+        wanted not in (-1, size) for wanted, size in zip(spec.shape[skipped:], array.shape[skipped:], strict=True)
+    ):
+        raise InvalidInput(f"{spec.name}: the model takes {described(spec)}, not {list(array.shape)}", field=spec.name)
+
+
+def _accepts(profile: ShapeProfile, shapes: Mapping[str, tuple[int, ...]], but_rows: bool = False) -> bool:
+    for name, shape in shapes.items():
+        allowed = profile.inputs.get(name)
+        if allowed is not None and not allowed.accepts((*allowed.min[:1], *shape[1:]) if but_rows else shape):
+            return False
+    return True

@@ -1,0 +1,134 @@
+"""The little of the CUDA runtime that running an engine takes, from the library that TensorRT's wheel brings along."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
+_ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal: what other threads do meanwhile spoils no capture
+_VERSIONS = (13, 12)
+
+_ADDRESS, _SIZE, _HANDLE = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cudaMalloc": (ctypes.POINTER(_ADDRESS), _SIZE),
+    "cudaFree": (_ADDRESS,),
+    "cudaMallocHost": (ctypes.POINTER(_ADDRESS), _SIZE),
+    "cudaFreeHost": (_ADDRESS,),
+    "cudaMemcpyAsync": (_ADDRESS, _ADDRESS, _SIZE, ctypes.c_int, _HANDLE),
+    "cudaStreamCreateWithFlags": (ctypes.POINTER(_HANDLE), ctypes.c_uint),
+    "cudaStreamDestroy": (_HANDLE,),
+    "cudaStreamSynchronize": (_HANDLE,),
+    "cudaStreamBeginCapture": (_HANDLE, ctypes.c_int),
+    "cudaStreamEndCapture": (_HANDLE, ctypes.POINTER(_HANDLE)),
+    "cudaGraphInstantiateWithFlags": (ctypes.POINTER(_HANDLE), _HANDLE, ctypes.c_ulonglong),
+    "cudaGraphDestroy": (_HANDLE,),
+    "cudaGraphLaunch": (_HANDLE, _HANDLE),
+    "cudaGraphExecDestroy": (_HANDLE,),
+    "cudaGetLastError": (),
+}
+
+
+class CudaError(RuntimeError):
+    pass
+
+
+class Cuda:
+    """Addresses and handles are ints. CudaError says what failed, in the driver's words."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library or _load()
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int
+        self._library.cudaGetErrorString.argtypes = (ctypes.c_int,)
+        self._library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def allocate(self, size: int) -> int:
+        return self._made("cudaMalloc", max(size, 1))
+
+    def free(self, address: int) -> None:
+        self._call("cudaFree", address)
+
+    def allocate_pinned(self, size: int) -> int:
+        """Memory of the host that the device can read and write by itself."""
+        return self._made("cudaMallocHost", max(size, 1))
+
+    def free_pinned(self, address: int) -> None:
+        self._call("cudaFreeHost", address)
+
+    def stream(self) -> int:
+        return self._made("cudaStreamCreateWithFlags", _NON_BLOCKING)
+
+    def destroy_stream(self, stream: int) -> None:
+        self._call("cudaStreamDestroy", stream)
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """In the order of the stream; returns at once."""
+        self._call("cudaMemcpyAsync", to, source, size, _ANY_DIRECTION, stream)
+
+    def synchronize(self, stream: int) -> None:
+        self._call("cudaStreamSynchronize", stream)
+
+    @contextlib.contextmanager
+    def capture(self, stream: int) -> Iterator[list[int]]:
+        """What is put into the stream inside does not run: it becomes a graph, in the list afterwards. CudaError when
+        something cannot be captured."""
+        graphs: list[int] = []
+        self._call("cudaStreamBeginCapture", stream, _THREAD_LOCAL)
+        try:
+            yield graphs
+        except BaseException:
+            with contextlib.suppress(CudaError):  # the capture ends, whatever it has become
+                self._call("cudaGraphDestroy", self._ended(stream))
+            self._library.cudaGetLastError()  # an error that is only remembered fails the next launch
+            raise
+        graph = self._ended(stream)
+        try:
+            graphs.append(self._made("cudaGraphInstantiateWithFlags", graph, 0))
+        finally:
+            self._call("cudaGraphDestroy", graph)
+
+    def launch(self, graph: int, stream: int) -> None:
+        self._call("cudaGraphLaunch", graph, stream)
+
+    def destroy_graph(self, graph: int) -> None:
+        self._call("cudaGraphExecDestroy", graph)
+
+    def _ended(self, stream: int) -> int:
+        graph = _HANDLE()
+        self._call("cudaStreamEndCapture", stream, ctypes.byref(graph))
+        return graph.value or 0
+
+    def _made(self, name: str, *arguments: int) -> int:
+        made = _HANDLE()
+        self._call(name, ctypes.byref(made), *arguments)
+        return made.value or 0
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            self._library.cudaGetLastError()
+            raise CudaError(f"{name}: {self._library.cudaGetErrorString(code).decode()}")
+
+
+def _load() -> Any:
+    """The machine's library, else the one of NVIDIA's wheels. Raises OSError."""
+    for version in _VERSIONS:
+        name = f"libcudart.so.{version}"
+        for path in (name, *_in_wheels(name)):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(path)
+    raise OSError(f"there is no libcudart.so.{_VERSIONS[0]}: install TensorRT with its CUDA runtime")
+
+
+def _in_wheels(name: str) -> Iterator[str]:
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from glob.glob(os.path.join(folder, "*", "lib", name))

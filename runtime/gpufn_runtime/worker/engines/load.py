@@ -1,0 +1,108 @@
+"""From the folders of a model's engines to its session: the best engine that works on this machine.
+
+1. read `manifest.json`; the digests of its files must be right
+2. load it with the backend's module, which is imported only now
+3. run the golden sample and compare (`golden`)
+4. one that fails is told on standard error, which `gpufn logs` shows, and the next is tried
+5. on a GPU, run each profile's usual shapes, so that no call pays for memory or for a CUDA graph
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from gpufn.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
+from gpufn.model import ShapeProfile, TensorSpec
+from gpufn.protocol.launch import WorkerConfig
+from gpufn_runtime.worker.engines import golden
+from gpufn_runtime.worker.engines.base import Array, EngineSession
+from gpufn_runtime.worker.engines.session import Session
+from gpufn_runtime.worker.engines.tensors import dtype_of
+
+_MODULES = {
+    Backend.TENSORRT: "gpufn_runtime.worker.engines.tensorrt",
+    Backend.ORT_CUDA: "gpufn_runtime.worker.engines.onnxruntime",
+    Backend.ORT_CPU: "gpufn_runtime.worker.engines.onnxruntime",
+}
+
+
+class NoEngine(Exception):
+    """None of a model's engines works here; the message has a reason for each."""
+
+
+class _Damaged(Exception):
+    pass
+
+
+class _Opener(Protocol):
+    def __call__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> EngineSession: ...
+
+
+def load_sessions(config: WorkerConfig) -> dict[str, Session]:
+    """A session for each model of the function, by parameter. Raises NoEngine."""
+    return {model.parameter: load_session(config, model.parameter) for model in config.spec.models}
+
+
+def load_session(config: WorkerConfig, parameter: str) -> Session:
+    """The best engine of `parameter` that works. Raises NoEngine."""
+    folders = config.engines.get(parameter, ())
+    if not folders:
+        raise NoEngine(f"{parameter}: there is no engine for the device of this worker")
+    reasons: list[str] = []
+    for folder in map(Path, folders):
+        try:
+            return Session(_open(folder, config))
+        except Exception as error:
+            reasons.append(f"{folder.name[:12]}: {_first_line(error)}")
+            more = "the next one is tried" if len(reasons) < len(folders) else "there is no other"
+            print(f"{parameter}: engine {reasons[-1]}; {more}", file=sys.stderr)  # noqa: T201
+    raise NoEngine(f"{parameter}: no engine works on this machine. " + "; ".join(reasons))
+
+
+def _open(folder: Path, config: WorkerConfig) -> EngineSession:
+    manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=EngineManifest)
+    _check_files(folder, manifest)
+    inputs, outputs = golden.read(folder / GOLDEN_FILE, manifest)
+    opener: _Opener = importlib.import_module(_MODULES[manifest.backend]).open_engine
+    engine = opener(manifest, folder, slots=config.spec.concurrency, cores=config.spec.resources.cpu)
+    try:
+        golden.compare(engine.run(inputs), outputs, manifest)
+        if manifest.backend.on_gpu:
+            _warm_up(engine)
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _check_files(folder: Path, manifest: EngineManifest) -> None:
+    for file in manifest.files:
+        with open(folder / file.name, "rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != file.digest:
+            raise _Damaged(f"{file.name} is damaged: its digest is {digest[:12]}, and {file.digest[:12]} was published")
+
+
+def _warm_up(engine: EngineSession) -> None:
+    """Twice on each of its contexts: the first run allocates, the second one records a CUDA graph."""
+    for profile in engine.manifest.profiles:
+        zeros = {spec.name: _zeros(spec, profile) for spec in engine.manifest.inputs}
+        for _ in range(2 * engine.parallel):
+            engine.run(zeros)
+
+
+def _zeros(spec: TensorSpec, profile: ShapeProfile) -> Array:
+    shape = profile.inputs[spec.name].opt if spec.name in profile.inputs else spec.shape
+    return np.full(shape, "" if spec.datatype == "BYTES" else 0, dtype_of(spec.datatype))
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__qualname__
+    return text.splitlines()[0][:500]

@@ -1,0 +1,109 @@
+"""Engines of ONNX Runtime: on the CPU, and with its CUDA provider."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from gpufn.engine import Backend, EngineManifest
+from gpufn.model import Precision, TensorSpec
+from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
+from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
+
+_ONNX_BF16 = 16  # TensorProto.BFLOAT16, for which ONNX Runtime has no numpy type
+_ERRORS_ONLY = 3
+_LEVELS = {
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> OrtSession:
+    """Raises what ONNX Runtime does, and RuntimeError when it would run elsewhere than asked."""
+    return OrtSession(manifest, folder, slots=slots, cores=cores)
+
+
+class OrtSession:
+    """An EngineSession. On the CPU one run at a time, which has all of the threads; on a GPU one per slot."""
+
+    def __init__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> None:
+        self.manifest = manifest
+        self.parallel = slots if manifest.backend.on_gpu else 1
+        provider, options = _provider(manifest)
+        self._session = onnxruntime.InferenceSession(
+            folder / manifest.files[0].name,
+            _session_options(manifest, cores),
+            providers=[provider],
+            provider_options=[options],
+        )
+        if (found := self._session.get_providers()[0]) != provider:
+            raise RuntimeError(f"ONNX Runtime chose {found} instead of {provider}")
+        self._outputs = [spec.name for spec in manifest.outputs]
+        has_bf16 = any(spec.datatype == "BF16" for spec in (*manifest.inputs, *manifest.outputs))
+        # `run` is the faster one on the CPU, by 4 us, and knows no BF16.
+        self._is_bound = has_bf16 or manifest.backend.on_gpu
+
+    def run(self, inputs: Arrays) -> Arrays:
+        if self._is_bound:
+            return self._run_bound(inputs)
+        fed = {name: contiguous(array) for name, array in inputs.items()}
+        return dict(zip(self._outputs, self._session.run(self._outputs, fed), strict=True))
+
+    def close(self) -> None:
+        del self._session
+
+    def _run_bound(self, inputs: Arrays) -> Arrays:
+        binding = self._session.io_binding()
+        held = [_value(contiguous(inputs[spec.name]), spec) for spec in self.manifest.inputs]  # until the run is over
+        for spec, value in zip(self.manifest.inputs, held, strict=True):
+            binding.bind_ortvalue_input(spec.name, value)
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        return {
+            spec.name: _array(value, spec)
+            for spec, value in zip(self.manifest.outputs, binding.get_outputs(), strict=True)
+        }
+
+
+def _provider(manifest: EngineManifest) -> tuple[str, dict[str, str]]:
+    if manifest.backend is Backend.ORT_CPU:
+        return "CPUExecutionProvider", {}
+    return "CUDAExecutionProvider", {"use_tf32": str(int(manifest.identity.recipe is Precision.TF32))}
+
+
+def _session_options(manifest: EngineManifest, cores: float) -> Any:
+    settings = manifest.settings
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = int(settings.get("intra_op_threads", 0)) or max(1, math.ceil(cores))
+    options.graph_optimization_level = _LEVELS[str(settings.get("graph_optimization", "all"))]
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(settings.get("spinning", 0)))
+    if manifest.backend.on_gpu and not manifest.cpu_nodes:
+        # Else what the provider cannot do, or all of it when it does not load, runs on the CPU without a word.
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    return options
+
+
+def _value(array: Array, spec: TensorSpec) -> Any:
+    if spec.datatype == "BF16":
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BF16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array(value: Any, spec: TensorSpec) -> Array:
+    if spec.datatype != "BF16":
+        found: Array = value.numpy()
+        return found if spec.datatype == "BYTES" else found.astype(dtype_of(spec.datatype), copy=False)
+    shape = value.shape()
+    if not math.prod(shape):
+        return np.empty(shape, BF16)
+    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr())
+    return np.ctypeslib.as_array(bits).reshape(shape).copy().view(BF16)

@@ -1,0 +1,90 @@
+"""What the user's function receives for a Model: a callable, tensors in and tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpufn.engine import EngineManifest
+from gpufn.errors import InvalidInput
+from gpufn.model import TensorSpec
+from gpufn_runtime.worker.engines.base import Array, Arrays, EngineSession
+from gpufn_runtime.worker.engines.batching import Batching, Fitted
+from gpufn_runtime.worker.engines.sharing import SharedRuns
+from gpufn_runtime.worker.engines.tensors import as_array, described
+
+
+class Outputs(dict[str, Array]):
+    """Several outputs, by name; `outputs.boxes` is `outputs["boxes"]`."""
+
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the model has no output {name!r}; it has {', '.join(self)}") from None
+
+
+class Session:
+    """A model, ready to run. Safe from all threads; calls that wait for one another share a run, by rows.
+
+    `session(images)` gives arrays in the order of `inputs`, `session(images=images)` by name. They have the model's
+    dtypes and a shape that the engine's profiles accept; lists and numbers are converted. The answer is the output's
+    array, read-only for all that you know, or `Outputs` when the model has several. In an async function
+    ``await session.aio(images)`` does the same and lets other tasks run.
+
+    InvalidInput names the input that does not fit.
+    """
+
+    def __init__(self, engine: EngineSession) -> None:
+        self._engine = engine
+        self._rules = Batching(engine.manifest)
+        self._runs = SharedRuns(engine, self._rules)
+        self._specs = {spec.name: spec for spec in engine.manifest.inputs}
+
+    @property
+    def manifest(self) -> EngineManifest:
+        return self._engine.manifest
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.manifest.outputs
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        return self._answer(self._runs.run(self._fitted(arrays, named)))
+
+    async def aio(self, *arrays: Any, **named: Any) -> Any:
+        return self._answer(await self._runs.run_async(self._fitted(arrays, named)))
+
+    def fit(self, inputs: Mapping[str, Array]) -> Fitted:
+        """Arrays by name, for `run`. InvalidInput names the input that does not fit."""
+        return self._rules.fit(inputs)
+
+    def run(self, fitted: Fitted) -> Arrays:
+        """Every output, by name."""
+        return self._runs.run(fitted)
+
+    @property
+    def rules(self) -> Batching:
+        return self._rules
+
+    def __repr__(self) -> str:
+        takes, gives = (", ".join(map(described, specs)) for specs in (self.inputs, self.outputs))
+        return f"<session of {self.manifest.model} on {self.manifest.backend}: {takes} to {gives}>"
+
+    def _fitted(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> Fitted:
+        if len(arrays) > len(self._specs):
+            raise InvalidInput(f"{len(arrays)} arrays for {len(self._specs)} inputs: {', '.join(self._specs)}")
+        given = dict(zip(self._specs, arrays, strict=False))
+        for name, value in named.items():
+            if name in given:
+                raise InvalidInput(f"{name}: given twice", field=name)
+            given[name] = value
+        converted = {name: as_array(self._specs[name], value) for name, value in given.items() if name in self._specs}
+        return self._rules.fit({**given, **converted})
+
+    def _answer(self, outputs: Arrays) -> Any:
+        return next(iter(outputs.values())) if len(outputs) == 1 else Outputs(outputs)

@@ -1,0 +1,284 @@
+"""Engines of TensorRT.
+
+Each slot has an execution context, a stream, and for each tensor a buffer on the device with a pinned one beside it, as
+large as the profiles allow. A run, on its slot's stream:
+
+1. shapes, where they are not those of the slot's last run: the profile, each input's shape, the outputs' shapes
+2. inputs into the pinned buffers
+3. copies to the device, `execute_async_v3`, copies back: enqueued the first time; the second time in a row with the
+   same shapes captured as a CUDA graph; then one launch of it
+4. wait for the stream; outputs out of the pinned buffers
+
+A graph is good only while its context is as it was, so other shapes end it. Slots overlap: one copies while another
+computes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpufn.engine import EngineManifest
+from gpufn.model import TensorSpec
+from gpufn_runtime.worker.engines.base import Array, Arrays
+from gpufn_runtime.worker.engines.cudart import Cuda, CudaError
+from gpufn_runtime.worker.engines.tensors import dtype_of
+
+_KEPT_LINES = 20
+_Shapes = tuple[tuple[int, ...], ...]
+
+
+def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> TensorRTSession:
+    """Raises ImportError, OSError without the libraries, EngineRefused, CudaError."""
+    plan = (folder / manifest.files[0].name).read_bytes()
+    return TensorRTSession(importlib.import_module("tensorrt"), Cuda(), manifest, plan, slots=slots)
+
+
+class EngineRefused(RuntimeError):
+    """TensorRT does not take the engine, or would not run it as we do."""
+
+
+class TensorRTSession:
+    """An EngineSession. `trt` is the tensorrt module."""
+
+    def __init__(self, trt: Any, cuda: Cuda, manifest: EngineManifest, plan: bytes, *, slots: int) -> None:
+        self.manifest = manifest
+        self.parallel = slots
+        self._log = _logger(trt)
+        trt.init_libnvinfer_plugins(self._log, "")
+        self._runtime = trt.Runtime(self._log)  # has to live as long as its engine
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise EngineRefused(f"TensorRT cannot load the engine: {self._log.said()}")
+        _check_tensors(trt, self._engine, manifest)
+        self._slots: list[_Slot] = []
+        self._free: list[_Slot] = []
+        self._changed = threading.Condition()
+        try:
+            for _ in range(slots):
+                self._slots.append(_Slot(cuda, self._engine, manifest, self._log))
+        except BaseException:
+            self.close()
+            raise
+        self._free.extend(self._slots)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        shapes = tuple(inputs[spec.name].shape for spec in self.manifest.inputs)
+        with self._slot(shapes) as slot:
+            return slot.run(inputs, shapes)
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+
+    @contextlib.contextmanager
+    def _slot(self, shapes: _Shapes) -> Iterator[_Slot]:
+        """A free slot, one with these shapes if there is one."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._free))
+            slot = next((one for one in self._free if one.shapes == shapes), self._free[-1])
+            self._free.remove(slot)
+        try:
+            yield slot
+        finally:
+            with self._changed:
+                self._free.append(slot)
+                self._changed.notify()
+
+
+class _Buffer:
+    """One tensor's memory: on the device, and pinned beside it."""
+
+    def __init__(self, cuda: Cuda, size: int) -> None:
+        self._cuda = cuda
+        self.device = cuda.allocate(size)
+        try:
+            self.pinned = cuda.allocate_pinned(size)
+        except BaseException:
+            cuda.free(self.device)
+            raise
+        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.pinned))
+
+    def view(self, spec: TensorSpec, shape: tuple[int, ...]) -> Array:
+        """The pinned memory as the array that it holds."""
+        dtype = dtype_of(spec.datatype)
+        view: Array = self._bytes[: math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        return view
+
+    def free(self) -> None:
+        self._cuda.free(self.device)
+        self._cuda.free_pinned(self.pinned)
+
+
+class _Slot:
+    def __init__(self, cuda: Cuda, engine: Any, manifest: EngineManifest, log: Any) -> None:
+        self.shapes: _Shapes | None = None
+        self._cuda = cuda
+        self._engine = engine
+        self._manifest = manifest
+        self._log = log
+        self._profile = 0
+        self._outputs: dict[str, tuple[int, ...]] = {}
+        self._runs = 0  # with these shapes
+        self._graph: int | None = None
+        self._can_capture = True
+        self._buffers: dict[str, _Buffer] = {}
+        self._stream = cuda.stream()
+        try:
+            self._context = engine.create_execution_context()
+            if self._context is None:
+                raise EngineRefused(f"TensorRT cannot make a context: {log.said()}")
+            self._allocate()
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, inputs: Arrays, shapes: _Shapes) -> Arrays:
+        if shapes != self.shapes:
+            self._reshape(shapes)
+        for spec in self._manifest.inputs:
+            array = inputs[spec.name]
+            np.copyto(self._buffers[spec.name].view(spec, array.shape), array)
+        if self._graph is None and self._runs == 1 and self._can_capture:
+            self._capture()
+        if self._graph is None:
+            self._enqueue()
+        else:
+            self._cuda.launch(self._graph, self._stream)
+        self._cuda.synchronize(self._stream)
+        self._runs += 1
+        return {
+            spec.name: self._buffers[spec.name].view(spec, self._outputs[spec.name]).copy()
+            for spec in self._manifest.outputs
+        }
+
+    def close(self) -> None:
+        self._drop_graph()
+        self._context = None
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+        self._cuda.destroy_stream(self._stream)
+
+    def _allocate(self) -> None:
+        """Buffers for the largest shapes of any profile."""
+        sizes = dict.fromkeys((spec.name for spec in (*self._manifest.inputs, *self._manifest.outputs)), 0)
+        for profile in range(self._engine.num_optimization_profiles):
+            self._reshape(self._largest(profile), profile)
+            for spec, shape in zip(self._manifest.inputs, self.shapes or (), strict=True):
+                sizes[spec.name] = max(sizes[spec.name], _bytes(spec, shape))
+            for spec in self._manifest.outputs:
+                sizes[spec.name] = max(sizes[spec.name], _bytes(spec, self._outputs[spec.name]))
+        for name, size in sizes.items():
+            self._buffers[name] = _Buffer(self._cuda, max(size, 1))
+            self._context.set_tensor_address(name, self._buffers[name].device)
+
+    def _largest(self, profile: int) -> _Shapes:
+        return tuple(
+            tuple(self._engine.get_tensor_profile_shape(spec.name, profile)[2]) for spec in self._manifest.inputs
+        )
+
+    def _reshape(self, shapes: _Shapes, profile: int | None = None) -> None:
+        self.shapes = None  # until all of it has worked
+        self._drop_graph()
+        self._runs = 0
+        chosen = self._choose(shapes) if profile is None else profile
+        if chosen != self._profile:
+            if not self._context.set_optimization_profile_async(chosen, self._stream):
+                raise EngineRefused(f"profile {chosen} cannot be used: {self._log.said()}")
+            self._cuda.synchronize(self._stream)
+            self._profile = chosen
+        for spec, shape in zip(self._manifest.inputs, shapes, strict=True):
+            if not self._context.set_input_shape(spec.name, shape):
+                raise EngineRefused(f"{spec.name} cannot be {list(shape)}: {self._log.said()}")
+        self._outputs = {spec.name: tuple(self._context.get_tensor_shape(spec.name)) for spec in self._manifest.outputs}
+        for name, shape in self._outputs.items():
+            if any(size < 0 for size in shape):
+                raise EngineRefused(f"the shape of {name} is known only after a run: {list(shape)}")
+        self.shapes = shapes
+
+    def _choose(self, shapes: _Shapes) -> int:
+        """The profile of the engine that accepts `shapes`; the present one, if it does."""
+        profiles = self._engine.num_optimization_profiles
+        for profile in sorted(range(profiles), key=lambda one: one != self._profile):
+            ranges = [self._engine.get_tensor_profile_shape(spec.name, profile) for spec in self._manifest.inputs]
+            if all(_within(shape, low, high) for shape, (low, _, high) in zip(shapes, ranges, strict=True)):
+                return profile
+        raise EngineRefused(f"no profile of the engine accepts {[list(shape) for shape in shapes]}")
+
+    def _enqueue(self) -> None:
+        cuda, stream = self._cuda, self._stream
+        for spec, shape in zip(self._manifest.inputs, self.shapes or (), strict=True):
+            buffer = self._buffers[spec.name]
+            cuda.copy(buffer.device, buffer.pinned, _bytes(spec, shape), stream)
+        if not self._context.execute_async_v3(stream):
+            raise EngineRefused(f"TensorRT cannot run the engine: {self._log.said()}")
+        for spec in self._manifest.outputs:
+            buffer = self._buffers[spec.name]
+            cuda.copy(buffer.pinned, buffer.device, _bytes(spec, self._outputs[spec.name]), stream)
+
+    def _capture(self) -> None:
+        """Some engines cannot be captured, for they wait for the device in the middle: they go on without a graph."""
+        try:
+            with self._cuda.capture(self._stream) as graphs:
+                self._enqueue()
+        except (CudaError, EngineRefused):
+            self._can_capture = False
+        else:
+            self._graph = graphs[0]
+
+    def _drop_graph(self) -> None:
+        if self._graph is not None:
+            self._cuda.destroy_graph(self._graph)
+            self._graph = None
+
+
+def _check_tensors(trt: Any, engine: Any, manifest: EngineManifest) -> None:
+    """EngineRefused for one that is not what the manifest says, or needs what we do not do."""
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    inputs = {name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT}
+    if inputs != _names(manifest.inputs) or set(names) - inputs != _names(manifest.outputs):
+        raise EngineRefused(f"the engine has the tensors {', '.join(names)}, and its manifest names others")
+    for name in names:
+        if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
+            raise EngineRefused(f"{name} is a shape tensor, whose values decide about shapes")
+
+
+def _names(specs: Sequence[TensorSpec]) -> set[str]:
+    return {spec.name for spec in specs}
+
+
+def _within(shape: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
+
+
+def _bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
+    return math.prod(shape) * dtype_of(spec.datatype).itemsize
+
+
+def _logger(trt: Any) -> Any:
+    """TensorRT returns None or False, and the reason is only in its log."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self._lines: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self._lines = [*self._lines[1 - _KEPT_LINES :], message]
+
+        def said(self) -> str:
+            lines, self._lines = self._lines, []
+            return "; ".join(lines) or "it does not say why"
+
+    return Log()

@@ -1,0 +1,159 @@
+"""Which inputs fit, which calls share a run, and who gets which rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpufn.errors import InvalidInput
+from gpufn_runtime.worker.engines import batching
+from gpufn_runtime.worker.engines.base import Arrays
+from gpufn_runtime.worker.engines.batching import Batching, Fitted
+from tests.runtime.worker.engines.engines import manifest, profile, rows, tensor
+
+
+def _f32(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
+_TEXT_AND_MASK = [tensor("text", "INT64", -1, -1), tensor("mask", "BOOL", -1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "message"),
+    [
+        ({"x": _f32(1, 2), "z": _f32(1)}, "z", "z: the model has no such input; it takes x FP32[-1,2]"),
+        ({}, "x", "x: missing; the model takes x FP32[-1,2]"),
+        ({"x": np.zeros((1, 2))}, "x", "x: the model takes x FP32[-1,2], not float64"),
+        ({"x": _f32(2)}, "x", "x: the model takes x FP32[-1,2], not [2]"),
+        ({"x": _f32(1, 3)}, "x", "x: the model takes x FP32[-1,2], not [1, 3]"),
+        ({"x": _f32(0, 2)}, "x", "x: there are no rows"),
+    ],
+)
+def test_what_does_not_fit_is_named(given: Arrays, field: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Batching(manifest()).fit(given)
+    assert (refused.value.field, refused.value.message) == (field, message)
+
+
+def test_the_inputs_of_a_call_have_as_many_rows() -> None:
+    rules = Batching(manifest(_TEXT_AND_MASK))
+    with pytest.raises(InvalidInput, match="mask: 2 rows, and text has 1"):
+        rules.fit({"mask": np.zeros((2, 3), np.bool_), "text": np.zeros((1, 3), np.int64)})
+
+
+def test_fitted_inputs_are_in_the_models_order() -> None:
+    fitted = Batching(manifest(_TEXT_AND_MASK)).fit(
+        {"mask": np.zeros((1, 3), np.bool_), "text": np.zeros((1, 3), np.int64)}
+    )
+    assert list(fitted.inputs) == ["text", "mask"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 2, 64), "x: the engine accepts [1, 2, 1] to [4, 2, 16], tuned for [2, 2, 8], not [1, 2, 64]"),
+        ((9, 2, 17), "x: the engine accepts [1, 2, 1] to [4, 2, 16], tuned for [2, 2, 8], not [9, 2, 17]"),
+    ],
+)
+def test_a_shape_that_no_profile_accepts_is_told_with_the_profile(shape: tuple[int, ...], message: str) -> None:
+    rules = Batching(
+        manifest([tensor("x", "FP32", -1, 2, -1)], profiles=[profile(x=((1, 2, 1), (2, 2, 8), (4, 2, 16)))])
+    )
+    with pytest.raises(InvalidInput) as refused:
+        rules.fit({"x": _f32(*shape)})
+    assert refused.value.message == message
+    assert rules.fit({"x": _f32(9, 2, 16)}).most_rows == 4, "more rows than a run accepts are run in parts"
+
+
+def test_without_rows_the_whole_shape_has_to_fit() -> None:
+    rules = Batching(
+        manifest(
+            [tensor("x", "FP32", -1)], batched=False, profiles=[profile(x=([1], [2], [4])), profile(x=([8], [8], [8]))]
+        )
+    )
+    assert rules.fit({"x": _f32(8)}).rows is None
+    with pytest.raises(InvalidInput, match=r"x: the engine accepts \[1\] to \[4\], .*; \[8\] to \[8\], .*, not \[5\]"):
+        rules.fit({"x": _f32(5)})
+
+
+def test_shapes_that_no_one_profile_accepts_together_are_refused() -> None:
+    specs = [tensor("a", "FP32", -1), tensor("b", "FP32", -1)]
+    rules = Batching(
+        manifest(specs, batched=False, profiles=[profile(a=([1], [1], [1]), b=([1], [1], [1])),
+                                                 profile(a=([2], [2], [2]), b=([2], [2], [2]))])
+    )  # fmt: skip
+    assert rules.fit({"a": _f32(2), "b": _f32(2)})
+    with pytest.raises(InvalidInput, match=r"a: .*, not \[1\] beside the shapes of the other inputs"):
+        rules.fit({"a": _f32(1), "b": _f32(2)})
+
+
+def test_a_profile_may_ask_for_a_least_number_of_rows() -> None:
+    rules = Batching(manifest(profiles=[profile(x=((4, 2), (4, 2), (8, 2)))]))
+    with pytest.raises(InvalidInput, match=r"accepts \[4, 2\] to \[8, 2\].*, not \[3, 2\]"):
+        rules.fit({"x": _f32(3, 2)})
+
+
+@pytest.mark.parametrize(
+    ("calls", "taken", "left"),
+    [
+        # "2a" is a call of two rows and trailing shape a; max_batch is 4, and a run accepts 6
+        ("1a 1a 1a", "1a 1a 1a", ""),
+        ("1a 2a 2a 1a", "1a 2a 1a", "2a"),
+        ("1a 1b 1a", "1a 1a", "1b"),
+        ("4a 1a", "4a", "1a"),
+        ("5a 1a", "5a", "1a"),
+        ("9a 1a", "9a", "1a"),
+        ("2a 2b 3a 2a 1b", "2a 2a", "2b 3a 1b"),
+    ],
+)
+def test_calls_of_one_shape_are_taken_together_oldest_first(calls: str, taken: str, left: str) -> None:
+    spec = tensor("x", "FP32", -1, -1)
+    rules = Batching(manifest([spec], max_batch=4, profiles=[profile(x=((1, 1), (4, 2), (6, 9)))]))
+
+    def fitted(call: str) -> Fitted:
+        return rules.fit({"x": _f32(int(call[0]), ord(call[1]) - ord("a") + 1)})
+
+    first, *others = calls.split()
+    waiting = deque(others)
+    assert rules.take(first, waiting, fitted) == taken.split()
+    assert list(waiting) == left.split()
+
+
+def test_calls_without_rows_run_alone() -> None:
+    rules = Batching(manifest(batched=False))
+    waiting = deque([1, 2])
+    assert rules.take(0, waiting, lambda _: rules.fit({"x": _f32(1, 2)})) == [0]
+    assert list(waiting) == [1, 2]
+
+
+def test_each_call_gets_its_own_rows_back() -> None:
+    rules = Batching(manifest())
+    calls = [rules.fit({"x": rows(*values)}) for values in ([1], [2, 3], [4])]
+    joined = batching.join(calls)
+    assert joined.rows == 4
+    given = batching.split({"y": -joined.inputs["x"]}, calls)
+    assert [one["y"][:, 0].tolist() for one in given] == [[-1], [-2, -3], [-4]]
+
+
+def test_an_output_whose_rows_do_not_add_up_is_given_to_nobody() -> None:
+    rules = Batching(manifest())
+    calls = [rules.fit({"x": rows(value)}) for value in (1, 2)]
+    with pytest.raises(ValueError, match=r"returned y with shape \[3, 2\] for 2 rows"):
+        batching.split({"y": rows(1, 2, 3)}, calls)
+
+
+def test_one_call_is_neither_copied_nor_cut() -> None:
+    array = rows(1, 2)
+    call = Batching(manifest()).fit({"x": array})
+    assert batching.parts(batching.join([call]))[0]["x"] is array
+
+
+def test_more_rows_than_a_run_accepts_are_run_in_parts_of_like_size() -> None:
+    call = Batching(manifest(max_batch=4)).fit({"x": rows(*range(9))})
+    pieces = batching.parts(call)
+    assert [len(piece["x"]) for piece in pieces] == [3, 3, 3]
+    assert batching.whole(pieces)["x"][:, 0].tolist() == list(range(9))
