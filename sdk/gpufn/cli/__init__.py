@@ -21,10 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("up:up", "Run the platform on this machine."),
     "down": ("down:down", "Stop the platform on this machine."),
     "deploy": ("deploy:deploy", "Deploy the functions of a file, or a model."),
-    "build": (
-        "build:build",
-        "Build a model's engines without deploying it: compiled, checked against a reference, measured.",
-    ),
+    "build": ("build:build", "Build a model's engines without deploying it."),
     "invoke": ("invoke:invoke", "Call a function and print its result."),
     "submit": (
         "submitted:submit",

@@ -27,7 +27,10 @@ def watched(ids: Sequence[str]) -> Iterator[Seen]:
             yield _Lines()
     except KeyboardInterrupt:
         commands = " and ".join(f"`gpufn builds cancel {id_}`" for id_ in ids)
-        say(f"gpufn: the build goes on; {commands} ends it", err=True)
+        goes_on = (
+            f"the build goes on; {commands} ends it" if len(ids) == 1 else f"the builds go on; {commands} end them"
+        )
+        say(f"gpufn: {goes_on}", err=True)
         raise
 
 

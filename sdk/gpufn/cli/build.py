@@ -44,9 +44,10 @@ def build(  # noqa: PLR0917  Typer passes them by name
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is built, or at once.")] = True,
     json: Json = False,
 ) -> None:
-    """Build a model's engines without deploying it: compiled, checked against a reference, measured.
+    """Build a model's engines without deploying it.
 
-    What was built before is found and not built again. The table has one line for each candidate, the best first.
+    They are compiled, checked against a reference, and measured. What was built before is found and not built again. The
+    table has one line for each candidate, the best first.
     """
     from gpufn._building import upload, wait_until_ended  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
