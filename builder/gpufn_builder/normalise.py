@@ -1,0 +1,172 @@
+"""An ingested model as the later stages take it: checked, functions written out, shapes inferred, in a file of its own.
+
+1. what only tells of other programs goes: training, functions, opsets of no node
+2. the file format's version becomes one that the runtime accepts
+3. checker and shape inference
+4. written beside its external data, which are copied as they are
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx
+from google.protobuf.message import EncodeError
+from onnx import ModelProto, TypeProto, ValueInfoProto, checker, inliner, shape_inference
+
+from gpufn.engine import BuildStage
+from gpufn.errors import BuildFailed
+from gpufn.model import TensorSpec
+from gpufn_builder import accepted
+from gpufn_builder.ingest import SourceModel
+from gpufn_builder.tensors import datatype_of
+
+_STAGE: Final = BuildStage.NORMALISE
+_NAME: Final = "model.onnx"
+_FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
+_NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
+
+
+@dataclass(frozen=True)
+class NormalModel:
+    """The model at `path`. `unranked` are outputs whose number of dimensions only a run tells: their shape here is ().
+
+    `batched` tells that the first dimension of every input and output is dynamic and may count rows: those of the
+    inputs have one name, or none. Whether rows are independent is for `verify.rows_are_independent` to find out.
+    """
+
+    path: Path
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batched: bool
+    external: tuple[str, ...] = ()
+    unranked: tuple[str, ...] = ()
+
+
+def normalise(source: SourceModel, into: Path) -> NormalModel:
+    """`source` in the folder `into`, which is not the source's. Raises BuildFailed(stage="normalise")."""
+    model = _without_functions(source.proto)
+    model.ClearField("training_info")
+    _drop_unused_opsets(model)
+    _drop_default_inputs(model)
+    model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), accepted.newest_ir_version())
+    for name in source.external:
+        shutil.copyfile(source.folder / name, into / name)
+    path = into / _free_name(source.external)
+    _write(model, path)
+    _check(path)
+    _write(_inferred(model), path)
+    return _described(onnx.load(path, load_external_data=False), path, source.external)
+
+
+def _without_functions(proto: ModelProto) -> ModelProto:
+    if not proto.functions:
+        model = ModelProto()
+        model.CopyFrom(proto)
+        return model
+    try:
+        return inliner.inline_local_functions(proto)
+    except RuntimeError as error:
+        raise BuildFailed(f"the model's functions cannot be written out: {error}", stage=_STAGE) from error
+
+
+def _drop_unused_opsets(model: ModelProto) -> None:
+    kept = [opset for opset in model.opset_import if opset.domain == "ai.onnx" or opset.domain in accepted.domains()]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+
+
+def _drop_default_inputs(model: ModelProto) -> None:
+    """Inputs that have an initialiser become constants: a caller gives every input."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    kept = [value for value in model.graph.input if value.name not in constants]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+
+
+def _free_name(external: tuple[str, ...]) -> str:
+    name = _NAME
+    while name in external:
+        name = f"_{name}"
+    return name
+
+
+def _write(model: ModelProto, path: Path) -> None:
+    try:
+        path.write_bytes(model.SerializeToString())
+    except (EncodeError, ValueError) as error:
+        raise BuildFailed(
+            "the model is larger than a protobuf can be: keep its weights as external data", stage=_STAGE
+        ) from error
+
+
+def _check(path: Path) -> None:
+    try:
+        checker.check_model(path)
+    except (checker.ValidationError, ValueError) as error:  # ValueError: what cannot be read at all
+        raise _failed("the model is not valid ONNX", error) from error
+
+
+def _inferred(model: ModelProto) -> ModelProto:
+    """With the shapes of its values. What strict inference refuses, ONNX Runtime may still take: it is asked next."""
+    for strict in (True, False):
+        try:
+            return shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=True)
+        except shape_inference.InferenceError:
+            continue
+        except (RuntimeError, ValueError, checker.ValidationError) as error:
+            raise _failed("the shapes of the model's values cannot be inferred", error) from error
+    return model
+
+
+def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> NormalModel:
+    graph = model.graph
+    for value in graph.output:
+        if value.type.WhichOneof("value") != "tensor_type" or _datatype(value.type) is None:
+            raise BuildFailed(f"output {value.name} is no tensor that can be sent", stage=_STAGE, node=value.name)
+    return NormalModel(
+        path,
+        tuple(_spec(value) for value in graph.input),
+        tuple(_spec(value) for value in graph.output),
+        _may_be_batched(graph.input, graph.output),
+        external,
+        tuple(value.name for value in graph.output if not value.type.tensor_type.HasField("shape")),
+    )
+
+
+def _spec(value: ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
+    return TensorSpec(value.name, _datatype(value.type) or "", shape)
+
+
+def _datatype(type_: TypeProto) -> str | None:
+    return datatype_of(type_.tensor_type.elem_type)
+
+
+def _may_be_batched(inputs: Iterable[ValueInfoProto], outputs: Iterable[ValueInfoProto]) -> bool:
+    """Outputs may call their rows otherwise: tools that convert models give every dynamic size a name of its own."""
+    rows = [_first_size(value) for value in inputs]
+    return (
+        bool(rows)
+        and all(row is not None for row in (*rows, *map(_first_size, outputs)))
+        and len({row for row in rows if row}) <= 1
+    )
+
+
+def _first_size(value: ValueInfoProto) -> str | None:
+    """The name of a dynamic first dimension, "" when it has none; None where that is fixed or missing."""
+    shape = value.type.tensor_type.shape
+    return None if not shape.dim or shape.dim[0].HasField("dim_value") else shape.dim[0].dim_param
+
+
+def _failed(what: str, error: Exception) -> BuildFailed:
+    text = str(error)
+    node = _NODE.search(text)
+    return BuildFailed(f"{what}: {' '.join(text.split())}", stage=_STAGE, node=node[1] if node else "")
