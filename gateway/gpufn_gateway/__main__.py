@@ -35,15 +35,22 @@ from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
 from gpufn_gateway import protocol
 from gpufn_gateway.app import App
+from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import Access, NotProtected, is_loopback
 from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.builds import Builds
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.engines import Engines
+from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.artifacts import ArtifactRoutes
+from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
@@ -95,6 +102,19 @@ class Storage:
                 await asyncio.sleep(_BUS_RETRY_S)
 
 
+class _Bodies:
+    """How much of a request is read into memory, by what it is; all of them share one budget."""
+
+    def __init__(self, settings: GatewaySettings, max_payload: int) -> None:
+        timeout_s, budget = settings.body_timeout_s, BodyBudget(settings.max_bodies_bytes)
+        call_bytes = settings.max_call_bytes(max_payload)
+        bundle_bytes = settings.max_body_bytes
+        manage_bytes = min(_MANAGE_BYTES, bundle_bytes)
+        self.of_calls = BodyReader(call_bytes, timeout_s, what="a call's arguments", budget=budget)
+        self.of_bundles = BodyReader(bundle_bytes, timeout_s * 10, what="a bundle", budget=budget)
+        self.of_management = BodyReader(manage_bytes, timeout_s, what="this request", budget=budget)
+
+
 async def main(settings: GatewaySettings) -> None:
     clock = SystemClock()
     name = f"gw-{new_ulid()[-12:]}"
@@ -109,7 +129,10 @@ async def main(settings: GatewaySettings) -> None:
         access = Access(loopback=is_loopback(settings.host))
         registry = Registry(clock, access)
         stack.callback(registry.stop)
-        await registry.start(bus, buckets.functions, buckets.revisions, buckets.keys)
+        await registry.start(bus, buckets)
+        builds = Builds(bus, buckets.builds, clock)
+        stack.callback(builds.stop)
+        await builds.start()
         access.check_protected(settings.host)
         listener = _listen(settings)
         stack.callback(listener.close)
@@ -120,24 +143,21 @@ async def main(settings: GatewaySettings) -> None:
         caller.start(lane)
         telemetry = Telemetry(lambda: caller.pending)
         registry.on_deleted = telemetry.forget
-        max_call_bytes = settings.max_call_bytes(int(bus.server_info["max_payload"]))
-        body_s, budget = settings.body_timeout_s, BodyBudget(settings.max_bodies_bytes)
-        call_bodies = BodyReader(max_call_bytes, body_s, what="a call's arguments", budget=budget)
-        bundle_bodies = BodyReader(settings.max_body_bytes, body_s * 10, what="a bundle", budget=budget)
-        manage_bytes = min(_MANAGE_BYTES, settings.max_body_bytes)
-        bodies = BodyReader(manage_bytes, body_s, what="this request", budget=budget)
+        bodies = _Bodies(settings, int(bus.server_info["max_payload"]))
         calls = Calls(
             bus=bus,
             queue=caller,
             registry=registry,
             access=access,
             telemetry=telemetry,
-            bodies=call_bodies,
+            bodies=bodies.of_calls,
             clock=clock,
         )
         submissions = Submissions(bus, calls)
         invoke = Invoke(calls, submissions)
-        deploys = Deploys(bus, buckets.functions, buckets.revisions, registry, clock)
+        artifacts = Artifacts(bus)
+        deploys = Deploys(bus, buckets, registry=registry, builds=builds, artifacts=artifacts, clock=clock)
+        engines = Engines(bus, buckets.engines, registry, builds)
 
         def why_not_ready() -> str | None:
             if not bus.connected:
@@ -151,17 +171,21 @@ async def main(settings: GatewaySettings) -> None:
                 bus=bus,
                 registry=registry,
                 deploys=deploys,
+                builds=builds,
                 submissions=submissions,
-                bodies=bodies,
-                bundle_bodies=bundle_bodies,
+                bodies=bodies.of_management,
+                bundle_bodies=bodies.of_bundles,
             ).routes(),
             *InvocationRoutes(submissions).routes(),
+            *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
+            *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
+            *EngineRoutes(engines, bodies.of_management).routes(),
             *OperationRoutes(
                 registry=registry,
                 counters=telemetry,
                 access=access,
                 keys=buckets.keys,
-                bodies=bodies,
+                bodies=bodies.of_management,
                 clock=clock,
                 why_not_ready=why_not_ready,
             ).routes(),
@@ -179,12 +203,16 @@ async def main(settings: GatewaySettings) -> None:
             name=name,
             clock=clock,
         )
-        ticking = asyncio.create_task(_tick(caller, lane, invoke, server, clock), name="ticks")
-        stack.push_async_callback(_cancel, ticking)
-        controlling = asyncio.create_task(_control(controller), name="controller")
-        stack.push_async_callback(_cancel, controlling)
-        announcing = asyncio.create_task(_announce(server, listener), name="announce")
-        stack.push_async_callback(_cancel, announcing)
+        finishing = Finishing(
+            registry=registry, builds=builds, deploys=deploys, clock=clock, leads=lambda: controller.leads
+        )
+        for doing, what in (
+            (_tick(caller, lane, invoke, server, clock), "ticks"),
+            (_control(controller), "controller"),
+            (finishing.run(), "finishing"),
+            (_announce(server, listener), "announce"),
+        ):
+            stack.push_async_callback(_cancel, asyncio.create_task(doing, name=what))
         await server.serve([listener])
 
 

@@ -6,7 +6,7 @@ A client that sends nothing at all is `protocol.GuardedProtocol`'s to hang up on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from gpufn.errors import CapacityError, GpufnError, PayloadTooLarge, RequestError
@@ -43,6 +43,25 @@ class BodyBudget:
         self.used_bytes -= size
 
 
+def announced_length(headers: Mapping[bytes, bytes], limit_bytes: int, what: str) -> int:
+    """Of a body that is not kept in memory, so its sender must say it. Raises RouteError 411, PayloadTooLarge."""
+    claimed = headers.get(b"content-length")
+    if claimed is None:
+        raise RouteError(411, f"The length of {what} is needed: send Content-Length.")
+    return _length(claimed, limit_bytes, what)
+
+
+async def parts_of_body(receive: Receive) -> AsyncGenerator[bytes, None]:
+    """A body as it comes, each part once; the sender waits while a part is used. Raises ClientGone."""
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        yield message.get("body", b"")
+        if not message.get("more_body"):
+            return
+
+
 class BodyReader:
     """Reads bodies of at most `limit_bytes` within `timeout_s`. `what` has that limit, for the message."""
 
@@ -56,10 +75,7 @@ class BodyReader:
         """Raises PayloadTooLarge, CapacityError, RouteError 408, or ClientGone."""
         claimed = headers.get(b"content-length")
         if claimed is not None:
-            if not claimed.isdigit():
-                raise RequestError("Content-Length is not a number.")
-            if len(claimed) > 18 or int(claimed) > self.limit_bytes:
-                raise self._too_large()
+            _length(claimed, self.limit_bytes, self._what)
         message = await receive()
         if message["type"] != "http.request" or message.get("more_body"):
             return await self._rest(message, receive)
@@ -91,3 +107,11 @@ class BodyReader:
 
     def _too_large(self) -> PayloadTooLarge:
         return too_large(self._what, self.limit_bytes)
+
+
+def _length(claimed: bytes, limit_bytes: int, what: str) -> int:
+    if not claimed.isdigit():
+        raise RequestError("Content-Length is not a number.")
+    if len(claimed) > 18 or int(claimed) > limit_bytes:
+        raise too_large(what, limit_bytes)
+    return int(claimed)

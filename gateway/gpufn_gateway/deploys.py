@@ -2,23 +2,28 @@
 
 deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: the first free number
           3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY
-delete    the Function's record goes; queued calls end as cancelled; revisions stay, retired, so that no number ever
-          means two things
+build     deploy of a function with models: step 2 makes the revision BUILDING, after its builds; step 3 is `finish`,
+          when they have ended (`gpufn_gateway.finishing`)
+delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions stay, retired
+          or failed, so that no number ever means two things
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
 
 from gpufn.bus import objects, records
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import Entry, KeyValue
+from gpufn.bus.kv import Entry
 from gpufn.clock import Clock
 from gpufn.errors import (
+    BuildFailed,
+    BuildNotFound,
     Conflict,
     FunctionNotFound,
     InvalidBundle,
@@ -31,20 +36,42 @@ from gpufn.protocol import subjects
 from gpufn.protocol.messages import encode
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import FunctionSpec, ScalingPolicy
+from gpufn_gateway import building
+from gpufn_gateway.artifacts import Artifacts
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.builds import Builds
 from gpufn_gateway.bundles import check_bundle
 from gpufn_gateway.registry import Registry, is_usable
 
 _TRIES: Final = 50  # each lost race means that somebody else's change went through
 
 _function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+
+
+class RevisionNotReady(Conflict):
+    """The revision is being built, or could not be built."""
+
+    retryable = False
 
 
 class Deploys:
-    def __init__(self, bus: Bus, functions: KeyValue, revisions: KeyValue, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        buckets: Buckets,
+        *,
+        registry: Registry,
+        builds: Builds,
+        artifacts: Artifacts,
+        clock: Clock,
+    ) -> None:
         self._bus = bus
-        self._functions = functions
-        self._revisions = revisions
+        self._functions = buckets.functions
+        self._revisions = buckets.revisions
         self._registry = registry
+        self._builds = builds
+        self._artifacts = artifacts
         self._clock = clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -60,11 +87,42 @@ class Deploys:
     # --- functions ---------------------------------------------------------------------------------------------------
 
     async def deploy(self, spec: FunctionSpec, bundle: str) -> Function:
-        """Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once."""
-        if not await self.has_bundle(bundle):
-            raise InvalidBundle(f"The bundle {bundle[:12]} is not here: PUT /v1/bundles/{bundle} first.")
+        """A spec without models.
+
+        Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once.
+        """
+        await self._check_bundle_is_here(bundle)
         revision = await self._create_revision(spec, Digest(bundle))
         return await self._move_active(spec.name, revision.number)
+
+    async def build(self, spec: FunctionSpec, bundle: str) -> Revision:
+        """A spec with models: the BUILDING revision.
+
+        Raises InvalidBundle and InvalidSpec for what was not uploaded, NoCapacity without a device to build for.
+        """
+        await self._check_bundle_is_here(bundle)
+        await self._artifacts.check_uploaded(spec.models)
+        kinds = building.device_kinds(spec.resources, self._registry.live_nodes())
+        # The builds before the revision: one that waits for a build which nobody runs would wait for ever.
+        builds: list[str] = []
+        try:
+            for model in spec.models:
+                for kind in kinds:
+                    builds.append((await self._builds.begin(model, kind)).id)
+            return await self._create_revision(spec, Digest(bundle), tuple(builds))
+        except BaseException:
+            await self._cancel(builds)
+            raise
+
+    async def finish(self, after: Revision) -> None:
+        """Store what became of a revision that was BUILDING; one that is READY gets active. May be repeated."""
+
+        def change(before: Revision) -> Revision:
+            return after if before.state is RevisionState.BUILDING else before
+
+        stored = await self._change_revision(after.function, after.number, change)
+        if stored.state is RevisionState.READY:
+            await self._move_active(after.function, after.number)
 
     async def rollback(self, name: str, number: int | None) -> Function:
         """Make an earlier revision active: `number`, or the one before the active. Raises RevisionNotFound."""
@@ -79,6 +137,8 @@ class Deploys:
                 wanted = max(earlier)
             elif number in usable:
                 wanted = number
+            elif number in known and known[number].state is not RevisionState.RETIRED:
+                raise _not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
             return self._with_active(function, wanted)
@@ -103,10 +163,12 @@ class Deploys:
         return await self._change(name, change)
 
     async def delete(self, name: str) -> None:
-        """Calls that run finish; those that are queued end as cancelled. Raises FunctionNotFound."""
+        """Calls that run finish; those that are queued end as cancelled, as do builds. Raises FunctionNotFound."""
         for _ in range(_TRIES):
             entry = await self._functions.get(name)
             if entry is None:
+                if self._registry.is_being_built(name):
+                    break
                 raise FunctionNotFound(f"There is no function {name!r}.")
             try:
                 await self._functions.delete(name, entry.revision)
@@ -119,6 +181,7 @@ class Deploys:
         numbers = self._registry.numbers(name)
         for number in numbers:
             await self._retire(name, number)
+            await self._cancel(self._registry.revisions[name][number].builds)
         error = InvocationCancelled(f"{name} was deleted before this call started.").info()
         for number in numbers:
             await records.end_queued(
@@ -127,12 +190,27 @@ class Deploys:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    async def _create_revision(self, spec: FunctionSpec, bundle: Digest) -> Revision:
+    async def _check_bundle_is_here(self, bundle: str) -> None:
+        if not await self.has_bundle(bundle):
+            raise InvalidBundle(f"The bundle {bundle[:12]} is not here: PUT /v1/bundles/{bundle} first.")
+
+    async def _cancel(self, builds: Iterable[str]) -> None:
+        for build in builds:
+            with contextlib.suppress(BuildNotFound):
+                await self._builds.cancel(build)
+
+    async def _create_revision(self, spec: FunctionSpec, bundle: Digest, builds: tuple[str, ...] = ()) -> Revision:
         number = max(self._registry.numbers(spec.name), default=0)
         for _ in range(_TRIES):
             number += 1
             revision = Revision(
-                function=spec.name, number=number, spec=spec, bundle=bundle, created_at=self._clock.time()
+                function=spec.name,
+                number=number,
+                spec=spec,
+                bundle=bundle,
+                created_at=self._clock.time(),
+                state=RevisionState.BUILDING if builds else RevisionState.READY,
+                builds=builds,
             )
             key = subjects.revision_key(spec.name, number)
             try:
@@ -187,15 +265,44 @@ class Deploys:
         raise _busy(name)
 
     async def _retire(self, name: str, number: int) -> None:
-        revision = self._registry.revisions[name][number]
-        if revision.state is RevisionState.READY:
-            key = subjects.revision_key(name, number)
-            value = encode(msgspec.structs.replace(revision, state=RevisionState.RETIRED))
-            self._registry.on_revision(key, Entry(key, value, await self._revisions.put(key, value)))
+        def change(revision: Revision) -> Revision:
+            if revision.state is RevisionState.READY:
+                return msgspec.structs.replace(revision, state=RevisionState.RETIRED)
+            if revision.state is RevisionState.BUILDING:
+                return building.failed(revision, BuildFailed(f"{name} was deleted while it was built").info())
+            return revision
+
+        await self._change_revision(name, number, change)
+
+    async def _change_revision(self, name: str, number: int, change: Callable[[Revision], Revision]) -> Revision:
+        key = subjects.revision_key(name, number)
+        for _ in range(_TRIES):
+            entry = await self._revisions.get(key)
+            if entry is None:
+                raise RevisionNotFound(f"{name} has no revision {number}.")
+            before = _revision.decode(entry.value)
+            after = change(before)
+            if after == before:
+                return before
+            value = encode(after)
+            try:
+                stored_at = await self._revisions.update(key, value, entry.revision)
+            except Conflict:
+                continue
+            self._registry.on_revision(key, Entry(key, value, stored_at))
+            return after
+        raise _busy(name)
 
 
 def _busy(name: str) -> Conflict:
     return Conflict(f"{name} is being changed by too many at once; try again.")
+
+
+def _not_ready(revision: Revision) -> RevisionNotReady:
+    if revision.state is RevisionState.BUILDING:
+        return RevisionNotReady(f"{revision} is being built; it becomes active by itself.")
+    why = revision.error.message if revision.error is not None else "its builds failed"
+    return RevisionNotReady(f"{revision} could not be built: {why}")
 
 
 def _listed(numbers: list[int]) -> str:

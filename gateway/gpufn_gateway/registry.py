@@ -1,4 +1,5 @@
-"""What the gateway knows without asking: functions, revisions, keys and the last reports, kept in memory by watches.
+"""What the gateway knows without asking: functions, revisions, engines, keys and the last reports, kept in memory by
+watches.
 
 `resolve` is on the hot path: a name as it stands in the URL is one look-up once it has been seen.
 """
@@ -13,14 +14,17 @@ import msgspec
 
 from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
-from gpufn.bus.kv import Entry, KeyValue, Watch
+from gpufn.bus.kv import Entry, Watch
 from gpufn.clock import Clock
-from gpufn.errors import FunctionNotFound, PlatformError
+from gpufn.engine import EngineManifest
+from gpufn.errors import FunctionNotFound, PlatformError, RevisionNotFound
+from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import ApiKey, ControllerReport, FunctionStatus, NodeReport, RunnerReport
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import MethodSpec, function_name
 from gpufn_gateway.auth import Access
+from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.signature import Signature
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,7 @@ _MAX_SPELLINGS: Final = 10_000
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
 _api_key = msgspec.msgpack.Decoder(ApiKey)
 _controller_report = msgspec.msgpack.Decoder(ControllerReport)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
@@ -63,6 +68,7 @@ class Registry:
         self._access = access
         self.functions: dict[str, Function] = {}
         self.revisions: dict[str, dict[int, Revision]] = {}
+        self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses: dict[str, FunctionStatus] = {}
         self.nodes: dict[str, NodeReport] = {}
         self.runners: dict[str, RunnerReport] = {}
@@ -78,15 +84,16 @@ class Registry:
 
     # --- keeping up --------------------------------------------------------------------------------------------------
 
-    async def start(self, bus: Bus, functions: KeyValue, revisions: KeyValue, keys: KeyValue) -> None:
+    async def start(self, bus: Bus, buckets: Buckets) -> None:
         """Watch; returns when everything there is has been read."""
         bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
         bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
-        # Revisions first: a Function must never point at one that is not here yet.
-        self._watches.append(await revisions.watch(self.on_revision))
-        self._watches.append(await functions.watch(self.on_function))
-        self._watches.append(await keys.watch(self.on_key))
+        # What is pointed at first: a Function must never point at a revision that is not here yet.
+        self._watches.append(await buckets.engines.watch(self.on_engine))
+        self._watches.append(await buckets.revisions.watch(self.on_revision))
+        self._watches.append(await buckets.functions.watch(self.on_function))
+        self._watches.append(await buckets.keys.watch(self.on_key))
         self.loaded = True
 
     def stop(self) -> None:
@@ -111,6 +118,12 @@ class Registry:
         else:
             self.revisions.setdefault(name, {})[int(number)] = _revision.decode(entry.value)
         self._targets.clear()
+
+    def on_engine(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.manifests.pop(key, None)
+        else:
+            self.manifests[key] = _manifest.decode(entry.value)
 
     def on_key(self, key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -158,6 +171,22 @@ class Registry:
             return self.revisions[function.name][function.serving]
         except KeyError:
             raise PlatformError(f"{function.name}@{function.serving} is not known here yet; try again.") from None
+
+    def revision(self, name: str, number: int) -> Revision:
+        """By either spelling; there is one before there is a Function. Raises RevisionNotFound."""
+        found = self.revisions.get(function_name(name), {}).get(number)
+        if found is None:
+            raise RevisionNotFound(f"{_shown(name)} has no revision {number}.")
+        return found
+
+    def is_being_built(self, name: str) -> bool:
+        """Whether a revision of this name, which may have no Function yet, is BUILDING."""
+        return any(revision.state is RevisionState.BUILDING for revision in self.revisions.get(name, {}).values())
+
+    def manifest(self, revision: Revision, model: ModelSpec) -> EngineManifest | None:
+        """Of the first engine that is known of a model: inputs and outputs are those of all of them."""
+        keys = (key for keys in revision.engines.get(model.parameter, {}).values() for key in keys)
+        return next((self.manifests[key] for key in keys if key in self.manifests), None)
 
     def numbers(self, name: str) -> list[int]:
         """Every revision that `name` ever had, in order."""

@@ -26,6 +26,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the bus, with credentials
     max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest body of any request
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: of all bodies that are being received; beyond it, 503
+    max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
@@ -73,6 +74,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "port": _port,
     "max_body_bytes": _positive(int),
     "max_bodies_bytes": _positive(int),
+    "max_model_bytes": _positive(int),
     "body_timeout_s": _positive(float),
     "shutdown_timeout_s": _positive(float),
     "log_level": _level,

@@ -65,16 +65,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class ManualClock:
-    """Time moves when a test says so."""
+    """Time moves when a test says so; `ahead_s` is how far the wall clock was set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.ahead_s = 0.0
 
     def monotonic(self) -> float:
         return self.now
 
     def time(self) -> float:
-        return self.now
+        return self.now + self.ahead_s
 
 
 class StubCall:
@@ -83,7 +84,7 @@ class StubCall:
     def __init__(self, queue: StubQueue, fields: dict[str, Any]) -> None:
         self.id = new_invocation_id()
         self.future: asyncio.Future[tuple[ResultReply, bytes]] = asyncio.get_running_loop().create_future()
-        self.since = queue.clock.time()
+        self.since = queue.clock.monotonic()
         self.fields = fields
         self.cancelled = False
 
@@ -168,6 +169,7 @@ class Gateway:
             bus=bus,
             registry=self.registry,
             deploys=nothing,
+            builds=nothing,
             submissions=submissions,
             bodies=BodyReader(1 << 20, 30, what="this request", budget=BodyBudget(1 << 30)),
             bundle_bodies=bodies,

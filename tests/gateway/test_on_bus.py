@@ -24,7 +24,6 @@ from gpufn.bus import objects, records, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import find_binary
-from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
 from gpufn.ids import digest_of
@@ -43,8 +42,11 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import RevisionState
 from gpufn_gateway.app import App
+from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import Access
 from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.builds import Builds
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.invoke import Invoke
@@ -72,12 +74,13 @@ DIGEST = digest_of(BUNDLE)
 class Whole:
     """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
 
-    def __init__(self, bus: Bus, functions: KeyValue, revisions: KeyValue, keys: KeyValue) -> None:
+    def __init__(self, bus: Bus, buckets: Buckets) -> None:
         clock = SystemClock()
         self.bus = bus
-        self.functions = functions
-        self.revisions = revisions
-        self.keys = keys
+        self.buckets = buckets
+        self.functions = buckets.functions
+        self.revisions = buckets.revisions
+        self.keys = buckets.keys
         self.access = Access(loopback=True)
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name="gw-test", clock=clock)
@@ -93,12 +96,17 @@ class Whole:
             clock=clock,
         )
         submissions = Submissions(bus, calls)
-        self.deploys = Deploys(bus, functions, revisions, self.registry, clock)
+        self.builds = Builds(bus, buckets.builds, clock)
+        self.artifacts = Artifacts(bus)
+        self.deploys = Deploys(
+            bus, buckets, registry=self.registry, builds=self.builds, artifacts=self.artifacts, clock=clock
+        )
         routes = [
             *FunctionRoutes(
                 bus=bus,
                 registry=self.registry,
                 deploys=self.deploys,
+                builds=self.builds,
                 submissions=submissions,
                 bodies=bodies,
                 bundle_bodies=bodies,
@@ -108,7 +116,7 @@ class Whole:
                 registry=self.registry,
                 counters=telemetry,
                 access=self.access,
-                keys=keys,
+                keys=buckets.keys,
                 bodies=bodies,
                 clock=clock,
                 why_not_ready=self.registry.why_not_ready,
@@ -135,10 +143,8 @@ async def gateway_on(nats: Any) -> AsyncIterator[Whole]:
     try:
         await streams.ensure_streams(bus)
         await objects.ensure_bucket(bus, subjects.BUNDLES)
-        functions = await KeyValue.open(bus, subjects.FUNCTIONS)
-        revisions = await KeyValue.open(bus, subjects.REVISIONS)
-        whole = Whole(bus, functions, revisions, await KeyValue.open(bus, subjects.API_KEYS))
-        await whole.registry.start(bus, whole.functions, whole.revisions, whole.keys)
+        whole = Whole(bus, await Buckets.open(bus))
+        await whole.registry.start(bus, whole.buckets)
         whole.caller.start()
         await whole.deploys.put_bundle(DIGEST, BUNDLE)
         async with whole.http:

@@ -14,21 +14,31 @@ from starlette.types import Receive, Scope, Send
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
-from gpufn.errors import InvalidInput, InvalidSpec, UnsupportedMediaType
+from gpufn.errors import InvalidSpec, UnsupportedMediaType
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine, WorkerCounts
-from gpufn.revision import Function
-from gpufn.spec import spec_from_json
+from gpufn.revision import Function, Revision
+from gpufn.spec import function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, READ
 from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.registry import Registry
-from gpufn_gateway.routes.requests import flag, headers_of, json_answer, number, principal_of, read_json
+from gpufn_gateway.routes.builds import build_view
+from gpufn_gateway.routes.requests import (
+    checked_digest,
+    digest_in,
+    flag,
+    headers_of,
+    json_answer,
+    number,
+    principal_of,
+    read_json,
+)
 from gpufn_gateway.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.sse import pump
 from gpufn_gateway.submit import Submissions
 
-_HEX = frozenset("0123456789abcdef")
 _log_line = msgspec.msgpack.Decoder(LogLine)
 
 
@@ -53,6 +63,7 @@ class FunctionRoutes:
         bus: Bus,
         registry: Registry,
         deploys: Deploys,
+        builds: Builds,
         submissions: Submissions,
         bodies: BodyReader,
         bundle_bodies: BodyReader,
@@ -60,6 +71,7 @@ class FunctionRoutes:
         self._bus = bus
         self._registry = registry
         self._deploys = deploys
+        self._builds = builds
         self._submissions = submissions
         self._bodies = bodies
         self._bundle_bodies = bundle_bodies
@@ -72,6 +84,7 @@ class FunctionRoutes:
             Route(one, self.show, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/revisions", self.revisions, methods=["GET"]),
+            Route(f"{one}/revisions/{{number}}", self.revision, methods=["GET"]),
             Route(f"{one}/rollback", self.rollback, methods=["POST"]),
             Route(f"{one}/scale", self.scale, methods=["POST"]),
             Route(f"{one}/why", self.why, methods=["GET"]),
@@ -93,7 +106,10 @@ class FunctionRoutes:
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
-        function = await self._deploys.deploy(spec, _digest(wanted.bundle))
+        bundle = checked_digest(wanted.bundle, "the bundle")
+        if spec.models:
+            return self._building(await self._deploys.build(spec, bundle))
+        function = await self._deploys.deploy(spec, bundle)
         return json_answer(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
@@ -102,24 +118,34 @@ class FunctionRoutes:
 
     async def delete(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        await self._deploys.delete(self._function(request).name)
+        name = function_name(request.path_params["fn"])
+        await self._deploys.delete(name if self._registry.is_being_built(name) else self._function(request).name)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
         principal_of(request).need(READ)
         function = self._function(request)
-        listed = [
-            {
-                "number": revision.number,
-                "created_at": revision.created_at,
-                "bundle": revision.bundle,
-                "state": revision.state,
-                "active": revision.number == function.active,
-                "serving": revision.number == function.serving,
-            }
-            for _, revision in sorted(self._registry.revisions.get(function.name, {}).items())
-        ]
+        revisions = sorted(self._registry.revisions.get(function.name, {}).items())
+        listed = [_revision_view(revision, function) for _, revision in revisions]
         return json_answer({"revisions": listed})
+
+    async def revision(self, request: Request) -> Response:
+        """Also of one whose Function does not exist yet."""
+        principal_of(request).need(READ)
+        text = request.path_params["number"]
+        name = request.path_params["fn"]
+        revision = self._registry.revision(name, int(text) if text.isdecimal() and len(text) < 10 else -1)
+        known = self._builds.known
+        function = self._registry.functions.get(revision.function)
+        return json_answer(
+            {
+                **_revision_view(revision, function),
+                "function": revision.function,
+                "builds": [build_view(self._builds, known[build]) for build in revision.builds if build in known],
+                "engines": revision.engines,
+                "error": revision.error,
+            }
+        )
 
     async def rollback(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
@@ -163,17 +189,27 @@ class FunctionRoutes:
 
     async def has_bundle(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        there = await self._deploys.has_bundle(_digest(request.path_params["digest"]))
+        there = await self._deploys.has_bundle(digest_in(request, "the bundle"))
         return Response(status_code=200 if there else 404)
 
     async def put_bundle(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        digest = _digest(request.path_params["digest"])
+        digest = digest_in(request, "the bundle")
         content_type = request.headers.get("content-type", "application/zip")
         if content_type.partition(";")[0].strip().lower() != "application/zip":
             raise UnsupportedMediaType("A bundle is sent as application/zip.")
         await self._deploys.put_bundle(digest, await self._bundle_bodies.read(headers_of(request), request.receive))
         return json_answer({"bundle": digest}, 201)
+
+    def _building(self, revision: Revision) -> Response:
+        building = {
+            "function": revision.function,
+            "revision": revision.number,
+            "state": revision.state,
+            "builds": revision.builds,
+        }
+        here = f"/v1/functions/{revision.function}/revisions/{revision.number}"
+        return json_answer(building, 202, {"Location": here})
 
     def _function(self, request: Request) -> Function:
         return self._registry.function(request.path_params["fn"].partition(".")[0])
@@ -203,6 +239,17 @@ class FunctionRoutes:
         }
 
 
+def _revision_view(revision: Revision, function: Function | None) -> dict[str, Any]:
+    return {
+        "number": revision.number,
+        "created_at": revision.created_at,
+        "bundle": revision.bundle,
+        "state": revision.state,
+        "active": function is not None and revision.number == function.active,
+        "serving": function is not None and revision.number == function.serving,
+    }
+
+
 class _Logs:
     """The last lines of a function and, when it `follows`, those that come, until the client leaves."""
 
@@ -230,9 +277,3 @@ class _Logs:
 
 def _json_line(message: StoredMessage) -> bytes:
     return msgspec.json.encode(_log_line.decode(message.payload)) + b"\n"
-
-
-def _digest(text: str) -> str:
-    if len(text) != 64 or not _HEX.issuperset(text):
-        raise InvalidInput("a digest is the sha256 of the bundle: 64 hexadecimal digits", field="bundle")
-    return text

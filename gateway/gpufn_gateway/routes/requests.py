@@ -17,6 +17,7 @@ from gpufn_gateway.bodies import BodyReader
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_HEX = frozenset("0123456789abcdef")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 
 
@@ -32,6 +33,17 @@ def principal_of(request: Request) -> Principal:
 
 def headers_of(request: Request) -> dict[bytes, bytes]:
     return dict(request.scope["headers"])
+
+
+def digest_in(request: Request, what: str) -> str:
+    """The path's `{digest}`, of `what`. Raises InvalidInput."""
+    return checked_digest(request.path_params["digest"], what)
+
+
+def checked_digest(text: str, what: str) -> str:
+    if len(text) != 64 or not _HEX.issuperset(text):
+        raise InvalidInput(f"a digest is the sha256 of {what}: 64 hexadecimal digits", field="digest")
+    return text
 
 
 async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:

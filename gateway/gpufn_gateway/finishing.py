@@ -1,0 +1,72 @@
+"""BUILDING revisions whose builds have ended become READY, and active, or FAILED: the part of deploy after the builds.
+
+Every gateway has one of these and the controller's leader acts: at each change of a build, and each second for what
+ended while nobody led.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from gpufn.clock import Clock
+from gpufn.errors import PlatformError
+from gpufn.revision import Revision, RevisionState
+from gpufn_gateway import building
+from gpufn_gateway.builds import Builds
+from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.registry import Registry
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+
+
+class Finishing:
+    """`leads` tells whether the controller of this process leads now."""
+
+    def __init__(
+        self, *, registry: Registry, builds: Builds, deploys: Deploys, clock: Clock, leads: Callable[[], bool]
+    ) -> None:
+        self._registry = registry
+        self._builds = builds
+        self._deploys = deploys
+        self._clock = clock
+        self._leads = leads
+        self._has_led = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except PlatformError as error:
+                log.warning("revisions that were built wait for the next second: %s", error)
+            except Exception:
+                log.exception("finishing what was built failed; it is tried again")
+            await self._builds.any_change(_TICK_S)
+
+    async def step(self) -> None:
+        if not self._leads():
+            self._has_led = False
+            return
+        for revision in list(self._revisions(RevisionState.BUILDING)):
+            after = building.settled(revision, self._builds.known, self._clock.time())
+            if after is not None:
+                await self._deploys.finish(after)
+                log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
+        if not self._has_led:
+            # The leader before us may have died between a revision's two records.
+            for revision in list(self._revisions(RevisionState.READY)):
+                function = self._registry.functions.get(revision.function)
+                if revision.builds and (function is None or function.latest < revision.number):
+                    await self._deploys.finish(revision)
+            self._has_led = True
+
+    def _revisions(self, state: RevisionState) -> Iterator[Revision]:
+        for name in list(self._registry.revisions):
+            for number in self._registry.numbers(name):
+                revision = self._registry.revisions[name][number]
+                if revision.state is state:
+                    yield revision

@@ -1,0 +1,41 @@
+"""Uploads for builds: models' files and samples, straight into the object store."""
+
+from __future__ import annotations
+
+import contextlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_gateway.artifacts import Artifacts
+from gpufn_gateway.auth import DEPLOY
+from gpufn_gateway.bodies import announced_length, parts_of_body
+from gpufn_gateway.routes.requests import digest_in, headers_of, json_answer, principal_of
+
+
+class ArtifactRoutes:
+    """A file has at most `limit_bytes`."""
+
+    def __init__(self, artifacts: Artifacts, limit_bytes: int) -> None:
+        self._artifacts = artifacts
+        self._limit_bytes = limit_bytes
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/artifacts/{digest}", self.has, methods=["HEAD"]),
+            Route("/v1/artifacts/{digest}", self.put, methods=["PUT"]),
+        ]
+
+    async def has(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        there = await self._artifacts.has(digest_in(request, "a file"))
+        return Response(status_code=200 if there else 404)
+
+    async def put(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        digest = digest_in(request, "a file")
+        size = announced_length(headers_of(request), self._limit_bytes, "a model's file")
+        async with contextlib.aclosing(parts_of_body(request.receive)) as parts:
+            await self._artifacts.put(digest, size, parts)
+        return json_answer({"artifact": digest, "size": size}, 201)

@@ -1,0 +1,58 @@
+"""Engines and models: what was built, who uses it, and the removal of what nobody uses."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_gateway.auth import DEPLOY, READ
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.engines import Engines, engine_view
+from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+
+
+class _Collect(msgspec.Struct, forbid_unknown_fields=True):
+    dry_run: bool = False
+
+
+class EngineRoutes:
+    def __init__(self, engines: Engines, bodies: BodyReader) -> None:
+        self._engines = engines
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/engines", self.index, methods=["GET"]),
+            Route("/v1/engines/gc", self.collect, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{model}", self.model, methods=["GET"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer({"engines": self._engines.listed()})
+
+    async def collect(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        wanted = await read_json(request, _Collect, self._bodies)
+        going = self._engines.unused()
+        if not wanted.dry_run:
+            await self._engines.remove(going)
+        return json_answer(
+            {
+                "engines": [engine_view(manifest) for manifest in going.engines],
+                "files": len(going.files),
+                "bytes": going.freed_bytes,
+                "dry_run": wanted.dry_run,
+            }
+        )
+
+    async def models(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer({"models": self._engines.models()})
+
+    async def model(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer(self._engines.model(request.path_params["model"]))
