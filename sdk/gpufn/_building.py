@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +10,7 @@ from gpufn._views import BuildView
 from gpufn.engine import BuildState
 from gpufn.errors import BuildFailed, ErrorInfo, GpufnError, error_from
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LONGEST_WAIT_S = 30.0  # of one request
 
 
 class Uploads(Protocol):
@@ -23,7 +22,7 @@ class Uploads(Protocol):
 class Builds(Protocol):
     """What is asked of a Client."""
 
-    def build(self, id: str, *, wait_s: float = 0.0) -> BuildView: ...  # noqa: A002
+    def build(self, id: str, *, wait_s: float = 0.0, since: int | None = None) -> BuildView: ...  # noqa: A002
 
 
 def upload(api: Uploads, paths: Mapping[str, Path], told: Callable[[str], None] = lambda progress: None) -> None:
@@ -38,20 +37,13 @@ def upload(api: Uploads, paths: Mapping[str, Path], told: Callable[[str], None] 
 
 
 def wait_until_ended(
-    api: Builds,
-    build: BuildView,
-    *,
-    seen: Callable[[BuildView], None] = lambda build: None,
-    sleep: Callable[[float], None] = time.sleep,
+    api: Builds, build: BuildView, *, seen: Callable[[BuildView], None] = lambda build: None
 ) -> BuildView:
-    """`seen` gets the build as it goes on. Raises BuildFailed, also when it was cancelled."""
-    pause_s = _FIRST_PAUSE_S
-    while not build.state.ended:
-        seen(build)
-        sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
-        build = api.build(build.id)
+    """`seen` gets the build at each of its changes. Raises BuildFailed, also when it was cancelled."""
     seen(build)
+    while not build.state.ended:
+        build = api.build(build.id, wait_s=_LONGEST_WAIT_S, since=build.change)
+        seen(build)
     if build.state is BuildState.CANCELLED:
         raise BuildFailed(f"the build {build.id} was cancelled")
     if build.state is BuildState.FAILED:

@@ -33,11 +33,16 @@ from gpufn._views import (
     BuildView,
     Calls,
     Cancellation,
+    Collected,
+    Engines,
+    EngineView,
     Functions,
     FunctionView,
     InvocationView,
     Keys,
     KeyView,
+    Models,
+    ModelView,
     Nodes,
     RevisionProgress,
     Revisions,
@@ -344,13 +349,32 @@ class Client:
         """Every build, the newest first."""
         return self._json(Builds, "GET", "/v1/builds").builds
 
-    def build(self, id: str, *, wait_s: float = 0.0) -> BuildView:  # noqa: A002
-        """How a build stands, at its end or after `wait_s`, which is 30 at most. Raises BuildNotFound."""
-        return self._json(BuildView, "GET", f"/v1/builds/{id}", params={"wait": f"{wait_s:g}"})
+    def build(self, id: str, *, wait_s: float = 0.0, since: int | None = None) -> BuildView:  # noqa: A002
+        """How a build stands: at its next change, after the one that `since` names (a view's `change`) or else from
+        now, or after `wait_s`, which is 60 at most. Raises BuildNotFound."""
+        params = {"wait": f"{wait_s:g}"} | ({} if since is None else {"since": str(since)})
+        return self._json(BuildView, "GET", f"/v1/builds/{id}", params=params, timeout=_MANAGE_TIMEOUT_S + wait_s)
 
     def build_report(self, id: str, *, page: bool = False) -> bytes:  # noqa: A002
         """What was built, compared and measured: as JSON, or as a `page` of HTML."""
         return self._request("GET", f"/v1/builds/{id}/report{'.html' if page else ''}").content
+
+    def engines(self) -> list[EngineView]:
+        """Every engine, the newest first."""
+        return self._json(Engines, "GET", "/v1/engines").engines
+
+    def collect_engines(self, *, dry_run: bool = False) -> Collected:
+        """Remove the engines that no function and no build uses; with `dry_run`, only say which."""
+        body = msgspec.json.encode({"dry_run": dry_run})
+        return self._json(Collected, "POST", "/v1/engines/gc", content=body, headers=_JSON)
+
+    def models(self) -> list[ModelView]:
+        """The models of every function, as it serves."""
+        return self._json(Models, "GET", "/v1/models").models
+
+    def model(self, name: str) -> ModelView:
+        """One model: `NAME`, or `FUNCTION.PARAMETER` for one inside a function. Raises FunctionNotFound."""
+        return self._json(ModelView, "GET", f"/v1/models/{name}")
 
     def cancel_build(self, id: str) -> BuildView:  # noqa: A002
         """Ask for its end; what waits for it fails."""

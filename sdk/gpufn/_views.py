@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gpufn.engine import BuildStage, BuildState
+from gpufn.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
+from gpufn.model import ShapeProfile, TensorSpec
 from gpufn.protocol.messages import Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 
@@ -49,7 +50,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1."""
+    """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1; `change` grows."""
 
     id: str
     device: str
@@ -63,6 +64,7 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    change: int = 0
     model: dict[str, Any] = {}
 
     @property
@@ -70,6 +72,47 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
         """The model's file and the DeviceKind: `resnet18.onnx on NVIDIA L4`."""
         files = self.model.get("files") or [{"name": self.model.get("parameter", "model")}]
         return f"{files[0]['name']} on {self.device}"
+
+
+class EngineView(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that was published, and the revisions that use it. `model` is the ONNX file's name."""
+
+    key: str
+    model: str
+    backend: str
+    device: str
+    precision: str
+    size: int
+    accuracy: Accuracy | None = None
+    latency: Latency | None = None
+    built_at: float = 0.0
+    used_by: tuple[str, ...] = ()
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model of the revision that serves, and its engines by DeviceKind, the best first."""
+
+    name: str
+    function: str
+    revision: int
+    file: str = ""
+    parameter: str = ""
+    precision: str = ""
+    max_batch: int = 1
+    batched: bool | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    profiles: tuple[ShapeProfile, ...] = ()
+    engines: dict[str, tuple[EngineView, ...]] = {}
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines that nothing uses, how many files they alone have, and their bytes."""
+
+    engines: tuple[EngineView, ...] = ()
+    files: int = 0
+    bytes: int = 0
+    dry_run: bool = False
 
 
 class Building(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +202,14 @@ class Calls(msgspec.Struct, frozen=True):
 
 class Builds(msgspec.Struct, frozen=True):
     builds: list[BuildView]
+
+
+class Engines(msgspec.Struct, frozen=True):
+    engines: list[EngineView]
+
+
+class Models(msgspec.Struct, frozen=True):
+    models: list[ModelView]
 
 
 class Nodes(msgspec.Struct, frozen=True):

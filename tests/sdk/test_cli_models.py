@@ -247,6 +247,88 @@ def test_builds_are_listed_and_cancelled(gateway: StubGateway) -> None:
     assert (missing.exit_code, missing.stderr) == (4, "gpufn: there is no build with this id\n")
 
 
+_ENGINE: dict[str, Any] = {
+    "key": "e" * 64,
+    "model": "net.onnx",
+    "backend": "onnxruntime-cpu",
+    "device": "cpu",
+    "precision": "fp32",
+    "size": 2048,
+    "accuracy": {"max_abs": 1e-6, "rel_l2": 2e-7, "cosine": 1.0},
+    "latency": {"p50_s": 0.002, "p90_s": 1.0, "p99_s": 1.0, "per_s": 1.0, "settled": True},
+    "built_at": 1.0,
+}
+_MODEL: dict[str, Any] = {
+    "name": "net",
+    "function": "net",
+    "revision": 3,
+    "parameter": "model",
+    "file": "net.onnx",
+    "precision": "fp32",
+    "max_batch": 8,
+    "batched": True,
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+    "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}],
+    "profiles": [{"inputs": {"x": {"min": [1, 3], "opt": [8, 3], "max": [8, 3]}}}],
+    "engines": {"cpu": [_ENGINE]},
+}
+
+
+def test_engines_are_listed_with_who_uses_them(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/engines", {"engines": [_ENGINE | {"used_by": ["net@1", "net@2"]}]})
+    for arguments in (["engines"], ["engines", "ls"]):
+        header, row = _gpufn(*arguments).stdout.splitlines()
+        assert header.split() == ["ENGINE", "MODEL", "BACKEND", "DEVICE", "PRECISION", "SIZE", "P50", "USED", "BY"]
+        assert row.split() == (
+            ["eeeeeeeeeeee", "net.onnx", "onnxruntime-cpu", "cpu", "fp32", "2", "KiB", "2", "ms", "net@1,", "net@2"]
+        )
+    assert json.loads(_gpufn("engines", "--json").stdout)[0]["key"] == "e" * 64
+
+
+@pytest.mark.parametrize(
+    ("options", "dry_run", "text"), [(["--dry-run"], True, "would be removed"), ([], False, "were removed")]
+)
+def test_unused_engines_are_removed(gateway: StubGateway, options: list[str], dry_run: bool, text: str) -> None:
+    gateway.on("POST /v1/engines/gc", {"engines": [_ENGINE, _ENGINE], "files": 3, "bytes": 4096, "dry_run": dry_run})
+    result = _gpufn("engines", "gc", *options)
+    assert (result.exit_code, result.stderr) == (0, f"2 engines {text}, 4 KiB\n")
+    assert gateway.requests[-1].json == {"dry_run": dry_run}
+
+
+def test_engines_in_use_are_left(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/engines/gc", {"engines": [], "files": 0, "bytes": 0, "dry_run": False})
+    assert _gpufn("engines", "gc").stderr == "every engine is in use\n"
+
+
+def test_models_are_listed_and_described(gateway: StubGateway) -> None:
+    inside = _MODEL | {"name": "f.net", "function": "f", "parameter": "net", "batched": False}
+    gateway.on("GET /v1/models", {"models": [_MODEL, inside]})
+    gateway.on("GET /v1/models/net", _MODEL)
+    gateway.on("GET /v1/models/f.net", inside)
+    listed = [line.split() for line in _gpufn("models").stdout.splitlines()[1:]]
+    assert listed == [["net", "3", "net.onnx", "fp32", "8", "cpu"], ["f.net", "3", "net.onnx", "fp32", "8", "cpu"]]
+    described = dict(line.split(maxsplit=1) for line in _gpufn("models", "describe", "net").stdout.splitlines())
+    assert described == {
+        "name": "net",
+        "address": f"{gateway.url}/v2/models/net/infer",
+        "revision": "3",
+        "file": "net.onnx",
+        "inputs": "x FP32 [?, 3]",
+        "outputs": "y INT64 [?]",
+        "shapes": "x [1, 3] to [8, 3], tuned for [8, 3]",
+        "precision": "fp32",
+        "a": "run has  up to 8 rows, of several calls",
+        "cpu": "onnxruntime-cpu eeeeeeeeeeee, 2 ms a run, off by 2.0e-07 (relative L2)",
+    }
+    assert "function   f, as net" in _gpufn("models", "describe", "f.net").stdout
+
+
+def test_a_model_that_is_not_there_is_exit_code_4(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/models/no", {"code": "function_not_found", "detail": "There is no model 'no'."}, status=404)
+    result = _gpufn("models", "describe", "no")
+    assert (result.exit_code, result.stderr) == (4, "gpufn: there is no model 'no'\n")
+
+
 def test_an_interrupt_says_that_the_build_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), watched(["b1", "b2"]):
         raise KeyboardInterrupt

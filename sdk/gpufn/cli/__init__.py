@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
     "nodes": ("nodes:nodes", "List the nodes and their devices."),
     "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),
+    "engines": ("engines:app", "List the engines that were built, and remove those that nothing uses."),
+    "models": ("models:app", "List the models that are served, and show one."),
     "keys": ("keys:app", "Make, list and delete API keys."),
     "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),

@@ -20,6 +20,7 @@ from gpufn.cli._model_options import (
     onnx_of,
 )
 from gpufn.cli._render import Json, duration, print_json, print_table, say, size, step
+from gpufn.engine import Accuracy, Latency
 from gpufn.errors import BuildFailed, GpufnError, InvalidSpec
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ def build(  # noqa: PLR0917  Typer passes them by name
 ) -> None:
     """Build a model's engines without deploying it.
 
-    They are compiled, checked against a reference, and measured. What was built before is found and not built again. The
-    table has one line for each candidate, the best first.
+    They are compiled, checked against a reference, and measured. What was built before is found and not built again.
+    The table has one line for each candidate, the best first.
     """
     from gpufn._building import upload, wait_until_ended  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
@@ -90,16 +91,6 @@ def _write(client: Client, build_id: str, report: Path | None, *, may_lack: bool
         raise
     report.write_bytes(data)
     say(f"the report is in {report}", err=True)
-
-
-class Accuracy(msgspec.Struct):
-    max_abs: float
-    rel_l2: float
-    cosine: float
-
-
-class Latency(msgspec.Struct):
-    p50_s: float
 
 
 class Candidate(msgspec.Struct):
