@@ -47,8 +47,8 @@ def gc(
 ) -> None:
     """Remove the engines that no function can come back to.
 
-    Those of failed and retired revisions, and those that `gpufn build` made for nobody. Deployed again, a model is built
-    again.
+    Those of failed and retired revisions, and those that `gpufn build` made for nobody. Deployed again, a model is
+    built again.
     """
     from gpufn._client import Client  # noqa: PLC0415
 
