@@ -1,7 +1,7 @@
 """The gateway's end of the lane: calls go straight to a free slot of this host's runner while nothing waits.
 
 A runner that is not on this host has no socket here, and then there is simply no lane: `offer` says no and the call is
-queued. So does it when the revision's room is used up.
+queued. So it does when the revision's room is used up, and for a moment after a refusal: others wait in the queue.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from gpufn.revision import Revision
 from gpufn.sockets import peer_uid
 
 log = logging.getLogger(__name__)
+
+_REFUSED_S = 0.005
 
 _Key = tuple[str, int, float]  # function, number and time of creation: a Revision
 
@@ -40,7 +42,9 @@ class Lane:
         self._rooms: dict[_Key, int] = {}
         self._under_way: dict[str, _Key] = {}
         self._counts: dict[_Key, int] = {}
+        self._refused_until: dict[_Key, float] = {}
         self._runner: _Runner | None = None
+        self._loop = asyncio.get_running_loop()
         self._connecting: asyncio.Task[None] | None = None
         self._heard_at = 0.0
 
@@ -51,7 +55,7 @@ class Lane:
         if room is None or self._runner is None:
             return False
         count = self._counts.get(key, 0)
-        if count >= room:
+        if count >= room or self._loop.time() < self._refused_until.get(key, 0.0):
             return False
         try:
             self._runner.send(lane.Offer(message), body)
@@ -63,7 +67,7 @@ class Lane:
 
     def withdraw(self, invocation: str) -> None:
         """Nobody waits for it any more."""
-        if self._forget(invocation) and self._runner is not None:
+        if self._forget(invocation) is not None and self._runner is not None:
             self._runner.send(lane.Withdraw(invocation))
 
     def tick(self, now: float) -> None:
@@ -73,7 +77,7 @@ class Lane:
                 log.warning("this host's runner says nothing: its calls go by the queue")
                 self._runner.transport.abort()
         elif self._connecting is None and self._path.exists():
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="lane")
+            self._connecting = self._loop.create_task(self._connect(), name="lane")
 
     def close(self) -> None:
         if self._runner is not None:
@@ -81,17 +85,17 @@ class Lane:
 
     async def _connect(self) -> None:
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: _Runner(self), str(self._path))
+            await self._loop.create_unix_connection(lambda: _Runner(self), str(self._path))
         except OSError as error:
             log.debug("there is no runner at %s: %s", self._path, error)
         finally:
             self._connecting = None
 
-    def _forget(self, invocation: str) -> bool:
+    def _forget(self, invocation: str) -> _Key | None:
         key = self._under_way.pop(invocation, None)
         if key is not None:
             self._counts[key] -= 1
-        return key is not None
+        return key
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 
@@ -101,27 +105,29 @@ class Lane:
 
     def _take(self, frame: lane.RunnerFrame, body: bytes) -> None:
         if isinstance(frame, lane.Ended):
-            if self._forget(frame.reply.invocation):
+            if self._forget(frame.reply.invocation) is not None:
                 self._owner.on_end(frame.reply, body)
         elif isinstance(frame, lane.Refused):
-            if self._forget(frame.invocation):
+            key = self._forget(frame.invocation)
+            if key is not None:
+                self._refused_until[key] = self._loop.time() + _REFUSED_S
                 self._owner.on_refused(frame.invocation)
         elif isinstance(frame, lane.Queued):
-            if self._forget(frame.invocation):
+            if self._forget(frame.invocation) is not None:
                 self._owner.on_queued(frame.invocation)
         elif isinstance(frame, lane.Room):
-            key = (frame.function, frame.revision, frame.created_at)
+            revision = (frame.function, frame.revision, frame.created_at)
             if frame.calls:
-                self._rooms[key] = frame.calls
+                self._rooms[revision] = frame.calls
             else:
-                self._rooms.pop(key, None)
+                self._rooms.pop(revision, None)
 
     def _lost(self, runner: _Runner) -> None:
         if self._runner is not runner:
             return
         self._runner = None
         under_way = list(self._under_way)
-        for left in (self._rooms, self._under_way, self._counts):
+        for left in (self._rooms, self._under_way, self._counts, self._refused_until):
             left.clear()
         for invocation in under_way:  # it may have run: at least once, as from the queue
             self._owner.on_refused(invocation)

@@ -1,8 +1,8 @@
 """What one Revision takes from the bus on this node: a standing pull of the sync queue, polls of the async queue.
 
-A free slot is worth one credit, and the credit is with one queue at a time (order.py says which). One exception: a
-doorbell polls the async queue though the sync queue holds the credit of the free slot. When both deliver at once, the
-owner hands one back.
+Room for a call is worth one credit, and the credit is with one queue at a time (order.py says which). Two exceptions: a
+doorbell polls the async queue though the sync queue holds the credit; and calls that come by the lane take room whose
+credits stand. The owner has to do something about a delivery without room.
 """
 
 from __future__ import annotations
@@ -27,18 +27,26 @@ _UNBOUNDED = -1  # the credits are the bound
 
 
 class Intake:
-    """`free()` is how many slots could take a delivery now; `take(delivery)` takes one, or hands it back."""
+    """`room()` is how many deliveries may come now, of the `capacity()` that may be here at a time; `take(delivery)`
+    takes one, or hands it back."""
 
     def __init__(
-        self, bus: Bus, revision: Revision, *, free: Callable[[], int], take: Callable[[Delivery], None]
+        self,
+        bus: Bus,
+        revision: Revision,
+        *,
+        room: Callable[[], int],
+        capacity: Callable[[], int],
+        take: Callable[[Delivery], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
-        self._slots = revision.spec.slots
-        self._free = free
+        self._room = room
+        self._capacity = capacity
         self._take = take
         self._order = QueueOrder()
         self._polling = 0
+        self._async_is_known_to_wait = False  # not merely likely, as after a while without a look
         self._sync: Pull | None = None
         self._async: Pull | None = None
         self._is_closed = False
@@ -66,7 +74,7 @@ class Intake:
             on_empty=self._on_async_empty, on_missing=self._on_missing,
         )  # fmt: skip
         self.offer()
-        self.on_doorbell()
+        self._look_for_async()
 
     def close(self) -> None:
         self._is_closed = True
@@ -76,41 +84,40 @@ class Intake:
         self._sync = self._async = None
 
     def offer(self) -> None:
-        """Turn the free slots that no queue knows of into credits.
+        """Turn the room that no queue knows of into credits.
 
-        A request for one credit costs the server as much as one for many. So while most of the slots are free, and so
-        credited, those that become free are saved up until they are a quarter of all.
+        A request for one credit costs the server as much as one for many. So while there is much room, and so credit,
+        what becomes free is saved up until it is a quarter of all.
         """
         if self._sync is None:
             return
-        free = self._free() - self._sync.credits - self._polling
-        while free > 0 and self._order.offers_async_first():
+        room = self._room() - self._sync.credits - self._polling
+        while room > 0 and self._order.offers_async_first():
             self._poll_async()
-            free -= 1
-        if free > 0 and (4 * free >= self._slots or 2 * self._sync.credits < self._slots):
-            self._sync.grant(free)
+            room -= 1
+        if room > 0:
+            capacity = self._capacity()
+            if 4 * room >= capacity or 2 * self._sync.credits < capacity:
+                self._sync.grant(room)
 
     @property
     def others_wait(self) -> bool:
         """Calls are known to be in one of the queues: a call that comes past them has to get in line."""
-        return self._order.sync_pending > 0 or self._order.async_waits
-
-    def on_direct_end(self) -> None:
-        """A slot is free that a call past the queues had; the sync queue may hold its credit all along."""
-        if self._order.async_waits and not self._polling and self._free() > 0:
-            self._poll_async()
-        else:
-            self.offer()
+        return self._order.sync_pending > 0 or self._async_is_known_to_wait
 
     def shrink(self) -> None:
-        """Slots are gone: take the credits for them back, or each would bring a delivery that nobody can run."""
+        """Room is gone: take the credits for it back, or each would bring a delivery that nobody can run."""
         if self._sync is not None:
-            self._sync.limit(max(0, self._free() - self._polling))
+            self._sync.limit(max(0, self._room() - self._polling))
 
     def on_doorbell(self) -> None:
-        """Async calls may wait."""
+        """An async call was queued."""
+        self._async_is_known_to_wait = True
+        self._look_for_async()
+
+    def _look_for_async(self) -> None:
         self._order.async_waits = True
-        if not self._polling and self._free() > 0:
+        if not self._polling and self._room() > 0:
             self._poll_async()
 
     def tick(self, now: float) -> None:
@@ -120,7 +127,7 @@ class Intake:
         for pull in (self._sync, self._async):
             if pull is not None:
                 pull.tick(now)
-        self.on_doorbell()
+        self._look_for_async()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
 
@@ -131,12 +138,12 @@ class Intake:
 
     def _on_async_empty(self, unused: int) -> None:
         self._polling -= unused
-        self._order.async_waits = False
+        self._order.async_waits = self._async_is_known_to_wait = False
         self.offer()
 
     def _on_async(self, delivery: Delivery) -> None:
         self._polling -= 1
-        self._order.async_waits = delivery.pending > 0
+        self._order.async_waits = self._async_is_known_to_wait = delivery.pending > 0
         self._take(delivery)
 
     def _on_sync(self, delivery: Delivery) -> None:

@@ -5,12 +5,11 @@
     3. Result: the slot is free again, the outcome is settled, the credit is offered anew
     4. every tenth of a second while something runs: touch, and end what is over time
 
-A delivery that finds no free slot (a worker died, or started to drain, under a standing credit) is handed back.
+While calls are short, a delivery that finds no free slot stands in line (line.py) for the next one. Otherwise, when a
+worker died or started to drain under a standing credit, it is handed back.
 
-The lane (lane.py) brings calls past the queue while none waits there and calls are short; a few milliseconds' worth of
-them may stand in line for the next slot. They take slots whose credits stand in the queue: a delivery that comes for
-such a credit is held, and has the next slot. When a call turns out to last, the credits are taken back, and what is
-held or stands in line is handed back.
+The lane (lane.py) brings short calls past the queue while none waits there. They take slots whose credits stand in the
+queue, so a delivery may come for a slot that is taken: it stands in line, too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -43,9 +41,10 @@ from gpufn.protocol.messages import InvocationMessage, ItemReply, RevisionTraffi
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
-from gpufn_runtime.runner.attempt import Attempt, has_expired, must_end_at
+from gpufn_runtime.runner.attempt import Attempt, has_expired, may_run_s
 from gpufn_runtime.runner.intake import Intake
 from gpufn_runtime.runner.lane import DirectDelivery
+from gpufn_runtime.runner.line import LASTS_S, Line, Waiting
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.settle import Settler
@@ -60,11 +59,7 @@ _COMEBACK_S = 30.0  # so long a worker looks for its runner when that was starte
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
-# Longer calls gain nothing from the lane, and a slot that is taken past the queue must be free again soon.
-_SHORT_CALL_S = 0.02
-_LONGEST_LINE = 64  # for each slot
-_LASTS_S = 0.1
-_TOO_MANY_DELIVERIES = 30  # each a runner that died with it, or a hand-back
+_TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 
 class RevisionQueue:
@@ -96,15 +91,13 @@ class RevisionQueue:
         self._on_room = on_room  # how many calls the lane may bring at a time
         self._methods = {method.name: method for method in revision.spec.methods}
         self.links: dict[str, WorkerLink] = {}
-        self._intake = Intake(bus, revision, free=self._count_free, take=self._take)
+        self._intake = Intake(bus, revision, room=self._room, capacity=self._capacity, take=self._take)
         self._ticking: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = self._ended = self._failed = 0
         self._run_seconds = 0.0
-        self._mean_run_s = 0.0  # exponentially weighted
-        self._held: deque[tuple[Delivery, InvocationMessage, bytes]] = deque()
-        self._line: deque[DirectDelivery] = deque()
+        self._line = Line()
 
     # --- workers come and go ------------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ class RevisionQueue:
         """Pull nothing more, and let the workers go on without us: they come back to our successor."""
         for link in self.links.values():
             link.close()
-        self._hand_back_waiting()
+        self._hand_back_line()
         self._tell_room()
         self._intake.close()
         if self._ticking is not None:
@@ -142,7 +135,7 @@ class RevisionQueue:
         link.close()
         self._intake.shrink()
         self._tell_room()
-        self._serve_waiting()
+        self._serve_line()
 
     def _retire(self, link: WorkerLink, why: str) -> None:
         self._let_go(link)
@@ -156,7 +149,8 @@ class RevisionQueue:
             ended=self._ended,
             failed=self._failed,
             run_seconds=self._run_seconds,
-            direct=len(self._line) + sum(attempt.is_direct for attempt in self._attempts()),
+            direct=sum(attempt.is_direct for attempt in self._attempts())
+            + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._line),
         )
 
     def on_doorbell(self) -> None:
@@ -189,26 +183,22 @@ class RevisionQueue:
 
     def offer(self, delivery: DirectDelivery) -> None:
         """A call that came by the lane: run it now or in a moment, or not here."""
-        if self._held or self._intake.others_wait:
-            delivery.nak()
-        elif not self._line and self._count_free():
+        if self._room() > 0 and not self._intake.others_wait:
             self._start(delivery, delivery.message, delivery.body)
-        elif len(self._line) < self._longest_line():
-            self._line.append(delivery)
         else:
             delivery.nak()
 
     def _start(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         now = self._clock.time()
         if message.not_before > now:
-            delivery.nak(message.not_before - now)
+            delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
             self._intake.offer()
         elif has_expired(message, self.revision.spec.queue_timeout_s, now):
             expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
             self._intake.offer()
         elif (link := self._least_busy()) is None:
-            self._hold(delivery, message, body)
+            self._stand_in_line(Waiting(delivery, message, body))
         elif delivery.delivered > _TOO_MANY_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
@@ -219,7 +209,7 @@ class RevisionQueue:
             self._intake.offer()
         else:
             attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
-            attempt.touched_at = now
+            attempt.touched_at = self._clock.monotonic()
             link.slots.take()
             link.idle_since = None
             if attempt.is_submitted and delivery.delivered > 1:
@@ -227,32 +217,26 @@ class RevisionQueue:
             else:
                 self._run(attempt, body)
 
-    def _hold(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
-        """Calls past the queue have the slots that this one came for: it is next."""
-        if isinstance(delivery, Delivery) and any(attempt.is_direct for attempt in self._attempts()):
-            self._held.append((delivery, message, body))
+    def _stand_in_line(self, waiting: Waiting) -> None:
+        if self._line.is_short and self._slots():
+            self._line.append(waiting)
         else:
-            delivery.nak()
+            waiting.delivery.nak()
 
-    def _serve_waiting(self) -> None:
-        while self._held and self._count_free():
-            self._start(*self._held.popleft())
+    def _serve_line(self) -> None:
         while self._line and self._count_free():
-            delivery = self._line.popleft()
-            if delivery.is_withdrawn:
-                delivery.term()
+            waiting = self._line.next()
+            if isinstance(waiting.delivery, DirectDelivery) and waiting.delivery.is_withdrawn:
+                waiting.delivery.term()
             else:
-                self._start(delivery, delivery.message, delivery.body)
-        if (self._held or self._line) and not any(attempt.is_direct for attempt in self._attempts()):
-            self._hand_back_waiting()
+                self._start(*waiting)
+        if self._line and not (self._slots() and self._line.is_short):
+            self._hand_back_line()
 
-    def _hand_back_waiting(self) -> None:
+    def _hand_back_line(self) -> None:
         while self._line:
-            self._line.popleft().nak()
-        while self._held:
-            delivery = self._held.popleft()[0]
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
-                delivery.nak()
+                self._line.next().delivery.nak()
 
     def _attempts(self) -> Iterator[Attempt]:
         for link in self.links.values():
@@ -261,13 +245,17 @@ class RevisionQueue:
     def _slots(self) -> int:
         return sum(link.slots.total for link in self.links.values() if link.takes_calls)
 
-    def _longest_line(self) -> int:
-        """So many may stand in line that none does so for much longer than a short call."""
-        return self._slots() * min(_LONGEST_LINE, int(_SHORT_CALL_S / max(self._mean_run_s, 1e-6)))
+    def _capacity(self) -> int:
+        """Calls that may be here at a time."""
+        slots = self._slots()
+        return slots + self._line.longest(slots)
+
+    def _room(self) -> int:
+        """Calls that may come now: for the free slots, and to stand in line."""
+        return self._count_free() + self._line.longest(self._slots()) - len(self._line)
 
     def _tell_room(self) -> None:
-        is_short = self._mean_run_s < _SHORT_CALL_S
-        self._on_room(self.revision, self._slots() + self._longest_line() if is_short else 0)
+        self._on_room(self.revision, self._capacity() if self._line.is_short else 0)
 
     def _least_busy(self) -> WorkerLink | None:
         best = None
@@ -294,9 +282,9 @@ class RevisionQueue:
 
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link
-        now = self._clock.time()
-        attempt.started_at = now
-        attempt.must_end_at = must_end_at(message, self.revision.spec.timeout_s, now)
+        attempt.started_at = self._clock.time()
+        attempt.began = self._clock.monotonic()
+        attempt.must_end_at = attempt.began + may_run_s(message, self.revision.spec.timeout_s, attempt.started_at)
         attempt.cold = link.cold_start is not None and message.submitted_at < (link.ready_at or 0.0)
         link.attempts[attempt.number] = attempt
         self._running[message.id] = attempt
@@ -317,38 +305,34 @@ class RevisionQueue:
 
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None:
         self._free(attempt)
-        now = self._clock.time()
-        held_s = max(0.0, now - attempt.started_at)
+        held_s = self._clock.monotonic() - attempt.began
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
         self._ended += 1
         self._run_seconds += run_s
-        self._mean_run_s += 0.1 * (run_s - self._mean_run_s)
+        self._line.ended(run_s, len(body))
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
             self._log_failure(attempt.link, outcome.error, attempt.message.id)
-        self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=now)
-        self._after_end(attempt.link, direct=attempt.is_direct)
+        self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=self._clock.time())
+        self._after_end(attempt.link)
 
-    def _after_end(self, link: WorkerLink, *, direct: bool = False) -> None:
+    def _after_end(self, link: WorkerLink) -> None:
         """A slot is free again: of a worker that drains or is poisoned, or to be offered."""
         if not link.slots.in_use:
-            link.idle_since = self._clock.time()
+            link.idle_since = self._clock.monotonic()
             if link.slots.poisoned:
                 self._retire(link, "a call did not end in time")
         if link.state is WorkerState.DRAINING:
             link.drain()
-        if self._held or self._line:
-            self._serve_waiting()
-        if direct:
-            self._intake.on_direct_end()
-        else:
-            self._intake.offer()
+        if self._line:
+            self._serve_line()
+        self._intake.offer()
 
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
-        self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.time())
+        self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
 
     def _begin_end(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None:
         if attempt.ending is None:
@@ -359,12 +343,12 @@ class RevisionQueue:
 
     def _tick_attempts(self) -> None:
         self._ticking = None
-        now = self._clock.time()
+        now = self._clock.monotonic()
         busy = lasting = False
         for link in list(self.links.values()):
             for attempt in list(link.attempts.values()):
                 busy = True
-                lasting |= attempt.is_direct and now - attempt.started_at > _LASTS_S
+                lasting |= now - attempt.began > LASTS_S
                 if now >= attempt.must_end_at:
                     self._begin_end(attempt, OutcomeKind.TIMED_OUT, now)
                 if now >= attempt.while_ending_until:
@@ -372,9 +356,12 @@ class RevisionQueue:
                 elif now - attempt.touched_at >= _TOUCH_EVERY_S:
                     attempt.touched_at = now
                     self._touch(attempt)
+        if lasting is not self._line.is_closed:
+            self._line.is_closed = lasting
+            self._tell_room()
         if lasting:
+            self._hand_back_line()
             self._intake.shrink()
-            self._hand_back_waiting()
         if busy:
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
@@ -392,8 +379,8 @@ class RevisionQueue:
         link.slots.poison()
         self._ended += 1
         self._failed += 1
-        run_s = now - attempt.started_at
-        self._settler.settle(attempt, _as_decided(attempt, Outcome(OutcomeKind.LOST)), run_s=run_s, now=now)
+        outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST))
+        self._settler.settle(attempt, outcome, run_s=now - attempt.began, now=self._clock.time())
         self._intake.shrink()
         self._after_end(link)
 
@@ -407,7 +394,7 @@ class RevisionQueue:
         now = self._clock.time()
         if link.ready_at is None:
             link.ready_at = now
-            link.idle_since = None if link.slots.in_use else now
+            link.idle_since = None if link.slots.in_use else self._clock.monotonic()
             if link.was_ready:  # for the runner before us: its cold start is long over
                 link.cold_start = None
             else:
@@ -424,6 +411,7 @@ class RevisionQueue:
         started = self._supervision.launch_of(link.worker)
         place_s = started.place_s if started is not None else 0.0
         launch_s = max(0.0, now - link.created_at - place_s - inside.load_s - inside.warm_s)
+        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
         return ColdStart(
             place_s=place_s,
             launch_s=launch_s,
@@ -453,7 +441,7 @@ class RevisionQueue:
             self._bus.publish(attempt.message.reply, pack(reply, body))
         except GpufnError as error:
             log.info("the stream %s breaks off: %s", attempt.message.id, error)
-            self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.time())
+            self._begin_end(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
 
     def on_freed(self, link: WorkerLink) -> None:
         self._after_end(link)
@@ -496,13 +484,18 @@ class RevisionQueue:
     def _end_lost(self, link: WorkerLink, attempts: list[Attempt], exit_: Exit | None) -> None:
         why = exit_.describe() if exit_ is not None else "closed its connection"
         tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
-        now = self._clock.time()
+        now = self._clock.monotonic()
         for attempt in attempts:
             self._ended += 1
             self._failed += 1
             error = WorkerLost(f"worker {link.worker} {why} while it ran this call{tail}").info()
             outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
-            self._settler.settle(attempt, outcome, run_s=now - attempt.started_at, now=now)
+            self._settler.settle(attempt, outcome, run_s=now - attempt.began, now=self._clock.time())
+
+    def _longest_delay_s(self, message: InvocationMessage) -> float:
+        """Of a retry: the clock may have been set back since its time was written."""
+        retries = self.revision.spec.retries
+        return 0.0 if retries is None else retries.delay_before(message.attempt)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work, name=f"queue of {self.revision}")
@@ -512,7 +505,7 @@ class RevisionQueue:
 
 def _why_timed_out(attempt: Attempt) -> str:
     limit_s = attempt.link.revision.spec.timeout_s
-    if attempt.must_end_at >= attempt.started_at + limit_s:
+    if attempt.must_end_at >= attempt.began + limit_s:
         return f"it ran for longer than its timeout of {limit_s:g} s"
     return "it ran when its caller's deadline came"
 

@@ -1,7 +1,7 @@
 """Invocations that somebody waits for: publish one, await its reply. The gateway and the runner each own a Caller.
 
-1. `invoke` offers the call to the lane, if there is one, it has room, and no other call of the revision is queued from
-   here. Else, and when the lane refuses it, it is published to the function's sync queue.
+1. `invoke` offers the call to the lane, if there is one and it has room. Else, and when the lane refuses it, it is
+   published to the function's sync queue.
 2. The stream's PubAck and the reply come to one subject, which ends in the invocation's id; a PubAck is JSON and starts
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
    where the message is stored.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -76,15 +75,15 @@ class PendingCall:
     `offered` holds the invocation while it is on the lane, for it may come to be queued.
     """
 
-    __slots__ = ("_caller", "deadline", "function", "future", "id", "offered", "queue_seq", "revision", "since")
+    __slots__ = ("_caller", "expires_at", "function", "future", "id", "offered", "queue_seq", "revision", "since")
 
     def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
         self._caller = caller
         self.id = InvocationId(message.id)
         self.function = message.function
         self.revision = message.revision
-        self.deadline = message.deadline
-        self.since = message.submitted_at
+        self.since = caller._clock.monotonic()
+        self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
         self.queue_seq = 0
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
@@ -101,10 +100,10 @@ class PendingCall:
             self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
         elif not self.future.done():
             self.future.set_result((reply, body))
-            self._caller._forget(self)
+            self._caller._forget(self.id)
 
     def fail(self, error: GpufnError) -> None:
-        self._caller._forget(self)
+        self._caller._forget(self.id)
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -166,8 +165,7 @@ class Caller:
         self._clock = clock
         self._lane: Lane | None = None
         self._pending: dict[str, PendingCall] = {}
-        self._queued: Counter[tuple[str, int]] = Counter()  # of the pending ones, by revision
-        self._abandoned: dict[str, float] = {}  # id → deadline, of calls given up before their PubAck came
+        self._abandoned: dict[str, float] = {}  # id → when it expires, of calls given up before their PubAck came
         self._loop = asyncio.get_running_loop()
         self._rescue: asyncio.Task[None] | None = None
 
@@ -207,8 +205,7 @@ class Caller:
             stream=False,
         )
         call = PendingCall(self, message, self._loop.create_future())
-        others_wait = self._queued[message.function, message.revision] > 0
-        if self._lane is not None and not others_wait and self._lane.offer(revision, message, body):
+        if self._lane is not None and self._lane.offer(revision, message, body):
             call.offered = (message, body)
             self._pending[call.id] = call
         else:
@@ -249,10 +246,10 @@ class Caller:
                 call.fail(error)
 
     def tick(self, now: float) -> None:
-        """End the calls whose deadline is over. `now` in unix seconds; call it a few times a second."""
-        late = [call for call in self._pending.values() if now > call.deadline + _DEADLINE_GRACE_S]
+        """End the calls whose deadline is over. `now` is monotonic; call it a few times a second."""
+        late = [call for call in self._pending.values() if now > call.expires_at + _DEADLINE_GRACE_S]
         if self._abandoned:
-            self._abandoned = {token: deadline for token, deadline in self._abandoned.items() if now < deadline}
+            self._abandoned = {token: until for token, until in self._abandoned.items() if now < until}
         for call in late:
             self._abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
@@ -280,7 +277,6 @@ class Caller:
         call = self._pending.get(invocation)
         if call is not None and call.offered is not None:
             call.offered = None
-            self._queued[call.function, call.revision] += 1
 
     # --- what the calls and the bus do to us --------------------------------------------------------------------------
 
@@ -316,19 +312,13 @@ class Caller:
         queue = subjects.sync_queue(message.function, message.revision)
         self._bus.publish(queue, pack(message, body), reply=message.reply)
         self._pending[call.id] = call
-        self._queued[message.function, message.revision] += 1
 
-    def _forget(self, call: PendingCall) -> None:
-        if self._pending.pop(call.id, None) is None or call.offered is not None:
-            return
-        key = (call.function, call.revision)
-        self._queued[key] -= 1
-        if not self._queued[key]:
-            del self._queued[key]
+    def _forget(self, invocation: str) -> None:
+        self._pending.pop(invocation, None)
 
     def _abandon(self, call: PendingCall) -> None:
         """Take it out of the queue, at once or as soon as its PubAck tells where it is; or have its runner end it."""
-        self._forget(call)
+        self._forget(call.id)
         if call.offered is not None and self._lane is not None:
             self._lane.withdraw(call.id)
             return
@@ -336,7 +326,7 @@ class Caller:
             if call.queue_seq:
                 self._delete(call.queue_seq)
             else:
-                self._abandoned[call.id] = call.deadline
+                self._abandoned[call.id] = call.expires_at
             self._bus.publish(subjects.CANCELS, encode(Cancel(call.id)))
 
     def _delete(self, queue_seq: int) -> None:
@@ -371,7 +361,7 @@ class Caller:
             self._rescue.cancel()  # it looked for these, or older ones, on the connection before
         queued = [call for call in self._pending.values() if call.offered is None]
         if queued:
-            give_up_at = self._clock.time() + _LOST_AFTER_S
+            give_up_at = self._clock.monotonic() + _LOST_AFTER_S
             rescue = self._fail_lost(queued, give_up_at)
             self._rescue = self._loop.create_task(rescue, name="calls after a reconnect")
 
@@ -384,7 +374,7 @@ class Caller:
                 async with places:
                     if await self._is_known(call):
                         return
-                if self._clock.time() > give_up_at:
+                if self._clock.monotonic() > give_up_at:
                     call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
                 await asyncio.sleep(_LOST_RETRY_S)
 

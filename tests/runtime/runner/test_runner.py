@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpufn.bus import records, streams
-from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import ErrorInfo
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -22,12 +20,6 @@ from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import Desired, Exit, WorkerState
 from tests.runtime.runner.node import NODE, RETRY_AT_ONCE, Node, on_node
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with EmbeddedServer.start(tmp_path / "nats") as server:
-        yield server.url
 
 
 async def submit(node: Node, revision: Revision, body: bytes = b"{}") -> str:
