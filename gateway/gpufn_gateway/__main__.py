@@ -276,7 +276,7 @@ async def _tick(caller: Caller, lane: Lane, invoke: Invoke, server: uvicorn.Serv
     while True:
         await asyncio.sleep(_TICK_S)
         beat += 1
-        now = clock.time()
+        now = clock.monotonic()
         try:
             invoke.tick(now)
             if beat % 3 == 0:

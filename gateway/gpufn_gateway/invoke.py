@@ -83,7 +83,7 @@ class Invoke:
         await self._answer(call, reply, body, send)
 
     def tick(self, now: float) -> None:
-        """Watch the clients of slow calls. `now` in unix seconds; call it about ten times a second."""
+        """Watch the clients of slow calls. `now` is monotonic; call it about ten times a second."""
         for flight in self._flights:
             if flight.watcher is None and now - flight.call.since > _WATCH_AFTER_S:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")

@@ -70,8 +70,8 @@ class Registry:
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses: dict[str, FunctionStatus] = {}
-        self.nodes: dict[str, NodeReport] = {}
-        self.runners: dict[str, RunnerReport] = {}
+        self._nodes: dict[str, tuple[float, NodeReport]] = {}  # heard at, by our own clock
+        self._runners: dict[str, tuple[float, RunnerReport]] = {}
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_deleted: Callable[[str], None] = lambda name: None
         self.loaded = False
@@ -142,10 +142,10 @@ class Registry:
             self.on_status(status)
 
     def take_node_report(self, report: NodeReport) -> None:
-        self.nodes[report.node] = report
+        self._nodes[report.node] = self._clock.monotonic(), report
 
     def take_runner_report(self, report: RunnerReport) -> None:
-        self.runners[report.node] = report
+        self._runners[report.node] = self._clock.monotonic(), report
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -207,12 +207,12 @@ class Registry:
         return heard is not None and self._clock.monotonic() - heard <= CONTROLLER_FRESH_S
 
     def live_nodes(self) -> list[NodeReport]:
-        oldest = self._clock.time() - NODE_FRESH_S
-        return sorted((n for n in self.nodes.values() if n.sent_at >= oldest), key=lambda report: report.node)
+        oldest = self._clock.monotonic() - NODE_FRESH_S
+        return [report for _, (heard_at, report) in sorted(self._nodes.items()) if heard_at >= oldest]
 
     def live_runners(self) -> list[RunnerReport]:
-        oldest = self._clock.time() - NODE_FRESH_S
-        return [runner for runner in self.runners.values() if runner.sent_at >= oldest]
+        oldest = self._clock.monotonic() - NODE_FRESH_S
+        return [report for heard_at, report in self._runners.values() if heard_at >= oldest]
 
     def why_not_ready(self) -> str | None:
         """What is missing until a call would be served; None when nothing is."""

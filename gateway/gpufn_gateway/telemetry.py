@@ -56,7 +56,7 @@ class CallStats:
     def ended(self, outcome: str, seconds: float, queue_s: float) -> None:
         outcomes = self.outcomes
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
-        self.latency.observe(seconds)
+        self.latency.observe(max(0.0, seconds))  # of the wall clock, which may have been set back
         self.queue.observe(queue_s)
 
     def failed(self, code: str) -> None:

@@ -32,7 +32,7 @@ class _UlidSource:
 
     def next(self) -> str:
         now = time.time_ns() // 1_000_000
-        if now != self._millisecond:
+        if now > self._millisecond:  # later ids sort later, though the clock be set back
             self._millisecond = now
             self._prefix = _base32(now, 10)
         tail = int.from_bytes(os.urandom(10), "big")

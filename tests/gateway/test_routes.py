@@ -70,7 +70,9 @@ async def test_revisions_are_listed(gateway: Any, make: Any) -> None:
 
 async def test_nodes_that_are_silent_are_not_shown(gateway: Any) -> None:
     gateway.hear_node()
-    assert [node["node"] for node in (await gateway.get("/v1/nodes")).json()["nodes"]] == ["n"]
+    for ahead_s in (0.0, 3600.0, -3600.0):
+        gateway.clock.ahead_s = ahead_s
+        assert [node["node"] for node in (await gateway.get("/v1/nodes")).json()["nodes"]] == ["n"]
     gateway.clock.now += 11
     assert (await gateway.get("/v1/nodes")).json() == {"nodes": []}
 

@@ -19,7 +19,7 @@ class Attempt:
     """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
 
     __slots__ = (
-        "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
+        "began", "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
         "number", "started_at", "touched_at", "while_ending_until",
     )  # fmt: skip
 
@@ -36,7 +36,8 @@ class Attempt:
         self.message = message
         self.method = method
         self.link = link
-        self.started_at = 0.0  # unix seconds
+        self.started_at = 0.0  # unix seconds, for others; what follows is monotonic
+        self.began = 0.0
         self.touched_at = 0.0
         self.must_end_at = math.inf
         self.items = 0  # sent to the reader of its stream
@@ -56,10 +57,9 @@ class Attempt:
         return not self.message.reply
 
 
-def must_end_at(message: InvocationMessage, timeout_s: float, now: float) -> float:
-    """The earlier of the function's timeout and the caller's deadline, in unix seconds."""
-    end = now + timeout_s
-    return min(end, message.deadline) if message.deadline else end
+def may_run_s(message: InvocationMessage, timeout_s: float, now: float) -> float:
+    """Until the earlier of the function's timeout and the caller's deadline; `now` in unix seconds."""
+    return min(timeout_s, message.deadline - now) if message.deadline else timeout_s
 
 
 def has_expired(message: InvocationMessage, queue_timeout_s: float | None, now: float) -> bool:

@@ -102,7 +102,7 @@ class Runner:
         try:
             while True:
                 try:
-                    self.step(self._clock.time())
+                    self.step(self._clock.monotonic())
                 except Exception:
                     log.exception("a step failed; the next one is in %g s", _TICK_S)
                 await asyncio.sleep(_TICK_S)
@@ -124,6 +124,7 @@ class Runner:
         self.report()
 
     def report(self) -> None:
+        sent_at, now = self._clock.time(), self._clock.monotonic()
         workers = tuple(
             WorkerReport(
                 worker=link.worker,
@@ -133,7 +134,7 @@ class Runner:
                 slots=link.slots.total,
                 in_use=link.slots.in_use,
                 poisoned=link.slots.poisoned,
-                idle_since=link.idle_since,
+                idle_since=None if link.idle_since is None else sent_at - (now - link.idle_since),
                 cold_start=link.cold_start,
                 modules=link.modules,
             )
@@ -142,7 +143,7 @@ class Runner:
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
         report = RunnerReport(
-            self._node, self._name, self._clock.time(), workers, traffic, self._settler.dropped_outcomes
+            self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes
         )
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
@@ -194,7 +195,7 @@ class Runner:
                 assignment.created_at,
             )
             queue.links[assignment.worker] = link
-            await link.listen(self._clock.time())
+            await link.listen(self._clock.monotonic())
         except (GpufnError, OSError) as error:
             log.error("worker %s cannot be served yet: %s", assignment.worker, error)
             self._attach_again.add(assignment.worker)

@@ -30,7 +30,7 @@ class Output:
         self._allowances: dict[str, _Allowance] = {}
 
     def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
-        now = self._clock.time()
+        now = self._clock.monotonic()
         allowance = self._allowances.setdefault(link.worker, _Allowance(_BYTES_PER_S, now))
         left = min(_BYTES_PER_S, allowance.bytes_left + (now - allowance.at) * _BYTES_PER_S)
         allowance.bytes_left, allowance.at = left - len(text), now
@@ -38,7 +38,7 @@ class Output:
             allowance.bytes_left = left
             return
         line = LogLine(
-            at=now,
+            at=self._clock.time(),
             function=link.revision.function,
             revision=link.revision.number,
             worker=link.worker,

@@ -60,8 +60,8 @@ class WorkerLink:
         self.slots = SlotPool(revision.spec.slots)
         self.attempts: dict[int, Attempt] = {}
         self.open_calls: set[int] = set()
-        self.created_at = created_at
-        self.listening_since = created_at
+        self.created_at = created_at  # unix seconds, as is ready_at
+        self.listening_since = 0.0  # monotonic, as is idle_since
         self.was_ready = False  # when it connected: it comes from another runner
         self.is_asked_to_drain = False
         self._leftovers = 0  # slots in use by attempts of that runner

@@ -31,6 +31,16 @@ NODE = "n1"
 SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
 
 
+class SettableClock(SystemClock):
+    """`ahead_s`: how far somebody has set the wall clock."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        return SystemClock.time() + self.ahead_s
+
+
 class FakeWorker:
     """The worker's end of the socket, played by the test."""
 
@@ -95,7 +105,7 @@ class Node:
     def __init__(self, bus: Bus, home: Home) -> None:
         self.bus = bus
         self.home = home
-        self.clock = SystemClock()
+        self.clock = SettableClock()
         self.kills: asyncio.Queue[KillOrder] = asyncio.Queue()
         self.reports: asyncio.Queue[RunnerReport] = asyncio.Queue()
         self.workers: list[FakeWorker] = []

@@ -1,0 +1,100 @@
+"""A wall clock that is set while the runner works: what it measures itself goes on, whichever way the clock jumps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.errors import InvocationExpired
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.messages import LogLine, RunnerReport, WorkerReport
+from gpufn.workers import WorkerState
+from tests.runtime.runner.node import Node, on_node
+
+_HOURS_S = 3 * 3600.0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with EmbeddedServer.start(tmp_path / "nats") as server:
+        yield server.url
+
+
+async def next_reports(node: Node, count: int) -> RunnerReport:
+    """So many seconds go by: the runner reports each second."""
+    while not node.reports.empty():
+        node.reports.get_nowait()
+    for _ in range(count):
+        report = await node.reports.get()
+    return report
+
+
+@pytest.mark.parametrize("by_s", [_HOURS_S, -_HOURS_S])
+def test_calls_and_workers_stay_when_the_clock_is_set(url: str, tmp_path: Path, by_s: float) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("set", concurrency=2)
+        worker = await node.worker(revision, "w-1")
+        await node.assign(revision, "w-2")
+        call = node.invoke(revision)
+        run, body = await worker.run()
+        logged: list[LogLine] = []
+        node.bus.subscribe(
+            subjects.logs("set"),
+            lambda message: logged.append(msgspec.msgpack.decode(message.payload, type=LogLine)),
+        )
+        worker.send(frames.Log(run.attempt, "stdout"), b"before")
+        await next_reports(node, 1)
+        node.clock.ahead_s += by_s
+        worker.send(frames.Log(run.attempt, "stdout"), b"after")
+        node.caller.tick(node.clock.monotonic())
+        report = await next_reports(node, 2)
+        assert {known.worker: known.state for known in report.workers} == {
+            "w-1": WorkerState.READY,
+            "w-2": WorkerState.STARTING,
+        }
+        assert [line.text for line in logged] == ["before", "after"]
+        worker.answer(run, body)
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.SUCCEEDED
+        assert reply.run_s < 30
+        report = await next_reports(node, 1)
+        assert 0 <= report.sent_at - idle_since(report.workers[0]) < 30
+        again = node.invoke(revision)
+        await worker.echo(1)
+        assert (await again.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_runs_too_long_ends_though_the_clock_was_set_back(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("set-back", timeout_s=0.2)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        node.clock.ahead_s -= _HOURS_S
+        assert (await call.future)[0].kind is OutcomeKind.TIMED_OUT
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_nobody_takes_expires_though_the_clock_was_set_back(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("nobody")
+        call = node.invoke(revision, timeout_s=30)
+        node.clock.ahead_s -= _HOURS_S
+        node.caller.tick(node.clock.monotonic() + 32)
+        with pytest.raises(InvocationExpired):
+            await call.future
+
+    on_node(url, tmp_path, test)
+
+
+def idle_since(worker: WorkerReport) -> float:
+    assert worker.idle_since is not None
+    return worker.idle_since
