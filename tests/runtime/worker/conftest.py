@@ -17,6 +17,7 @@ import pytest
 
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
+from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol import frames
 from gpufn.protocol.frames import FrameReader, Freed, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
 from gpufn.protocol.launch import WorkerConfig
@@ -114,6 +115,17 @@ class Peer:
         self.send(Run(self._last_attempt, f"i{self._last_attempt}", **run), body)
         return self._last_attempt
 
+    def run_at_once(self, *bodies: bytes) -> list[int]:
+        """Send a Run for each of `bodies` in one piece; their numbers."""
+        first = self._last_attempt + 1
+        self._last_attempt += len(bodies)
+        runs = [
+            frames.encode(Run(number, f"i{number}", method="", content_type=JSON, accept=JSON), body)
+            for number, body in enumerate(bodies, first)
+        ]
+        self.send_bytes(b"".join(runs))
+        return list(range(first, self._last_attempt + 1))
+
     def result(self) -> tuple[Result, bytes]:
         frame, body = self.next()
         assert isinstance(frame, Result), frame
@@ -182,7 +194,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_peer(folder: Path) -> Iterator[MakePeer]:
-    """A worker that is configured and not started: `make_peer(source, qualname="f", kind=..., batch=...)`."""
+    """A worker that is configured and not started: `make_peer(source, qualname="f", kind=..., batch=...)`.
+
+    `models` are the parameters that get a model; without source the function is its one model.
+    """
     peers: list[Peer] = []
 
     def make(
@@ -193,6 +208,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         methods: dict[str, str] | None = None,
         files: dict[str, str | bytes] | None = None,
         pickled: bytes | None = None,
+        models: tuple[str, ...] = (),
         raw: str | None = None,
         batch: Batch | None = None,
         concurrency: int = 1,
@@ -208,12 +224,16 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             (bundle / name).write_bytes(content if isinstance(content, bytes) else textwrap.dedent(content).encode())
         if pickled is not None:
             (bundle / "function.pkl").write_bytes(pickled)
+        packaging = Packaging.SOURCE if pickled is None else Packaging.PICKLE
+        if models and not source:
+            packaging = Packaging.MODEL
         names = methods if methods is not None else {"": kind}
         spec = FunctionSpec(
             name="f",
-            entry=EntryPoint("app", qualname, Packaging.SOURCE if pickled is None else Packaging.PICKLE),
+            entry=EntryPoint("app", qualname, packaging),
             methods=tuple(MethodSpec(name, CallKind(kind), raw_parameter=raw) for name, kind in names.items()),
             is_class=methods is not None,
+            models=tuple(ModelSpec(parameter=name, files=(ModelFile("m.onnx", "0" * 64, 1),)) for name in models),
             concurrency=concurrency,
             batch=batch,
             resources=Resources(cpu=cpu),

@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from gpufn.engine import Accuracy, Backend, EngineIdentity, EngineManifest
-from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, TensorSpec
+from gpufn.model import ModelFile, Precision, ShapeProfile, ShapeRange, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 
 TYPES = {
@@ -82,6 +82,7 @@ def write_engine(
     folder: Path,
     golden_in: Mapping[str, Any],
     golden_out: Mapping[str, Any],
+    *,
     nodes: Sequence[Any] = ("Neg",),
     inputs: Sequence[TensorSpec] = (tensor("x"),),
     outputs: Sequence[TensorSpec] = (tensor("y"),),
@@ -106,10 +107,6 @@ def write_negation(folder: Path, **fields: Any) -> Path:
     """y = -x, rows of two float32."""
     x = np.array([[1, -2], [3, 4]], np.float32)
     return write_engine(folder, {"x": x}, {"y": -x}, **fields)
-
-
-def model_spec(parameter: str = "net") -> ModelSpec:
-    return ModelSpec(parameter=parameter, files=(ModelFile("model.onnx", "0" * 64, 1),))
 
 
 class FakeEngine:

@@ -1,0 +1,203 @@
+"""Models in a real worker process: handed to functions and classes, and functions that are nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpufn import media, values
+from gpufn.spec import Batch
+from tests.runtime.worker.engines.engines import rows, tensor, write_engine, write_negation
+
+Start = Any
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> str:
+    return str(write_negation(tmp_path / "engine"))
+
+
+def test_a_function_receives_its_session_with_each_call(start: Start, engine: str) -> None:
+    worker = start(
+        """
+        def f(net, x: float, *, twice: bool = False):
+            return net([[x, x]])[0].tolist() * (2 if twice else 1)
+        """,
+        models=("net",), engines={"net": (engine,)},
+    )  # fmt: skip
+    assert worker.call(b'{"x": 3}') == b"[-3.0,-3.0]"
+    by_position = values.encode_call((4.0,), {"twice": True})
+    assert worker.call(by_position, content_type=media.NATIVE) == b"[-4.0,-4.0,-4.0,-4.0]"
+    kind, error = worker.failure(b'{"x": 3, "net": 1}')
+    assert (kind, error.field) == ("rejected", "net"), "it is no parameter of a call"
+
+
+def test_what_does_not_fit_the_model_is_the_functions_exception(start: Start, engine: str) -> None:
+    worker = start("def f(net): return net([1.0])", models=("net",), engines={"net": (engine,)})
+    kind, error = worker.failure()
+    assert (kind, error.error_type) == ("raised", "InvalidInput")
+    assert error.message == "x: the model takes x FP32[-1,2], not [1]"
+
+
+def test_a_class_has_its_session_before_enter(start: Start, engine: str) -> None:
+    worker = start(
+        """
+        from gpufn import enter, method
+        class F:
+            def __init__(self): self.at_once = self.net.manifest.max_batch
+            @enter
+            def load(self): self.warm = self.net([[1, 1]]).tolist()
+            @method
+            def call(self): return [self.at_once, self.warm]
+        """,
+        "F", methods={"call": "sync"}, models=("net",), engines={"net": (engine,)},
+    )  # fmt: skip
+    assert worker.call(method="call") == b"[8,[[-1.0,-1.0]]]"
+
+
+def test_async_functions_and_several_models(start: Start, engine: str, tmp_path: Path) -> None:
+    x = rows(-2)
+    other = write_engine(tmp_path / "abs", {"x": x}, {"y": abs(x)}, nodes=["Abs"])
+    worker = start(
+        """
+        async def f(negate, size, x: float):
+            return (await negate.aio(await size.aio([[x, x]])))[0, 0]
+        """,
+        kind="async", concurrency=4, models=("negate", "size"), engines={"negate": (engine,), "size": (str(other),)},
+    )  # fmt: skip
+    numbers = [worker.run(b'{"x": %d}' % value) for value in (-1, -2, 3)]
+    answers = {result.attempt: body for result, body in (worker.result() for _ in numbers)}
+    assert [answers[number] for number in numbers] == [b"-1.0", b"-2.0", b"-3.0"]
+
+
+def test_a_function_with_batch_receives_its_session_beside_the_lists(start: Start, engine: str) -> None:
+    worker = start(
+        "def f(x: list[float], net): return net([[one, one] for one in x])[:, 0].tolist()",
+        batch=Batch(max_size=4), models=("net",), engines={"net": (engine,)},
+    )  # fmt: skip
+    assert worker.call(b'{"x": 5}') == b"-5.0"
+
+
+def test_a_start_without_a_working_engine_names_each_reason(make_peer: Start, tmp_path: Path) -> None:
+    bad = write_negation(tmp_path / "bad")
+    (bad / "model.onnx").write_bytes(b"")
+    worker = make_peer("def f(net): pass", models=("net",), engines={"net": (str(bad),)}).launch()
+    failure = worker.start_failure()
+    assert failure.phase == "load"
+    assert failure.error.message.startswith("net: no engine works on this machine. bad: model.onnx is damaged: ")
+    assert worker.logs[0][:2] == (0, "stderr")
+    assert worker.logs[0][2].startswith("net: engine bad: model.onnx is damaged: ")
+
+
+def test_a_worker_without_models_imports_none_of_it(start: Start) -> None:
+    worker = start(
+        """
+        import sys
+        def f(): return [name for name in sys.modules if name in ("numpy", "onnxruntime") or "engines" in name]
+        """
+    )
+    assert worker.call() == b"[]"
+
+
+# --- functions without code ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(start: Start, engine: str) -> Any:
+    return start(models=("net",), engines={"net": (engine,)}, batch=Batch(max_size=8))
+
+
+def _oip(array: Any, datatype: str = "FP32", name: str = "x", **rest: Any) -> tuple[str, bytes]:
+    described = {"name": name, "datatype": datatype, "shape": array.shape}
+    head = json.dumps({"inputs": [{**described, "parameters": {"binary_data_size": array.nbytes}}], **rest}).encode()
+    return f"{media.TENSORS};header-bytes={len(head)}", head + array.tobytes()
+
+
+def test_json_msgpack_and_the_sdks_encoding_give_a_map_of_arrays(model: Any) -> None:
+    assert model.call(b'{"x": [[1, 2]]}') == b'{"y":[[-1.0,-2.0]]}'
+    packed = msgspec.msgpack.encode({"x": [[1, 2]]})
+    assert model.call(packed, content_type=media.MSGPACK) == b'{"y":[[-1.0,-2.0]]}'
+    native = values.encode_call((), {"x": np.array([[1, 2]])})
+    body = model.call(native, content_type=media.NATIVE, accept=media.NATIVE)
+    answer = values.decode_value(media.NATIVE, body)["y"]
+    assert (answer.dtype, answer.tolist()) == (np.float32, [[-1, -2]])
+
+
+def test_a_protocol_request_is_answered_in_the_protocols_form(model: Any) -> None:
+    kind, body = _oip(rows(1, 2), id="abc", parameters={"binary_data_output": True})
+    model.run(body, content_type=kind, accept=media.TENSORS)
+    result, answer = model.result()
+    assert media.media_type(result.content_type) == media.TENSORS
+    size = int(result.content_type.partition("header-bytes=")[2])
+    assert json.loads(answer[:size]) == {
+        "model_name": "f", "model_version": "1", "id": "abc",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}}],
+    }  # fmt: skip
+    assert np.frombuffer(answer[size:], np.float32).tolist() == [-1, -1, -2, -2]
+
+
+def test_without_batch_it_answers_as_well(start: Start, engine: str) -> None:
+    worker = start(models=("net",), engines={"net": (engine,)})
+    assert worker.call(b'{"x": [[1, 2]]}') == b'{"y":[[-1.0,-2.0]]}'
+    assert worker.failure(b'{"x": [1]}')[0] == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "code", "message"),
+    [
+        (media.JSON, b'{"x": [[1, 2, 3]]}', "invalid_input", "x: the model takes x FP32[-1,2], not [1, 3]"),
+        (media.JSON, b'{"z": 1}', "invalid_input", "z: the model has no such input; it takes x FP32[-1,2]"),
+        (media.JSON, b"[1]", "invalid_input", "the body is a map from the model's inputs to arrays"),
+        (media.JSON, b"{", "invalid_input", "the body is not valid application/json: Input data was truncated"),
+        (media.JSON, b"[" * 100_000, "invalid_input", "the input could not be read: RecursionError: "),
+        (media.TENSORS, b"{}", "invalid_input", "this is no inference request: "),
+        ("image/png", b"png", "unsupported_media_type", "'image/png' is not accepted: send application/json, "),
+    ],
+)
+def test_a_bad_body_is_rejected(model: Any, content_type: str, body: bytes, code: str, message: str) -> None:
+    kind, error = model.failure(body, content_type=content_type)
+    assert (kind, error.code) == ("rejected", code)
+    assert error.message.startswith(message)
+
+
+def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tmp_path: Path) -> None:
+    """The output tells how many rows its run had."""
+    x = rows(1, 2)
+    nodes = [
+        ("Mul", ["x", "x"], ["square"]),
+        ("ReduceSum", ["square"], ["sum"]),
+        ("Mul", ["x", "sum"], ["y"]),
+    ]
+    engine = write_engine(tmp_path / "sum", {"x": x}, {"y": x * np.sum(x * x)}, nodes=nodes, max_batch=4)
+    worker = start(models=("net",), engines={"net": (str(engine),)}, batch=Batch(max_size=8))
+    many = json.dumps(
+        {"x": [[1, 1]] * 20_000}, separators=(",", ":")
+    ).encode()  # in 5000 runs: the rest arrives meanwhile
+    bodies = [many, *[b'{"x": [[1, 0]]}'] * 5, b'{"x": [[1, 0, 0]]}', b'{"x": [[1, 0], [1, 0]]}']
+    busy, *good, bad, wide = worker.run_at_once(*bodies)
+    answers = {result.attempt: (result.kind.value, body) for result, body in (worker.result() for _ in range(8))}
+    assert answers.pop(busy)[0] == "succeeded"
+    assert answers.pop(bad)[0] == "rejected"
+    assert sorted(answers) == sorted([*good, wide])
+    sums = [json.loads(answers[number][1])["y"][0][0] for number in good]
+    assert sums == [4.0, 4.0, 4.0, 4.0, 3.0]
+    assert json.loads(answers[wide][1])["y"] == [[3.0, 0.0], [3.0, 0.0]]
+
+
+def test_an_answer_that_is_too_large_says_so(start: Start, tmp_path: Path) -> None:
+    x = np.zeros((1, 1), np.float32)
+    engine = write_engine(
+        tmp_path / "wide", {"x": x, "n": np.array([2])}, {"y": np.zeros((1, 2), np.float32)},
+        nodes=[("Expand", ["x", "n"], ["y"])],
+        inputs=[tensor("x", "FP32", 1, 1), tensor("n", "INT64", 1)], outputs=[tensor("y", "FP32", 1, -1)],
+        batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    kind, error = worker.failure(b'{"x": [[0]], "n": [3000000]}', accept=media.NATIVE)
+    assert (kind, error.code) == ("raised", "result_not_encodable")
+    assert "more than the" in error.message
