@@ -412,7 +412,6 @@ class RevisionQueue:
         place_s = started.place_s if started is not None else 0.0
         launch_s = max(0.0, now - link.created_at - place_s - inside.load_s - inside.warm_s)
         launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
-        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
         return ColdStart(
             place_s=place_s,
             launch_s=launch_s,
@@ -492,11 +491,6 @@ class RevisionQueue:
             error = WorkerLost(f"worker {link.worker} {why} while it ran this call{tail}").info()
             outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
             self._settler.settle(attempt, outcome, run_s=now - attempt.began, now=self._clock.time())
-
-    def _longest_delay_s(self, message: InvocationMessage) -> float:
-        """Of a retry: the clock may have been set back since its time was written."""
-        retries = self.revision.spec.retries
-        return 0.0 if retries is None else retries.delay_before(message.attempt)
 
     def _longest_delay_s(self, message: InvocationMessage) -> float:
         """Of a retry: the clock may have been set back since its time was written."""
