@@ -430,9 +430,11 @@ class Instance:
     def _local(self) -> Any:
         if self._object is None:
             args, kwargs = self._arguments
-            made = self._declared.raw(*args, **kwargs)
+            cls = self._declared.raw
+            made = cls.__new__(cls, *args, **kwargs)
             for name, session in self._declared.sessions().items():
-                setattr(made, name, session)
+                setattr(made, name, session)  # there for its __init__ already
+            made.__init__(*args, **kwargs)
             _run_hooks(made, "enter")
             self._object = made
         return self._object

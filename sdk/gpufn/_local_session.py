@@ -1,6 +1,7 @@
 """A model in this process, for calls of a function that run here: called as a worker's session is.
 
-It runs the ONNX file as it is, on the CPU; precision and shapes are for the engine that a deploy builds.
+It runs the ONNX file as it is, on the CPU, each call by itself; precision, shapes and batches are for the engine that a
+deploy builds.
 """
 
 from __future__ import annotations
@@ -12,10 +13,39 @@ from typing import Any
 
 from gpufn._models import Model
 from gpufn.errors import InvalidInput, InvalidSpec
+from gpufn.model import TensorSpec
+
+# ONNX Runtime's name of an element type → the Open Inference Protocol's, and numpy's where it has one.
+_TYPES: dict[str, tuple[str, str | None]] = {
+    "tensor(bool)": ("BOOL", "bool"),
+    "tensor(uint8)": ("UINT8", "uint8"),
+    "tensor(uint16)": ("UINT16", "uint16"),
+    "tensor(uint32)": ("UINT32", "uint32"),
+    "tensor(uint64)": ("UINT64", "uint64"),
+    "tensor(int8)": ("INT8", "int8"),
+    "tensor(int16)": ("INT16", "int16"),
+    "tensor(int32)": ("INT32", "int32"),
+    "tensor(int64)": ("INT64", "int64"),
+    "tensor(float16)": ("FP16", "float16"),
+    "tensor(float)": ("FP32", "float32"),
+    "tensor(double)": ("FP64", "float64"),
+    "tensor(bfloat16)": ("BF16", None),
+    "tensor(string)": ("BYTES", "object"),
+}
+
+
+class Outputs(dict[str, Any]):
+    """Several outputs, by name; `outputs.boxes` is `outputs["boxes"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the model has no output {name!r}; it has {', '.join(self)}") from None
 
 
 class LocalSession:
-    """`session(*arrays, **named)` → an array for one output, a dict for several; `inputs` and `outputs` are names."""
+    """`session(*arrays, **named)` → the array of its one output, or `Outputs`. InvalidInput names a wrong input."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -27,26 +57,38 @@ class LocalSession:
         if not path.is_file():
             raise InvalidSpec(f"there is no file {path}")
         self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        self.inputs = tuple(value.name for value in self._session.get_inputs())
-        self.outputs = tuple(value.name for value in self._session.get_outputs())
+        self.inputs = tuple(map(_spec, self._session.get_inputs()))
+        self.outputs = tuple(map(_spec, self._session.get_outputs()))
+        self._dtypes = {value.name: _TYPES.get(value.type, ("", None))[1] for value in self._session.get_inputs()}
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         results = self._session.run(None, self._fed(arrays, named))
-        return results[0] if len(results) == 1 else dict(zip(self.outputs, results, strict=True))
+        names = (output.name for output in self.outputs)
+        return results[0] if len(results) == 1 else Outputs(zip(names, results, strict=True))
+
+    async def aio(self, *arrays: Any, **named: Any) -> Any:
+        """As a call, and other tasks run meanwhile."""
+        import asyncio  # noqa: PLC0415
+
+        return await asyncio.to_thread(self, *arrays, **named)
 
     def _fed(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        takes = ", ".join(self.inputs)
-        if len(arrays) > len(self.inputs):
+        import numpy as np  # noqa: PLC0415
+
+        takes = ", ".join(self._dtypes)
+        if len(arrays) > len(self._dtypes):
             raise InvalidInput(f"{len(arrays)} arrays; the model takes {takes}")
-        fed = dict(zip(self.inputs, arrays, strict=False))
+        fed = dict(zip(self._dtypes, arrays, strict=False))
         for name in named:
-            if name in fed or name not in self.inputs:
+            if name in fed or name not in self._dtypes:
                 why = "given twice" if name in fed else "the model has no such input"
                 raise InvalidInput(f"{name}: {why}; it takes {takes}", field=name)
         fed |= named
-        for name in self.inputs:
+        for name, dtype in self._dtypes.items():
             if name not in fed:
                 raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
+            if dtype is not None and not isinstance(fed[name], np.ndarray):
+                fed[name] = np.asarray(fed[name], dtype)
         return fed
 
 
@@ -58,3 +100,9 @@ def session_of(model: Model, folder: Path) -> LocalSession:
 @functools.cache
 def _open(path: Path) -> LocalSession:
     return LocalSession(path)
+
+
+def _spec(value: Any) -> TensorSpec:
+    """Of what ONNX Runtime tells of an input or output; a size with a name is dynamic."""
+    datatype, _ = _TYPES.get(value.type, (value.type, None))
+    return TensorSpec(value.name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))

@@ -35,7 +35,8 @@ class Model:
     CPU. A build may take `build_timeout` seconds, and each process that compiles `build_memory`.
 
     The function receives a session. `session(images)`, or `session(x=images)`, takes and returns numpy arrays: one
-    array for a model with one output, else a dict by name. A class finds it as an attribute, before its `@enter`.
+    array for a model with one output, else a dict by name. `await session.aio(images)` does so in an async function. A
+    class finds it as an attribute, in its `__init__` already.
 
     Raises InvalidSpec, which names what is wrong.
 

@@ -11,7 +11,7 @@ import pytest
 from gpufn import Model, enter, gpu_function, method
 from gpufn._model_files import external_data, file_of, folder_of, prepare
 from gpufn.errors import InvalidInput, InvalidSpec
-from gpufn.model import Precision, ShapeProfile, ShapeRange, Tolerance
+from gpufn.model import Precision, ShapeProfile, ShapeRange, TensorSpec, Tolerance
 from gpufn.testing import run_locally
 
 _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
@@ -210,17 +210,35 @@ def test_a_class_has_its_models_before_it_is_entered(tmp_path: Path) -> None:
     class Squares:
         net: Any
 
+        def __init__(self, power: int = 2) -> None:
+            self.rows = self.net(np.full((1, 2), power, np.float32))
+
         @enter
         def warm(self) -> None:
-            self.warmed = self.net(np.ones((1, 2), np.float32)).tolist()
+            self.rows = self.net(self.rows)
 
         @method
         def run(self) -> list[list[float]]:
-            return self.warmed  # type: ignore[no-any-return]
+            return self.rows.tolist()  # type: ignore[no-any-return]
 
-    assert Squares().run() == [[1.0, 1.0]]
+    assert Squares().run() == [[16.0, 16.0]]
+    assert Squares(power=1).run() == [[1.0, 1.0]]
     with run_locally():
-        assert Squares.run.remote() == [[1.0, 1.0]]
+        assert Squares.run.remote() == [[16.0, 16.0]]
+
+
+def test_a_session_is_called_as_a_workers_is(tmp_path: Path) -> None:
+    import asyncio
+
+    from gpufn._local_session import LocalSession
+
+    session = LocalSession(_squares(tmp_path / "two.onnx"))
+    assert session.inputs == (TensorSpec("x", "FP32", (-1, 2)),)
+    assert [output.name for output in session.outputs] == ["y", "z"]
+    assert session([[1, 3]]).z.tolist() == [[-1.0, -3.0]]  # converted
+    assert asyncio.run(session.aio([[1, 3]]))["y"].tolist() == [[1.0, 9.0]]
+    with pytest.raises(AttributeError, match="the model has no output 'q'; it has y, z"):
+        session([[1, 3]]).q  # noqa: B018
 
 
 def test_a_session_names_the_inputs_that_it_was_not_given(tmp_path: Path) -> None:
