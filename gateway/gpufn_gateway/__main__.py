@@ -47,12 +47,14 @@ from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
+from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.settings import GatewaySettings, InvalidSetting
 from gpufn_gateway.submit import Submissions
@@ -180,6 +182,7 @@ async def main(settings: GatewaySettings) -> None:
             *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
             *EngineRoutes(engines, bodies.of_management).routes(),
+            *OipRoutes(registry, telemetry, why_not_ready).routes(),
             *OperationRoutes(
                 registry=registry,
                 counters=telemetry,
@@ -190,7 +193,8 @@ async def main(settings: GatewaySettings) -> None:
                 why_not_ready=why_not_ready,
             ).routes(),
         ]
-        app = App(invoke, access, routes)
+        inference = Inference(calls, invoke, bodies.of_calls)
+        app = App(invoke, inference, access, routes)
         server = _Server(_uvicorn_config(app, settings))
         _stop_on_signals(server)
 

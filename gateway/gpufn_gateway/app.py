@@ -1,9 +1,10 @@
 """The ASGI application: the edge every request passes, then the hot path or Starlette's router.
 
 1. methods outside the allow-list and heads with too many headers are refused
-2. invoke goes straight to `Invoke`
+2. invoke goes straight to `Invoke`, inference to `Inference`
 3. everything else is authenticated, then routed
-4. whatever was raised before the answer began becomes a problem; a foreign exception shows only an incident id
+4. whatever was raised before the answer began becomes a problem, in the words of the path's protocol; a foreign
+   exception shows only an incident id
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
 from gpufn.errors import GpufnError
-from gpufn_gateway import problems
+from gpufn_gateway import oip, problems
+from gpufn_gateway.answers import OWN, Wording, send_problem
 from gpufn_gateway.auth import METHODS, Access
 from gpufn_gateway.bodies import ClientGone, Receive, Scope, Send
-from gpufn_gateway.invoke import Invoke, send_problem
+from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.oip import Inference
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocol import MAX_HEADERS
 
@@ -27,12 +30,14 @@ log = logging.getLogger(__name__)
 
 _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
-_OPEN: Final = frozenset({"/healthz", "/readyz"})  # probes have neither a key nor our name
+# Probes have neither a key nor our name.
+_OPEN: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 class App:
-    def __init__(self, invoke: Invoke, access: Access, routes: Sequence[Route]) -> None:
+    def __init__(self, invoke: Invoke, inference: Inference, access: Access, routes: Sequence[Route]) -> None:
         self._invoke = invoke
+        self._inference = inference
         self._access = access
         self._router = Router(routes, redirect_slashes=False)
 
@@ -50,6 +55,11 @@ class App:
                         raise _not_allowed(scope, "POST")
                     await self._invoke.serve(name, scope, receive, send)
                     return
+            if (asked := oip.inference_of(path)) is not None:
+                if scope["method"] != "POST":
+                    raise _not_allowed(scope, "POST")
+                await self._inference.serve(*asked, scope, receive, send)
+                return
             await self._route(path, scope, receive, send)
         except ClientGone:
             return
@@ -73,10 +83,14 @@ class App:
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)
         try:
-            await send_problem(send, problem)
+            await send_problem(send, _wording(scope["path"]), problem)
         except RuntimeError:  # the answer had begun: the server breaks the connection, which is the truth
             if not isinstance(error, GpufnError):
                 raise RuntimeError("an answer broke off; its incident is in the log") from None
+
+
+def _wording(path: str) -> Wording:
+    return oip.OIP if path == oip.PREFIX or path.startswith(f"{oip.PREFIX}/") else OWN
 
 
 def _not_allowed(scope: Scope, allowed: str) -> RouteError:

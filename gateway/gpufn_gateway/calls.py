@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -72,6 +73,18 @@ class Publisher(Protocol):
     def publish(self, subject: str, payload: bytes) -> None: ...
 
 
+class Arguments(NamedTuple):
+    """A call's body as it is queued, and the encoding of the result that is wanted."""
+
+    content_type: str
+    accept: str
+    body: bytes
+
+
+# The call's name as it was given, what it names, the request's headers, and its body to come.
+ReadArguments = Callable[[str, Target, dict[bytes, bytes], Receive], Awaitable[Arguments]]
+
+
 class PreparedCall(msgspec.Struct, frozen=True):
     """A call that may be queued. `timeout_s` is what the client asked for, if it did."""
 
@@ -120,9 +133,18 @@ class Calls:
         registry.on_status = self._on_status
 
     async def prepare(
-        self, name: str, headers: dict[bytes, bytes], receive: Receive, *, waits: bool = True
+        self,
+        name: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        *,
+        waits: bool = True,
+        read: ReadArguments | None = None,
     ) -> PreparedCall:
-        """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses."""
+        """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
+
+        `read` takes the place of steps 3 and 4 for a protocol of its own.
+        """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
         principal.need_invoke(target.name)
@@ -133,29 +155,14 @@ class Calls:
                 refused = admission.refusal(target.function, target.revision, status, timeout_s)
                 if refused is not None:
                     raise refused
-            if headers.get(b"content-encoding", b"identity") != b"identity":
-                raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
-            body = await self._bodies.read(headers, receive)
-            content_type = negotiation.of_body(headers.get(b"content-type"))
-            if content_type is media.JSON:
-                body = body or b"{}"
-                target.signature.check(body)
-            elif content_type.startswith("multipart/"):
-                raise UnsupportedMediaType(
-                    "A form is not taken apart here. Send the file alone: "
-                    "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
-                )
-            elif not negotiation.is_arguments(content_type) and target.method.raw_parameter is None:
-                raise UnsupportedMediaType(
-                    f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
-                )
+            arguments = await (read or self._read)(name, target, headers, receive)
             trace = headers.get(b"traceparent")
             return PreparedCall(
                 principal,
                 target,
-                content_type,
-                negotiation.wanted(headers.get(b"accept")),
-                body,
+                arguments.content_type,
+                arguments.accept,
+                arguments.body,
                 self.clock.time(),
                 timeout_s,
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
@@ -163,6 +170,26 @@ class Calls:
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
             raise
+
+    async def _read(self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
+        """Keyword arguments, or the bytes of the one parameter that takes bytes."""
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
+        body = await self._bodies.read(headers, receive)
+        content_type = negotiation.of_body(headers.get(b"content-type"))
+        if content_type is media.JSON:
+            body = body or b"{}"
+            target.signature.check(body)
+        elif content_type.startswith("multipart/"):
+            raise UnsupportedMediaType(
+                "A form is not taken apart here. Send the file alone: "
+                "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
+            )
+        elif not negotiation.is_arguments(content_type) and target.method.raw_parameter is None:
+            raise UnsupportedMediaType(
+                f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
+            )
+        return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
         """Queue it for a result. Raises BusUnavailable."""

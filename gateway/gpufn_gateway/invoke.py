@@ -9,25 +9,19 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gpufn import media
 from gpufn.bus.calls import PendingCall
 from gpufn.errors import GpufnError, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
-from gpufn_gateway import negotiation, problems
+from gpufn_gateway import problems
+from gpufn_gateway.answers import OWN, Wording, reply_headers, send_problem, send_result
 from gpufn_gateway.bodies import Receive, Scope, Send
 from gpufn_gateway.calls import Calls, PreparedCall
-from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.sse import CallStream
 from gpufn_gateway.submit import Submissions
 
 # Sooner than this most calls are over, and a watcher would cost more than it saves.
 _WATCH_AFTER_S: Final = 0.2
-
-_JSON_LENGTH: Final = (b"content-type", b"application/json")
-_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
-# What a function returns under a type of its own choice must not run as a page of this origin.
-_SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
 
 class _Flight:
@@ -64,14 +58,17 @@ class Invoke:
             stream = CallStream(self._calls, await self._calls.prepare(name, headers, receive), accept)
             await stream.run(receive, send)
             return
-        call = await self._calls.prepare(name, headers, receive)
+        await self.answer(await self._calls.prepare(name, headers, receive), receive, send, OWN)
+
+    async def answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
+        """Start a call and tell its end to the client, who may leave before."""
         pending = self._calls.start(call)
         flight = _Flight(pending, receive)
         self._flights.add(flight)
         try:
             reply, body = await pending.future
         except GpufnError as error:
-            await self._failed(call, pending, error, send)
+            await self._failed(call, pending, error, send, wording)
             return
         finally:
             self._flights.discard(flight)
@@ -80,7 +77,7 @@ class Invoke:
             # A task that is cancelled cancels the future that it awaits.
             if not pending.future.done() or pending.future.cancelled():
                 pending.cancel()
-        await self._answer(call, reply, body, send)
+        await self._ended(call, reply, body, send, wording)
 
     def tick(self, now: float) -> None:
         """Watch the clients of slow calls. `now` is monotonic; call it about ten times a second."""
@@ -88,50 +85,24 @@ class Invoke:
             if flight.watcher is None and now - flight.call.since > _WATCH_AFTER_S:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
 
-    async def _answer(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send) -> None:
+    async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
         stats = self._calls.telemetry.of(call.target.name)
         stats.ended(reply.kind, self._calls.clock.time() - call.now, reply.queue_s)
         if reply.cold_start is not None:
             stats.started_cold(reply.cold_start)
-        if reply.kind is not OutcomeKind.SUCCEEDED:
-            problem = problems.from_outcome(reply.kind, reply.error)
-            await send_problem(send, problem, reply_headers(reply, call.target.revision_header))
-            return
-        headers = reply_headers(reply, call.target.revision_header)
-        headers += content_headers(reply.content_type, body)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        about = reply_headers(reply, call.target.revision_header)
+        if reply.kind is OutcomeKind.SUCCEEDED:
+            await send_result(send, wording, reply.content_type, body, about)
+        else:
+            await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
 
-    async def _failed(self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send) -> None:
+    async def _failed(
+        self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording
+    ) -> None:
         if isinstance(error, QueueFull):
             error = self._calls.queue_full(call.target)
         elif isinstance(error, InvocationExpired):
             error = self._calls.expired(call.target, error)
         self._calls.telemetry.of(call.target.name).failed(error.code)
-        await send_problem(send, problems.problem_of(error), [(b"x-gpufn-invocation", pending.id.encode())])
-
-
-def reply_headers(reply: ResultReply, revision: bytes) -> Headers:
-    timing = b"queue;dur=%.1f, run;dur=%.1f" % (reply.queue_s * 1e3, reply.run_s * 1e3)
-    if (cold := reply.cold_start) is not None:
-        phases = (cold.place_s * 1e3, cold.launch_s * 1e3, cold.load_s * 1e3, cold.warm_s * 1e3)
-        timing += b", place;dur=%.1f, launch;dur=%.1f, load;dur=%.1f, warm;dur=%.1f" % phases
-    return [
-        (b"x-gpufn-invocation", reply.invocation.encode()),
-        (b"x-gpufn-revision", revision),
-        (b"server-timing", timing),
-    ]
-
-
-def content_headers(content_type: str, body: bytes) -> Headers:
-    length = (b"content-length", b"%d" % len(body))
-    if content_type == media.JSON:
-        return [_JSON_LENGTH, length]
-    return [(b"content-type", negotiation.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
-
-
-async def send_problem(send: Send, problem: Problem, extra: Headers | None = None) -> None:
-    body = problem.body()
-    headers = [*problem.headers(), (b"content-length", b"%d" % len(body)), *(extra or ())]
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        about = [(b"x-gpufn-invocation", pending.id.encode())]
+        await send_problem(send, wording, problems.problem_of(error), about)

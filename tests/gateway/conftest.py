@@ -31,9 +31,11 @@ from gpufn_gateway.auth import Access
 from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
@@ -183,8 +185,13 @@ class Gateway:
             clock=clock,
             why_not_ready=lambda: self.reason,
         )
-        routes = [*functions.routes(), *InvocationRoutes(submissions).routes(), *operations.routes()]
-        self.app = App(self.invoke, self.access, routes)
+        routes = [
+            *functions.routes(),
+            *InvocationRoutes(submissions).routes(),
+            *OipRoutes(self.registry, self.telemetry, lambda: self.reason).routes(),
+            *operations.routes(),
+        ]
+        self.app = App(self.invoke, Inference(self.calls, self.invoke, bodies), self.access, routes)
 
     def deploy(self, spec: FunctionSpec, number: int = 1, **fields: Any) -> None:
         """As the watches would tell it."""

@@ -340,7 +340,7 @@ async def test_too_many_headers_and_other_methods_are_refused(gateway: Any, prob
         answer = await client.get(URL)
         assert problem(answer) == (405, "bad_request")
         assert (answer.headers["allow"], answer.json()["detail"]) == ("POST", "GET is not allowed here; POST is.")
-        assert problem(await client.get("/v2")) == (404, "bad_request")
+        assert problem(await client.get("/v3")) == (404, "bad_request")
         assert problem(await client.delete("/v1/functions")) == (405, "bad_request")
 
 

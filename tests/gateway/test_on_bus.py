@@ -49,14 +49,21 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.engines import Engines
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.artifacts import ArtifactRoutes
+from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 
+ARTIFACT_LIMIT = 8 << 20
 GOOD = b'{"texts":["a"]}'
 
 
@@ -112,6 +119,10 @@ class Whole:
                 bundle_bodies=bodies,
             ).routes(),
             *InvocationRoutes(submissions).routes(),
+            *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
+            *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
+            *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),
+            *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
             *OperationRoutes(
                 registry=self.registry,
                 counters=telemetry,
@@ -122,7 +133,8 @@ class Whole:
                 why_not_ready=self.registry.why_not_ready,
             ).routes(),
         ]
-        self.app = App(Invoke(calls, submissions), self.access, routes)
+        invoke = Invoke(calls, submissions)
+        self.app = App(invoke, Inference(calls, invoke, bodies), self.access, routes)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
 
     @property

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import CallRecord
 from gpufn_gateway import problems
-from gpufn_gateway.invoke import content_headers, send_problem
+from gpufn_gateway.answers import OWN, send_problem, send_result
 from gpufn_gateway.problems import Headers
 from gpufn_gateway.routes.requests import headers_of, json_answer, number, principal_of
 from gpufn_gateway.submit import Submissions
@@ -77,9 +77,7 @@ class _Result:
         if record.queue_s is not None and record.run_s is not None:
             timing = b"queue;dur=%.1f, run;dur=%.1f" % (record.queue_s * 1e3, record.run_s * 1e3)
             headers.append((b"server-timing", timing))
-        if record.state is not InvocationState.SUCCEEDED:
-            await send_problem(send, problems.from_state(record.state, record.error), headers)
-            return
-        headers += content_headers(record.content_type, body)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if record.state is InvocationState.SUCCEEDED:
+            await send_result(send, OWN, record.content_type, body, headers)
+        else:
+            await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)

@@ -1,0 +1,70 @@
+"""How the end of a call is written as an HTTP answer. Each protocol that the gateway speaks has its Wording."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from gpufn import media
+from gpufn.protocol.messages import ResultReply
+from gpufn_gateway import negotiation
+from gpufn_gateway.bodies import Send
+from gpufn_gateway.problems import Headers, Problem
+
+_JSON: Final = (b"content-type", media.JSON.encode())
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+# What a function returns under a type of its own choice must not run as a page of this origin.
+_SANDBOX: Final = (b"content-security-policy", b"sandbox")
+
+
+class Wording(Protocol):
+    """A protocol's words for the end of a call."""
+
+    def result(self, content_type: str, body: bytes) -> Headers:
+        """What describes a result's body, its length among it."""
+        ...
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        """An error: status, headers without the length, body."""
+        ...
+
+
+class _Own:
+    """Our own interface: results as the function returned them, errors as problems."""
+
+    def result(self, content_type: str, body: bytes) -> Headers:
+        length = (b"content-length", b"%d" % len(body))
+        if content_type == media.JSON:
+            return [_JSON, length]
+        return [(b"content-type", negotiation.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        return problem.status, problem.headers(), problem.body()
+
+
+OWN: Final[Wording] = _Own()
+
+
+async def send_result(send: Send, wording: Wording, content_type: str, body: bytes, about: Headers) -> None:
+    headers = [*about, *wording.result(content_type, body)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_problem(send: Send, wording: Wording, problem: Problem, about: Headers | None = None) -> None:
+    status, headers, body = wording.refusal(problem)
+    headers = [*headers, (b"content-length", b"%d" % len(body)), *(about or ())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def reply_headers(reply: ResultReply, revision: bytes) -> Headers:
+    """Which call this was, who ran it, and how long its parts took."""
+    timing = b"queue;dur=%.1f, run;dur=%.1f" % (reply.queue_s * 1e3, reply.run_s * 1e3)
+    if (cold := reply.cold_start) is not None:
+        phases = (cold.place_s * 1e3, cold.launch_s * 1e3, cold.load_s * 1e3, cold.warm_s * 1e3)
+        timing += b", place;dur=%.1f, launch;dur=%.1f, load;dur=%.1f, warm;dur=%.1f" % phases
+    return [
+        (b"x-gpufn-invocation", reply.invocation.encode()),
+        (b"x-gpufn-revision", revision),
+        (b"server-timing", timing),
+    ]

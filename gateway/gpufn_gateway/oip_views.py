@@ -1,0 +1,74 @@
+"""What the Open Inference Protocol tells of a model: metadata, configuration in Triton's terms, statistics. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufn.engine import Backend, EngineManifest
+from gpufn.invocation import OutcomeKind
+from gpufn.model import TensorSpec
+from gpufn.revision import Revision
+from gpufn_gateway.telemetry import CallStats
+
+# Backend → Triton's platform and backend.
+_PLATFORMS: dict[Backend, tuple[str, str]] = {
+    Backend.TENSORRT: ("tensorrt_plan", "tensorrt"),
+    Backend.ORT_CUDA: ("onnxruntime_onnx", "onnxruntime"),
+    Backend.ORT_CPU: ("onnxruntime_onnx", "onnxruntime"),
+}
+
+
+def metadata(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
+    return {
+        "name": revision.function,
+        "versions": [str(revision.number)],
+        "platform": _PLATFORMS[manifest.backend][0],
+        "inputs": manifest.inputs,
+        "outputs": manifest.outputs,
+    }
+
+
+def config(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
+    """`max_batch_size` 0 means that the first dimension counts no rows; otherwise `dims` are without it."""
+    platform, backend = _PLATFORMS[manifest.backend]
+    configured: dict[str, Any] = {
+        "name": revision.function,
+        "platform": platform,
+        "backend": backend,
+        "max_batch_size": manifest.max_batch if manifest.batched else 0,
+        "input": [_tensor(spec, is_batched=manifest.batched) for spec in manifest.inputs],
+        "output": [_tensor(spec, is_batched=manifest.batched) for spec in manifest.outputs],
+    }
+    if (batch := revision.spec.batch) is not None and manifest.batched:
+        configured["dynamic_batching"] = {
+            "preferred_batch_size": [manifest.max_batch],
+            "max_queue_delay_microseconds": round(batch.max_wait_ms * 1000),
+        }
+    return configured
+
+
+def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {
+        "name": spec.name,
+        "data_type": f"TYPE_{datatype}",
+        "dims": spec.shape[1:] if is_batched else spec.shape,
+    }
+
+
+def statistics(revision: Revision, stats: CallStats) -> dict[str, Any]:
+    """Of calls at this gateway. How often the model itself ran is not known here: calls share runs in the worker."""
+    succeeded = stats.outcomes.get(OutcomeKind.SUCCEEDED, 0)
+    ended = sum(stats.outcomes.values())
+    queued = {"count": sum(stats.queue.counts), "ns": round(stats.queue.total * 1e9)}
+    return {
+        "name": revision.function,
+        "version": str(revision.number),
+        "inference_count": succeeded,
+        "inference_stats": {
+            "success": {"count": succeeded, "ns": round(stats.latency.total * 1e9)},
+            "fail": {"count": ended - succeeded, "ns": 0},
+            "queue": queued,
+        },
+        "batch_stats": [],
+    }

@@ -1,0 +1,145 @@
+"""Open Inference Protocol, V2: the server, and what the models are. Inference is `gpufn_gateway.oip`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import gpufn
+from gpufn.engine import EngineManifest
+from gpufn.errors import CapacityError, FunctionNotFound, GpufnError
+from gpufn.revision import Revision, RevisionState
+from gpufn.spec import Packaging
+from gpufn_gateway import admission, oip_views
+from gpufn_gateway.auth import READ, Principal
+from gpufn_gateway.oip import ModelNotReady, absent, check_is_model
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.registry import Registry, Target
+from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_gateway.telemetry import Telemetry
+
+_EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+
+
+class OipRoutes:
+    """`why_not_ready` says what is missing until a call would be served, or None."""
+
+    def __init__(self, registry: Registry, counters: Telemetry, why_not_ready: Callable[[], str | None]) -> None:
+        self._registry = registry
+        self._telemetry = counters
+        self._why_not_ready = why_not_ready
+
+    def routes(self) -> list[Route]:
+        routes = [
+            Route("/v2", self.server, methods=["GET"]),
+            Route("/v2/health/live", self.live, methods=["GET"]),
+            Route("/v2/health/ready", self.ready, methods=["GET"]),
+            Route("/v2/models/stats", self.all_statistics, methods=["GET"]),
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/models/{model}/{change}", self.change, methods=["POST"]),
+        ]
+        for one in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                Route(one, self.metadata, methods=["GET"]),
+                Route(f"{one}/ready", self.model_ready, methods=["GET"]),
+                Route(f"{one}/config", self.config, methods=["GET"]),
+                Route(f"{one}/stats", self.statistics, methods=["GET"]),
+            ]
+        return routes
+
+    async def server(self, request: Request) -> Response:
+        return json_answer({"name": "gpufn", "version": gpufn.__version__, "extensions": _EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        return json_answer({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        reason = self._why_not_ready()
+        if reason is not None:
+            raise CapacityError(f"Not ready: {reason}.")
+        return json_answer({"ready": True})
+
+    async def metadata(self, request: Request) -> Response:
+        return json_answer(oip_views.metadata(*self._model(request)))
+
+    async def config(self, request: Request) -> Response:
+        return json_answer(oip_views.config(*self._model(request)))
+
+    async def model_ready(self, request: Request) -> Response:
+        target = self._target(request)
+        if (refused := self._refusal(target)) is not None:
+            raise refused
+        return json_answer({"name": target.name, "ready": True})
+
+    async def statistics(self, request: Request) -> Response:
+        return json_answer({"model_stats": [self._statistics(self._target(request))]})
+
+    async def all_statistics(self, request: Request) -> Response:
+        targets = self._visible(principal_of(request))
+        return json_answer({"model_stats": [self._statistics(target) for target in targets]})
+
+    async def index(self, request: Request) -> Response:
+        """The models that the sender may call: what serves, and what is being built."""
+        principal = principal_of(request)
+        listed: list[dict[str, Any]] = []
+        for target in self._visible(principal):
+            refused = self._refusal(target)
+            state = {"state": "READY", "reason": ""}
+            if refused is not None:
+                state = {"state": "UNAVAILABLE", "reason": refused.message}
+            listed.append({"name": target.name, "version": str(target.number), **state})
+        for name in sorted(self._registry.revisions):
+            for number in self._registry.numbers(name):
+                revision = self._registry.revisions[name][number]
+                is_model = revision.spec.entry.packaging is Packaging.MODEL
+                if is_model and revision.state is RevisionState.BUILDING and _may_see(principal, name):
+                    building = {"state": "LOADING", "reason": "its engines are being built"}
+                    listed.append({"name": name, "version": str(number), **building})
+        return json_answer(listed)
+
+    async def change(self, request: Request) -> Response:
+        raise RouteError(400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _target(self, request: Request) -> Target:
+        """The model that the path names. Raises FunctionNotFound, RevisionNotFound, ModelNotReady, Forbidden."""
+        name = request.path_params["model"]
+        principal = principal_of(request)
+        try:
+            target = self._registry.resolve(name)
+        except FunctionNotFound as error:
+            raise absent(self._registry, name) from error
+        if not principal.may(READ):
+            principal.need_invoke(target.name)
+        check_is_model(target, request.path_params.get("version", ""))
+        return target
+
+    def _model(self, request: Request) -> tuple[Revision, EngineManifest]:
+        revision = self._target(request).revision
+        manifest = self._registry.manifest(revision, revision.spec.models[0])
+        if manifest is None:
+            raise ModelNotReady(f"The engines of {revision} are not known here yet; try again.")
+        return revision, manifest
+
+    def _visible(self, principal: Principal) -> Iterator[Target]:
+        for name in sorted(self._registry.functions):
+            if not _may_see(principal, name):
+                continue
+            revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
+            if revision is not None and revision.spec.entry.packaging is Packaging.MODEL:
+                yield self._registry.resolve(name)
+
+    def _refusal(self, target: Target) -> GpufnError | None:
+        return admission.refusal(target.function, target.revision, self._registry.status(target.name))
+
+    def _statistics(self, target: Target) -> dict[str, Any]:
+        return oip_views.statistics(target.revision, self._telemetry.of(target.name))
+
+
+def _may_see(principal: Principal, function: str) -> bool:
+    return principal.may(READ) or principal.may_invoke(function)
