@@ -5,6 +5,8 @@ run/             what runs now: up.json (address, pids), worker folders with the
 logs/            one log per process of the platform
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
+cache/tuning/    what compilers measured, for the next build
+builds/          a folder for each build that runs
 """
 
 from __future__ import annotations
@@ -66,6 +68,14 @@ class Home:
     @property
     def engines(self) -> Path:
         return self.root / "cache" / "engines"
+
+    @property
+    def tuning(self) -> Path:
+        return self.root / "cache" / "tuning"
+
+    @property
+    def builds(self) -> Path:
+        return self.root / "builds"
 
     def ensure(self) -> None:
         """Make the folders that processes of a node share: for their owner only. Raises PlatformError."""
