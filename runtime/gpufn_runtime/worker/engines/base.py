@@ -27,6 +27,10 @@ class EngineSession(Protocol):
         BF16 comes and goes as `tensors.BF16` has it, BYTES as str objects. What the backend raises comes through."""
         ...
 
+    def warm_up(self, inputs: Arrays) -> None:
+        """Run `inputs` wherever `run` may run them, so that no call pays for memory or for a CUDA graph."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -4,7 +4,7 @@
 2. load it with the backend's module, which is imported only now
 3. run the golden sample and compare (`golden`)
 4. one that fails is told on standard error, which `gpufn logs` shows, and the next is tried
-5. on a GPU, run each profile's usual shapes, so that no call pays for memory or for a CUDA graph
+5. on a GPU, warm up with each profile's usual shapes; on a CPU the golden sample has done that
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _open(folder: Path, config: WorkerConfig) -> EngineSession:
     try:
         golden.compare(engine.run(inputs), outputs, manifest)
         if manifest.backend.on_gpu:
-            _warm_up(engine)
+            for profile in manifest.profiles:
+                engine.warm_up({spec.name: _zeros(spec, profile) for spec in manifest.inputs})
     except BaseException:
         engine.close()
         raise
@@ -88,14 +89,6 @@ def _check_files(folder: Path, manifest: EngineManifest) -> None:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if digest != file.digest:
             raise _Damaged(f"{file.name} is damaged: its digest is {digest[:12]}, and {file.digest[:12]} was published")
-
-
-def _warm_up(engine: EngineSession) -> None:
-    """Twice on each of its contexts: the first run allocates, the second one records a CUDA graph."""
-    for profile in engine.manifest.profiles:
-        zeros = {spec.name: _zeros(spec, profile) for spec in engine.manifest.inputs}
-        for _ in range(2 * engine.parallel):
-            engine.run(zeros)
 
 
 def _zeros(spec: TensorSpec, profile: ShapeProfile) -> Array:

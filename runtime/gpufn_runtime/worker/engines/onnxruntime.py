@@ -56,6 +56,9 @@ class OrtSession:
         fed = {name: contiguous(array) for name, array in inputs.items()}
         return dict(zip(self._outputs, self._session.run(self._outputs, fed), strict=True))
 
+    def warm_up(self, inputs: Arrays) -> None:
+        self.run(inputs)
+
     def close(self) -> None:
         del self._session
 

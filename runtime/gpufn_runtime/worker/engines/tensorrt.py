@@ -71,21 +71,30 @@ class TensorRTSession:
         self._free.extend(self._slots)
 
     def run(self, inputs: Arrays) -> Arrays:
-        shapes = tuple(inputs[spec.name].shape for spec in self.manifest.inputs)
+        shapes = self._shapes(inputs)
         with self._slot(shapes) as slot:
             return slot.run(inputs, shapes)
+
+    def warm_up(self, inputs: Arrays) -> None:
+        shapes = self._shapes(inputs)
+        for slot in self._slots:
+            for _ in range(2):  # enqueued, then captured
+                slot.run(inputs, shapes)
 
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
         self._slots.clear()
 
+    def _shapes(self, inputs: Arrays) -> _Shapes:
+        return tuple(inputs[spec.name].shape for spec in self.manifest.inputs)
+
     @contextlib.contextmanager
     def _slot(self, shapes: _Shapes) -> Iterator[_Slot]:
-        """A free slot, one with these shapes if there is one."""
+        """A free slot: one that has these shapes, else the one that has rested longest."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._free))
-            slot = next((one for one in self._free if one.shapes == shapes), self._free[-1])
+            slot = next((one for one in self._free if one.shapes == shapes), self._free[0])
             self._free.remove(slot)
         try:
             yield slot

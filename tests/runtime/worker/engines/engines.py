@@ -125,6 +125,9 @@ class FakeEngine:
         pairs = zip(self.manifest.outputs, inputs.values(), strict=True)
         return {spec.name: -array for spec, array in pairs}
 
+    def warm_up(self, inputs: Arrays) -> None:
+        self.run(inputs)
+
     def close(self) -> None:
         pass
 

@@ -1,0 +1,320 @@
+"""The order in which TensorRT's session does things, recorded from stand-ins of `tensorrt` and of the CUDA runtime.
+
+The stand-in keeps device memory in this process and negates every input, so that the outputs are right only when each
+copy is the right one, in the right direction, at the right time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpufn.engine import Backend
+from gpufn_runtime.worker.engines.cudart import CudaError
+from gpufn_runtime.worker.engines.tensorrt import EngineRefused, TensorRTSession
+from tests.runtime.worker.engines.engines import manifest, profile, rows, tensor
+
+_FLOAT_BYTES = 4
+
+
+class FakeCuda:
+    """Streams run what is put into them when they are waited for; a graph is what was put in while captured."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.memory: dict[int, Any] = {}
+        self.queue: list[Any] = []
+        self.captured: list[Any] | None = None
+        self.graphs: dict[int, list[Any]] = {}
+        self.destroyed: list[int] = []
+        self.streams = 0
+        self.cannot_capture = False
+
+    def allocate(self, size: int) -> int:
+        block = (ctypes.c_ubyte * size)()
+        self.memory[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    allocate_pinned = allocate
+
+    def free(self, address: int) -> None:
+        del self.memory[address]
+
+    free_pinned = free
+
+    def stream(self) -> int:
+        self.streams += 1
+        return self.streams
+
+    def destroy_stream(self, stream: int) -> None:
+        self.streams -= 1
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        self.calls.append(f"copy {size}")
+        self.put(lambda: ctypes.memmove(to, source, size))
+
+    def put(self, work: Any) -> None:
+        (self.queue if self.captured is None else self.captured).append(work)
+
+    def synchronize(self, stream: int) -> None:
+        self.calls.append("synchronize")
+        queue, self.queue = self.queue, []
+        for work in queue:
+            work()
+
+    @contextlib.contextmanager
+    def capture(self, stream: int) -> Iterator[list[int]]:
+        self.calls.append("capture")
+        graphs: list[int] = []
+        captured: list[Any] = []
+        self.captured = captured
+        try:
+            yield graphs
+        finally:
+            self.captured = None
+        if self.cannot_capture:
+            raise CudaError("cudaStreamEndCapture: operation would make the legacy stream depend on a capturing one")
+        self.graphs[len(self.graphs) + 1] = captured
+        graphs.append(len(self.graphs))
+
+    def launch(self, graph: int, stream: int) -> None:
+        self.calls.append("launch")
+        self.queue.extend(self.graphs[graph])
+
+    def destroy_graph(self, graph: int) -> None:
+        self.destroyed.append(graph)
+
+
+class FakeContext:
+    def __init__(self, trt: FakeTrt) -> None:
+        self._trt = trt
+        self._addresses: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._profile = 0
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self._trt.calls.append(f"profile {index}")
+        self._profile = index
+        self._shapes.clear()
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self._trt.calls.append(f"shape {name} {list(shape)}")
+        low, _, high = self._trt.engine.get_tensor_profile_shape(name, self._profile)
+        self._shapes[name] = shape
+        return all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self._addresses[name] = address
+        return True
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return (-1, 2) if self._trt.unknown_output else self._shapes["x"]
+
+    def execute_async_v3(self, stream: int) -> bool:
+        self._trt.calls.append("execute")
+        if self._trt.cannot_run:
+            self._trt.logger.log("error", "out of memory")
+            return False
+        count = int(np.prod(self._shapes["x"]))
+        source, to = ((ctypes.c_float * count).from_address(self._addresses[name]) for name in ("x", "y"))
+        self._trt.cuda.put(lambda: np.negative(source, out=np.ctypeslib.as_array(to)))
+        return True
+
+
+class FakeTrt:
+    """As much of the module as the session names, with an engine of one input and one output."""
+
+    ILogger = type("ILogger", (), {"Severity": SimpleNamespace(ERROR="error", INTERNAL_ERROR="internal")})
+    TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
+    TensorLocation = SimpleNamespace(DEVICE="device", HOST="host")
+
+    def __init__(self, *, profiles: Sequence[Sequence[Sequence[int]]] = (((1, 2), (2, 2), (4, 2)),)) -> None:
+        self.calls: list[str] = []
+        self.cuda = FakeCuda(self.calls)
+        self.cannot_load = self.cannot_run = self.unknown_output = False
+        self.names = ["x", "y"]
+        self.location = "device"
+        self.engine = SimpleNamespace(
+            num_optimization_profiles=len(profiles),
+            num_io_tensors=2,
+            get_tensor_name=lambda index: self.names[index],
+            get_tensor_mode=lambda name: "input" if name == "x" else "output",
+            get_tensor_location=lambda name: self.location,
+            get_tensor_profile_shape=lambda name, index: profiles[index],
+            create_execution_context=lambda: FakeContext(self),
+        )
+
+    def init_libnvinfer_plugins(self, logger: Any, namespace: str) -> None:
+        self.logger = logger
+
+    def Runtime(self, logger: Any) -> Any:  # noqa: N802  as TensorRT has it
+        return SimpleNamespace(deserialize_cuda_engine=self._deserialise)
+
+    def _deserialise(self, plan: bytes) -> Any:
+        if self.cannot_load:
+            self.logger.log("warning", "not this one")
+            self.logger.log("error", "the engine plan file is of another version")
+            return None
+        return self.engine
+
+
+def _open(trt: FakeTrt, slots: int = 1) -> TensorRTSession:
+    made = manifest(backend=Backend.TENSORRT, profiles=[profile(x=((1, 2), (2, 2), (4, 2)))])
+    session = TensorRTSession(trt, trt.cuda, made, b"plan", slots=slots)  # type: ignore[arg-type]
+    trt.calls.clear()
+    return session
+
+
+_ENQUEUE = ["copy 16", "execute", "copy 16"]
+
+
+def test_a_first_run_is_enqueued_a_second_one_captured_and_a_third_one_launched() -> None:
+    trt = FakeTrt()
+    session = _open(trt)
+    for value, calls in (
+        (1, ["shape x [2, 2]", *_ENQUEUE, "synchronize"]),
+        (2, ["capture", *_ENQUEUE, "launch", "synchronize"]),
+        (3, ["launch", "synchronize"]),
+    ):
+        assert session.run({"x": rows(value, value)})["y"].tolist() == [[-value, -value]] * 2
+        assert trt.calls == calls
+        trt.calls.clear()
+
+
+def test_other_shapes_end_the_graph_for_it_is_good_for_one_state_of_its_context() -> None:
+    trt = FakeTrt()
+    session = _open(trt)
+    for values in ([1, 2], [3, 4], [5], [6, 7]):
+        assert session.run({"x": rows(*values)})["y"][:, 0].tolist() == [-value for value in values]
+    assert trt.cuda.destroyed == [1]
+    assert trt.calls.count("capture") == 1
+    assert trt.calls[-5:] == ["shape x [2, 2]", *_ENQUEUE, "synchronize"]
+
+
+def test_an_engine_that_cannot_be_captured_goes_on_without_a_graph() -> None:
+    trt = FakeTrt()
+    trt.cuda.cannot_capture = True
+    session = _open(trt)
+    for value in (1, 2, 3):
+        assert session.run({"x": rows(value, value)})["y"][0, 0] == -value
+    assert trt.calls.count("capture") == 1
+
+
+def test_outputs_are_the_callers_own() -> None:
+    session = _open(FakeTrt())
+    first = session.run({"x": rows(1)})["y"]
+    session.run({"x": rows(2)})
+    assert first.tolist() == [[-1, -1]]
+
+
+def test_the_profile_that_accepts_the_shapes_is_used_and_kept_while_it_does() -> None:
+    trt = FakeTrt(profiles=[((1, 2), (1, 2), (2, 2)), ((2, 2), (4, 2), (4, 2))])
+    session = _open(trt)
+    session.run({"x": rows(1)})
+    session.run({"x": rows(1, 2)})
+    session.run({"x": rows(1, 2, 3)})
+    session.run({"x": rows(1, 2)})
+    assert [call for call in trt.calls if call.startswith(("profile", "shape"))] == [
+        "profile 0", "shape x [1, 2]", "shape x [2, 2]", "profile 1", "shape x [3, 2]", "shape x [2, 2]",
+    ]  # fmt: skip
+    with pytest.raises(EngineRefused, match=r"no profile of the engine accepts \[\[5, 2\]\]"):
+        session.run({"x": rows(*range(5))})
+
+
+def test_each_slot_has_a_context_and_a_stream_and_threads_share_them() -> None:
+    trt = FakeTrt()
+    session = _open(trt, slots=2)
+    assert (session.parallel, trt.cuda.streams) == (2, 2)
+    with session._slot(((1, 2),)) as one, session._slot(((1, 2),)) as other:
+        assert one is not other
+        came = threading.Event()
+
+        def take() -> None:
+            with session._slot(((1, 2),)):
+                came.set()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert not came.is_set()
+    thread.join(20)
+    assert came.is_set()
+
+
+def test_a_slot_that_has_the_shapes_already_is_preferred() -> None:
+    trt = FakeTrt()
+    session = _open(trt, slots=2)
+    session.run({"x": rows(1)})
+    session.run({"x": rows(1, 2)})
+    with session._slot(((1, 2),)):
+        pass
+    trt.calls.clear()
+    session.run({"x": rows(1)})
+    assert not [call for call in trt.calls if call.startswith("shape")]
+
+
+def test_warming_up_leaves_every_slot_with_a_graph() -> None:
+    trt = FakeTrt()
+    session = _open(trt, slots=2)
+    session.warm_up({"x": rows(0)})
+    assert trt.calls.count("capture") == 2
+    trt.calls.clear()
+    with session._slot(((1, 2),)):
+        session.run({"x": rows(1)})
+    assert trt.calls == ["launch", "synchronize"]
+
+
+def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -> None:
+    trt = FakeTrt()
+    session = _open(trt)
+    trt.cannot_run = True
+    with pytest.raises(EngineRefused, match="TensorRT cannot run the engine: out of memory"):
+        session.run({"x": rows(1)})
+    trt.cannot_run = False
+    trt.cuda.queue.clear()
+    assert session.run({"x": rows(1)})["y"].tolist() == [[-1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cannot_load": True}, "TensorRT cannot load the engine: the engine plan file is of another version"),
+        ({"names": ["x", "z"]}, "the engine has the tensors x, z, and its manifest names others"),
+        ({"location": "host"}, "x is a shape tensor"),
+        ({"unknown_output": True}, r"the shape of y is known only after a run: \[-1, 2\]"),
+    ],
+)
+def test_what_we_would_not_run_right_is_refused_and_leaves_no_memory_behind(
+    change: dict[str, Any], message: str
+) -> None:
+    trt = FakeTrt()
+    vars(trt).update(change)
+    with pytest.raises(EngineRefused, match=message):
+        _open(trt)
+    assert (trt.cuda.memory, trt.cuda.streams) == ({}, 0)
+
+
+def test_closing_gives_everything_back() -> None:
+    trt = FakeTrt()
+    session = _open(trt, slots=2)
+    session.run({"x": rows(1)})
+    session.run({"x": rows(1)})
+    session.close()
+    assert (trt.cuda.memory, trt.cuda.streams, trt.cuda.destroyed) == ({}, 0, [1])
+
+
+def test_half_floats_use_two_bytes_an_element() -> None:
+    trt = FakeTrt()
+    specs = [tensor("x", "FP16", -1, 2)], [tensor("y", "FP16", -1, 2)]
+    session = TensorRTSession(trt, trt.cuda, manifest(*specs, backend=Backend.TENSORRT), b"plan", slots=1)  # type: ignore[arg-type]
+    trt.cannot_run = True
+    with pytest.raises(EngineRefused):
+        session.run({"x": np.zeros((4, 2), np.float16)})
+    assert "copy 16" in trt.calls
