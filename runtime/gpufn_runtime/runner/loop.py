@@ -142,9 +142,7 @@ class Runner:
             for link in queue.links.values()
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
-        report = RunnerReport(
-            self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes
-        )
+        report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
         except GpufnError as error:

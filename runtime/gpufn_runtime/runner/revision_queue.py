@@ -459,6 +459,11 @@ class RevisionQueue:
     def on_close_call(self, link: WorkerLink, call: int) -> None:
         self._nested.close(link, call)
 
+    def on_draining(self, link: WorkerLink) -> None:
+        """Somebody else than the controller told it to end."""
+        self.drain(link.worker)
+        self._on_change()
+
     def on_lost(self, link: WorkerLink, why: str) -> None:
         """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
         attempts = self._take_all(link)

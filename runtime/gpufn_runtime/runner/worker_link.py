@@ -48,6 +48,7 @@ class LinkOwner(Protocol):
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
     def on_close_call(self, link: WorkerLink, call: int) -> None: ...
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
+    def on_draining(self, link: WorkerLink) -> None: ...
     def on_lost(self, link: WorkerLink, why: str) -> None: ...
 
 
@@ -153,6 +154,9 @@ class WorkerLink:
             self.slots.release()
             self._owner.on_freed(self)
 
+    def _on_draining(self, _: frames.Draining, __: bytes) -> None:
+        self._owner.on_draining(self)
+
     def _on_start_failed(self, failed: frames.StartFailed, _: bytes) -> None:
         self._owner.on_start_failed(self, failed.phase, failed.error)
 
@@ -208,6 +212,7 @@ _TAKE: dict[type, Callable[..., None]] = {
     frames.CloseCall: WorkerLink._on_close_call,
     frames.CallCredit: WorkerLink._on_call_credit,
     frames.Freed: WorkerLink._on_freed,
+    frames.Draining: WorkerLink._on_draining,
 }
 
 

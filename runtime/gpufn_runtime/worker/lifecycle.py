@@ -5,7 +5,8 @@
 3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
 4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
 5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again; else exit 4
-6. Drain or SIGTERM: finish what is here
+6. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
+   its Drain; without a runner, finish what is here
 7. run the @exit hooks, exit
 """
 
@@ -23,7 +24,19 @@ import msgspec
 
 from gpufn import _transport
 from gpufn.errors import FunctionStartFailed, ProtocolMismatch
-from gpufn.protocol.frames import Answer, AnswerItem, Cancel, Credit, Drain, Freed, Ready, Run, RunnerFrame, StartFailed
+from gpufn.protocol.frames import (
+    Answer,
+    AnswerItem,
+    Cancel,
+    Credit,
+    Drain,
+    Draining,
+    Freed,
+    Ready,
+    Run,
+    RunnerFrame,
+    StartFailed,
+)
 from gpufn.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
@@ -55,7 +68,8 @@ class Worker:
         self._results = Results(self._link, self._attempts, self._output, config.bundle_dir)
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
         self._calls = NestedCalls(self._link)
-        self._draining = False
+        self._draining = False  # it is to end
+        self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
         self._forking = threading.local()
         self._attempts.on_idle = self._stop_if_drained
@@ -135,11 +149,15 @@ class Worker:
                     while self._link.frames:
                         self._take(*self._link.frames.popleft())
                     self._executor.lend_socket()
+                self._may_end = True
                 self._attempts.abandon()
                 self._calls.abandon()
                 self._attempts.check_idle()
                 if self._draining or not self._link.connect(RECONNECT_S, lambda: self._attempts.stale):
                     break
+                self._may_end = False
+                if self._draining:
+                    self._link.send(Draining())
         except ProtocolMismatch as error:  # a runner of another release: a fresh worker has to meet it
             print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
             self._link.close()
@@ -164,18 +182,19 @@ class Worker:
         elif isinstance(frame, (Answer, AnswerItem)):
             self._calls.deliver(frame, body)
         elif isinstance(frame, Drain):
-            self._draining = True
+            self._draining = self._may_end = True
             self._stop_if_drained()
 
     # --- ending -----------------------------------------------------------------------------------------------------
 
     def _on_sigterm(self, *_: object) -> None:
-        # In the main thread, between any two bytecodes of the user's: no locks here.
+        # In the main thread, between any two bytecodes of the user's: no locks but the link's, which is made for it.
         self._draining = True
+        self._link.send(Draining())
         self._stop_if_drained()
 
     def _stop_if_drained(self) -> None:
-        if self._draining and self._attempts.idle:
+        if self._draining and self._may_end and self._attempts.idle:
             self._executor.stop()
 
     def _exit(self, loaded: Loaded) -> None:

@@ -161,7 +161,11 @@ class Freed(_Frame, tag=19, frozen=True, array_like=True, gc=False):
     """An attempt that ran for an earlier connection has ended; its slot is free."""
 
 
-WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed
+class Draining(_Frame, tag=20, frozen=True, array_like=True, gc=False):
+    """Somebody told the worker to end. It still runs what is on its way, and ends at the runner's Drain."""
+
+
+WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed | Draining
 
 _encode = msgspec.msgpack.Encoder().encode
 

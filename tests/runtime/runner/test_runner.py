@@ -615,6 +615,25 @@ def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> N
     on_node(url, tmp_path, test)
 
 
+def test_a_worker_that_somebody_told_to_end_gets_no_more_calls_and_loses_none(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("told", concurrency=2)
+        worker = await node.worker(revision)
+        calls = [node.invoke(revision)]
+        first, body = await worker.run()
+        worker.send(frames.Draining())
+        await state_of_worker(node, "w-1", WorkerState.DRAINING)
+        calls.append(node.invoke(revision))
+        worker.answer(first, body)
+        assert isinstance((await worker.next())[0], frames.Drain)
+        successor = await node.worker(revision, "w-2")
+        await successor.echo(1)
+        assert [(await call.future)[0].kind for call in calls] == [OutcomeKind.SUCCEEDED] * 2
+        assert node.kills.empty()
+
+    on_node(url, tmp_path, test)
+
+
 def test_who_runs_an_invocation_can_be_asked(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("where")

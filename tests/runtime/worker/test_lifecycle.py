@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.frames import Drain, Hello, Ready
+from gpufn.protocol.frames import Drain, Draining, Hello, Ready
 
 Start = Any
 
@@ -138,13 +138,33 @@ def test_sigterm_lets_what_runs_finish(start: Start) -> None:
     worker.process.send_signal(signal.SIGTERM)
     worker.process.send_signal(signal.SIGINT)  # which is for the supervisor in the same terminal
     worker.answer(call.call, "", b"")
-    assert worker.result()[0].kind.value == "succeeded"
+    assert {type(worker.next()[0]).__name__ for _ in range(2)} == {"Draining", "Result"}
+    worker.send(Drain())
     assert worker.wait() == 0
     assert worker.printed() == "exit hook ran"
 
 
 def test_sigterm_ends_an_idle_worker(start: Start) -> None:
     worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.next()[0] == Draining()
+    worker.send(Drain())
+    assert worker.wait() == 0
+
+
+def test_a_call_that_was_on_its_way_at_sigterm_is_run(start: Start) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.next()[0] == Draining()
+    worker.run(method="m")
+    assert worker.result()[0].kind.value == "succeeded"
+    worker.send(Drain())
+    assert worker.wait() == 0
+
+
+def test_sigterm_without_a_runner_ends_the_worker(start: Start) -> None:
+    worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
+    worker.hang_up()
     worker.process.send_signal(signal.SIGTERM)
     assert worker.wait() == 0
 
