@@ -1,0 +1,217 @@
+"""Small ONNX models of the kinds that people bring, and the folder that a builder would find them in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from gpufn.model import ModelFile, ModelSpec
+
+OPSET = 20
+Dims = Sequence[int | str | None] | None
+
+
+def value(name: str, dims: Dims, element: int = TensorProto.FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, dims)
+
+
+def weights(name: str, *shape: int, scale: float | None = None) -> TensorProto:
+    """Reproducible, and scaled so that what goes through stays near 1."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+    fan_in = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]
+    drawn = np.random.default_rng(seed).standard_normal(shape) * (scale or fan_in**-0.5)
+    return numpy_helper.from_array(drawn.astype(np.float32), name)
+
+
+def constant(name: str, content: Any, dtype: Any = np.float32) -> TensorProto:
+    return numpy_helper.from_array(np.array(content, dtype), name)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
+    """Names in one text, apart by spaces; the node has the name of its first output."""
+    made = outputs.split()
+    return helper.make_node(op, inputs.split(), made, name=f"{made[0]}_node", **attributes)
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    constants: Sequence[TensorProto] = (),
+    *,
+    opset: int = OPSET,
+    **more: Any,
+) -> ModelProto:
+    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), list(constants))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10, **more)
+
+
+def mlp(batch: int | str | None = "N", element: int = TensorProto.FLOAT) -> ModelProto:
+    dtype = helper.tensor_dtype_to_np_dtype(element)
+    constants = [weights("w1", 8, 16), weights("b1", 16), weights("w2", 16, 4)]
+    return model(
+        [node("MatMul", "x w1", "h"), node("Add", "h b1", "hb"), node("Relu", "hb", "r"), node("MatMul", "r w2", "y")],
+        [value("x", [batch, 8], element)],
+        [value("y", [batch, 4], element)],
+        [numpy_helper.from_array(numpy_helper.to_array(each).astype(dtype), each.name) for each in constants],
+    )
+
+
+def cnn() -> ModelProto:
+    return model(
+        [
+            node("Conv", "image k1", "c1", pads=[1, 1, 1, 1]),
+            node("Relu", "c1", "r1"),
+            node("Conv", "r1 k2", "c2", pads=[1, 1, 1, 1]),
+            node("Add", "c2 r1", "sum"),
+            node("GlobalAveragePool", "sum", "pool"),
+            node("Flatten", "pool", "flat"),
+            node("Gemm", "flat w b", "logits"),
+            node("Softmax", "logits", "scores", axis=-1),
+        ],
+        [value("image", ["N", 3, 8, 8])],
+        [value("scores", ["N", 5])],
+        [weights("k1", 4, 3, 3, 3), weights("k2", 4, 4, 3, 3), weights("w", 4, 5), weights("b", 5)],
+    )
+
+
+def encoder() -> ModelProto:
+    """Tokens and a mask of a dynamic length in, an embedding out: one head, with the mask's usual -3.4e38."""
+    d = 8
+    return model(
+        [
+            node("Gather", "table tokens", "e"),
+            node("MatMul", "e wq", "q"),
+            node("MatMul", "e wk", "k"),
+            node("MatMul", "e wv", "v"),
+            node("Transpose", "k", "kt", perm=[0, 2, 1]),
+            node("MatMul", "q kt", "qk"),
+            node("Mul", "qk scale", "s"),
+            node("Cast", "mask", "m", to=TensorProto.FLOAT),
+            node("Sub", "one m", "inverse"),
+            node("Mul", "inverse lowest", "bias"),
+            node("Unsqueeze", "bias axis1", "bias3"),
+            node("Add", "s bias3", "masked"),
+            node("Softmax", "masked", "p", axis=-1),
+            node("MatMul", "p v", "a"),
+            node("Add", "a e", "res"),
+            node("ReduceMean", "res last", "mu", keepdims=1),
+            node("Sub", "res mu", "centred"),
+            node("Pow", "centred two", "squared"),
+            node("ReduceMean", "squared last", "variance", keepdims=1),
+            node("Add", "variance epsilon", "safe"),
+            node("Sqrt", "safe", "deviation"),
+            node("Div", "centred deviation", "normal"),
+            node("ReduceMean", "normal axis1", "embedding", keepdims=0),
+        ],
+        [
+            value("tokens", ["N", "length"], TensorProto.INT64),
+            value("mask", ["N", "length"], TensorProto.INT64),
+        ],
+        [value("embedding", ["N", d])],
+        [
+            weights("table", 32, d, scale=1.0), weights("wq", d, d), weights("wk", d, d), weights("wv", d, d),
+            constant("scale", d**-0.5), constant("one", 1.0), constant("lowest", np.finfo(np.float32).min),
+            constant("two", 2.0), constant("epsilon", 1e-12),
+            constant("axis1", [1], np.int64), constant("last", [-1], np.int64),
+        ],
+    )  # fmt: skip
+
+
+def texts() -> ModelProto:
+    return model(
+        [node("StringConcat", "left right", "joined")],
+        [value("left", ["N"], TensorProto.STRING), value("right", ["N"], TensorProto.STRING)],
+        [value("joined", ["N"], TensorProto.STRING)],
+    )
+
+
+def branching() -> ModelProto:
+    """An If whose branches use a value of the graph around them, and a constant of their own."""
+    branches = {
+        name: helper.make_graph(
+            [node(op, f"h {name}_w", f"{name}_y")], name, [], [value(f"{name}_y", None)], [weights(f"{name}_w", 4, 4)]
+        )
+        for name, op in (("then_branch", "MatMul"), ("else_branch", "Add"))
+    }
+    return model(
+        [
+            node("MatMul", "x w", "h"),
+            node("ReduceSum", "h", "total", keepdims=0),
+            node("Greater", "total zero", "positive"),
+            node("If", "positive", "y", **branches),
+        ],
+        [value("x", [4, 4])],
+        [value("y", [4, 4])],
+        [weights("w", 4, 4), constant("zero", 0.0)],
+    )
+
+
+def several_outputs() -> ModelProto:
+    return model(
+        [
+            node("MatMul", "x w", "logits"),
+            node("ArgMax", "logits", "label", axis=-1, keepdims=0),
+            node("Greater", "logits zero", "above"),
+        ],
+        [value("x", ["N", 4])],
+        [
+            value("logits", ["N", 3]),
+            value("label", ["N"], TensorProto.INT64),
+            value("above", ["N", 3], TensorProto.BOOL),
+        ],
+        [weights("w", 4, 3), constant("zero", 0.0)],
+    )
+
+
+def over_rows() -> ModelProto:
+    """Each row's result depends on the others: a dynamic first dimension that cannot be batched."""
+    return model(
+        [node("ReduceMean", "x axis", "mean", keepdims=1), node("Sub", "x mean", "y")],
+        [value("x", ["N", 4])],
+        [value("y", ["N", 4])],
+        [constant("axis", [0], np.int64)],
+    )
+
+
+def externalise(proto: ModelProto, folder: Path, location: str = "weights.bin") -> None:
+    """The constants of `proto` go into a file in `folder`."""
+    data = bytearray()
+    for tensor in proto.graph.initializer:
+        content = numpy_helper.to_array(tensor).tobytes()
+        refer(tensor, location, offset=len(data), length=len(content))
+        data += content
+    (folder / location).write_bytes(data)
+
+
+def refer(tensor: TensorProto, location: str, **more: int | str) -> None:
+    """Make `tensor` one whose bytes are said to lie at `location`."""
+    tensor.ClearField("raw_data")
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, content in {"location": location, **more}.items():
+        tensor.external_data.add(key=key, value=str(content))
+
+
+def put(proto: ModelProto | bytes, folder: Path) -> None:
+    """The model as `model.onnx`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
+
+
+def spec_of(folder: Path, **options: Any) -> ModelSpec:
+    """The ModelSpec of what lies in `folder`, `model.onnx` first."""
+    names = sorted((path.name for path in folder.iterdir() if path.is_file()), key=lambda name: name != "model.onnx")
+    return ModelSpec(
+        parameter="model",
+        files=tuple(
+            ModelFile(name, hashlib.sha256((folder / name).read_bytes()).hexdigest(), (folder / name).stat().st_size)
+            for name in names
+        ),
+        **options,
+    )
