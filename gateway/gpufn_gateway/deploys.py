@@ -249,14 +249,13 @@ class Deploys:
             entry = await self._functions.get(name)
             if entry is None and absent is None:
                 raise FunctionNotFound(f"There is no function {name!r}.")
+            changed = absent if entry is None else change(_function.decode(entry.value))
+            assert changed is not None
+            value = encode(changed)
             try:
                 if entry is None:
-                    assert absent is not None
-                    changed, value = absent, encode(absent)
                     stored_at = await self._functions.create(name, value)
                 else:
-                    changed = change(_function.decode(entry.value))
-                    value = encode(changed)
                     stored_at = await self._functions.update(name, value, entry.revision)
             except Conflict:
                 continue

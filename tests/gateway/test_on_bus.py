@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import zipfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +15,15 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus import objects, records, streams
-from gpufn.bus.calls import Caller
+from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import find_binary
-from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
-from gpufn.ids import digest_of
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
     CallRecord,
-    ControllerReport,
     HeldBy,
     LogLine,
     ResultReply,
@@ -41,134 +32,9 @@ from gpufn.protocol.messages import (
     unpack_invocation,
 )
 from gpufn.revision import RevisionState
-from gpufn_gateway.app import App
-from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import Access
-from gpufn_gateway.bodies import BodyBudget, BodyReader
-from gpufn_gateway.buckets import Buckets
-from gpufn_gateway.builds import Builds
-from gpufn_gateway.calls import Calls
-from gpufn_gateway.deploys import Deploys
-from gpufn_gateway.engines import Engines
-from gpufn_gateway.invoke import Invoke
-from gpufn_gateway.oip import Inference
-from gpufn_gateway.registry import Registry
-from gpufn_gateway.routes.artifacts import ArtifactRoutes
-from gpufn_gateway.routes.builds import BuildRoutes
-from gpufn_gateway.routes.engines import EngineRoutes
-from gpufn_gateway.routes.functions import FunctionRoutes
-from gpufn_gateway.routes.invocations import InvocationRoutes
-from gpufn_gateway.routes.oip import OipRoutes
-from gpufn_gateway.routes.operations import OperationRoutes
-from gpufn_gateway.submit import Submissions
-from gpufn_gateway.telemetry import Telemetry
+from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
 
-ARTIFACT_LIMIT = 8 << 20
 GOOD = b'{"texts":["a"]}'
-
-
-def bundle() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("app.py", "def embed(texts): return texts")
-    return buffer.getvalue()
-
-
-BUNDLE = bundle()
-DIGEST = digest_of(BUNDLE)
-
-
-class Whole:
-    """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
-
-    def __init__(self, bus: Bus, buckets: Buckets) -> None:
-        clock = SystemClock()
-        self.bus = bus
-        self.buckets = buckets
-        self.functions = buckets.functions
-        self.revisions = buckets.revisions
-        self.keys = buckets.keys
-        self.access = Access(loopback=True)
-        self.registry = Registry(clock, self.access)
-        self.caller = Caller(bus, name="gw-test", clock=clock)
-        telemetry = Telemetry(lambda: self.caller.pending)
-        bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
-        calls = Calls(
-            bus=bus,
-            queue=self.caller,
-            registry=self.registry,
-            access=self.access,
-            telemetry=telemetry,
-            bodies=bodies,
-            clock=clock,
-        )
-        submissions = Submissions(bus, calls)
-        self.builds = Builds(bus, buckets.builds, clock)
-        self.artifacts = Artifacts(bus)
-        self.deploys = Deploys(
-            bus, buckets, registry=self.registry, builds=self.builds, artifacts=self.artifacts, clock=clock
-        )
-        routes = [
-            *FunctionRoutes(
-                bus=bus,
-                registry=self.registry,
-                deploys=self.deploys,
-                builds=self.builds,
-                submissions=submissions,
-                bodies=bodies,
-                bundle_bodies=bodies,
-            ).routes(),
-            *InvocationRoutes(submissions).routes(),
-            *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
-            *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
-            *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),
-            *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
-            *OperationRoutes(
-                registry=self.registry,
-                counters=telemetry,
-                access=self.access,
-                keys=buckets.keys,
-                bodies=bodies,
-                clock=clock,
-                why_not_ready=self.registry.why_not_ready,
-            ).routes(),
-        ]
-        invoke = Invoke(calls, submissions)
-        self.app = App(invoke, Inference(calls, invoke, bodies), self.access, routes)
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1")
-
-    @property
-    def received_bytes(self) -> int:
-        """What the bus has sent us since we connected, as the kernel counts it."""
-        assert self.bus._link is not None
-        sock = self.bus._link._transport.get_extra_info("socket")
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-        return int.from_bytes(info[128:136], sys.byteorder)  # tcpi_bytes_received
-
-    def report(self, *statuses: Any) -> None:
-        self.registry.take_controller_report(ControllerReport("c", 1, 0.0, statuses))
-
-
-@contextlib.asynccontextmanager
-async def gateway_on(nats: Any) -> AsyncIterator[Whole]:
-    bus = await Bus.connect(nats.url, name="gateway")
-    try:
-        await streams.ensure_streams(bus)
-        await objects.ensure_bucket(bus, subjects.BUNDLES)
-        whole = Whole(bus, await Buckets.open(bus))
-        await whole.registry.start(bus, whole.buckets)
-        whole.caller.start()
-        await whole.deploys.put_bundle(DIGEST, BUNDLE)
-        async with whole.http:
-            yield whole
-        whole.registry.stop()
-    finally:
-        await bus.close()
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 class Runner:
