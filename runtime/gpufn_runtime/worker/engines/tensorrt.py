@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from gpufn.cudart import Cuda, CudaError
 from gpufn.engine import EngineManifest
 from gpufn.model import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
-from gpufn_runtime.worker.engines.cudart import Cuda, CudaError
 from gpufn_runtime.worker.engines.tensors import dtype_of
 
 _KEPT_LINES = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_runtime.worker.engines.cudart import Cuda, CudaError
+from gpufn.cudart import Cuda, CudaError
 
 
 class _Function:
