@@ -1,0 +1,28 @@
+"""Candidates: each makes an engine of one backend in a process of its own, which may crash, hang or eat all memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from gpufn_builder.exchange import CandidateRequest, CandidateResult, Told
+from gpufn_builder.process import Work
+
+PROCESS: Final = "gpufn_builder.compile_process"
+
+
+def run_candidate(
+    request: CandidateRequest,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    timeout_s: float,
+    on_told: Callable[[Told], None],
+    process: str = PROCESS,
+) -> CandidateResult:
+    """`folder` takes what the process is told and says. Raises BuildFailed with the stage that it was in, and the last
+    lines of what it said, whatever became of it."""
+    name = str(request.identity.backend)
+    work = Work.start(process, request, folder, environ, name=name, leads=False)
+    return work.wait(on_told, CandidateResult, timeout_s)

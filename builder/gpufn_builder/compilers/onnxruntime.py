@@ -1,0 +1,210 @@
+"""ONNX Runtime, on the CPU and with its CUDA provider: the engine is the graph as it left the optimiser.
+
+1. the graph is optimised as far as the result runs on every machine of its kind, and saved
+2. which node ran on which provider is recorded; a GPU's engine that would not use the GPU at all is refused
+3. on the CPU a few settings for threads are tried, and the least that is as good as the best is kept
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+import numpy as np
+import onnxruntime
+
+from gpufn.engine import Backend
+from gpufn.errors import BuildFailed
+from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
+from gpufn_builder.tensors import BF16, Array, Arrays
+
+_ENGINE: Final = "model.onnx"
+_WEIGHTS: Final = "model.onnx.data"
+# Above it weights lie beside the graph, which then stays far from protobuf's 2 GiB, and workers share their pages.
+_OWN_WEIGHTS_BYTES: Final = 64 << 20
+_LEVELS: Final = {
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_ONNX_BF16: Final = 16  # TensorProto.BFLOAT16, for which ONNX Runtime has no numpy type
+_ERRORS_ONLY: Final = 3
+_CPU: Final = "CPUExecutionProvider"
+_CUDA: Final = "CUDAExecutionProvider"
+_NODE: Final = re.compile(r"Name:'([^']+)'|node with name '([^']+)'|[Nn]ode ?\(([^)]+)\)|node: ?(\S+)")
+_TRIAL_S: Final = 0.1
+_WORTH: Final = 0.9  # more threads, or threads that spin while they wait, are to save a tenth at least
+
+
+def compiler(backend: Backend) -> OnnxRuntime:
+    return OnnxRuntime(backend)
+
+
+class OnnxRuntime:
+    def __init__(self, backend: Backend) -> None:
+        self._on_gpu = backend.on_gpu
+
+    def compile(self, job: CompileJob, tell: Tell) -> Compiled:
+        tell(0.0, "optimises the graph")
+        nodes = self._optimise(job)
+        gpu_nodes = sum(count for name, count in nodes.items() if name.endswith(_CUDA))
+        if self._on_gpu and not gpu_nodes:
+            raise BuildFailed("ONNX Runtime would run no node of this model on the GPU", stage="compile")
+        compiled = Compiled(
+            files=tuple(name for name in (_ENGINE, _WEIGHTS) if (job.folder / name).exists()),
+            settings={"graph_optimization": "all", "intra_op_threads": 1, "spinning": 0},
+            gpu_nodes=gpu_nodes,
+            cpu_nodes=sum(nodes.values()) - gpu_nodes,
+            nodes=nodes,
+        )
+        if self._on_gpu:
+            return compiled
+        tell(0.5, "chooses threads")
+        return self._with_threads(job, compiled)
+
+    def load(self, job: CompileJob, compiled: Compiled) -> OrtEngine:
+        settings = compiled.settings
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.graph_optimization_level = _LEVELS[str(settings["graph_optimization"])]
+        options.intra_op_num_threads = int(settings["intra_op_threads"])
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(settings["spinning"]))
+        if self._on_gpu and not compiled.cpu_nodes:
+            options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        session = self._session(job, job.folder / compiled.files[0], options)
+        return OrtEngine(session, [spec.name for spec in job.outputs])
+
+    def _optimise(self, job: CompileJob) -> dict[str, int]:
+        """Saves the engine; returns how many nodes of which operator each provider has."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
+        options.optimized_model_filepath = str(job.folder / _ENGINE)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if sum(file.stat().st_size for file in job.model.parent.iterdir()) > _OWN_WEIGHTS_BYTES:
+            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        counted: Counter[str] = Counter()
+        for part in self._session(job, job.model, options).get_provider_graph_assignment_info():
+            counted.update(f"{node.op_type} on {part.ep_name}" for node in part.get_nodes())
+        return dict(counted)
+
+    def _session(self, job: CompileJob, model: Path, options: Any) -> Any:
+        provider, settings = (_CUDA, {"use_tf32": job.flags["use_tf32"]}) if self._on_gpu else (_CPU, {})
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=[settings])
+        except Exception as error:
+            raise _failed(error, "compile") from error
+        if (found := session.get_providers()[0]) != provider:
+            raise BuildFailed(f"ONNX Runtime chose {found} instead of {provider}", stage="compile")
+        return session
+
+    def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
+        """The cheapest settings that nothing dearer beats by much."""
+        notes = []
+
+        def seconds_with(threads: int, spinning: int) -> float:
+            settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
+            with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
+                seconds = _quickest(engine.bind(job.golden))
+            notes.append(f"{threads} threads{' that spin' if spinning else ''}: {seconds * 1e3:.3g} ms")
+            return seconds
+
+        threads, spinning = choose_threads(len(os.sched_getaffinity(0)), seconds_with)
+        settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
+        return msgspec.structs.replace(compiled, settings=settings, notes=tuple(notes))
+
+
+class OrtEngine:
+    def __init__(self, session: Any, outputs: list[str]) -> None:
+        self._session = session
+        self._outputs = outputs
+
+    def run(self, inputs: Arrays) -> Arrays:
+        binding = self._binding(inputs)
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:
+            raise _failed(error, "verify") from error
+        return {name: _array(value) for name, value in zip(self._outputs, binding.get_outputs(), strict=True)}
+
+    def bind(self, inputs: Arrays) -> Callable[[], None]:
+        binding = self._binding(inputs)
+        return lambda: self._session.run_with_iobinding(binding)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._session
+
+    def _binding(self, inputs: Arrays) -> Any:
+        """Outputs come to the host, so that a run on a GPU is timed with both copies."""
+        binding = self._session.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, _value(array))
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        return binding
+
+
+def choose_threads(cores: int, seconds_with: Callable[[int, int], float]) -> tuple[int, int]:
+    """How many threads, and whether they spin (1) or sleep (0) while they wait: the least of what is about as quick.
+
+    >>> choose_threads(4, lambda threads, spinning: {1: 8.0, 2: 4.1, 4: 3.9}[threads])
+    (2, 0)
+    """
+    choices = [count for count in (1, 2, 4, 8, 16, 32) if count < cores] + [cores]
+    best, best_s = 1, math.inf
+    for threads in choices:
+        if (seconds := seconds_with(threads, 0)) >= best_s * _WORTH:
+            break
+        best, best_s = threads, seconds
+    if best > 1 and seconds_with(best, 1) < best_s * _WORTH:
+        return best, 1
+    return best, 0
+
+
+def _quickest(run: Callable[[], None]) -> float:
+    """Seconds of the median run, after the first two."""
+    taken: list[float] = []
+    end = time.monotonic() + _TRIAL_S
+    while len(taken) < 5 or time.monotonic() < end:
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return sorted(taken[2:])[(len(taken) - 2) // 2]
+
+
+def _value(array: Array) -> Any:
+    if array.dtype == BF16:
+        bits = np.require(array, requirements="C").view(np.uint16)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BF16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.require(array, requirements=["C", "A"]))
+
+
+def _array(value: Any) -> Array:
+    if value.element_type() != _ONNX_BF16:
+        found: Array = value.numpy()
+        return found
+    shape = value.shape()
+    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr() or 0)
+    return np.frombuffer(bits, np.uint16).reshape(shape).copy().view(BF16)
+
+
+def _failed(error: Exception, stage: str) -> BuildFailed:
+    text = " ".join(str(error).split())
+    found = _NODE.search(text)
+    return BuildFailed(
+        f"ONNX Runtime: {text[:500]}", stage=stage, node=next(filter(None, found.groups()), "") if found else ""
+    )

@@ -1,0 +1,297 @@
+"""TensorRT, through its own Python API: the engine is a plan for exactly this release and this model of GPU.
+
+Written for 11.x and good for 10.x: networks are strongly typed, so precision is what the graph says, and TF32 the only
+choice that is left. What the API tells by return values and by its log alone becomes a BuildFailed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import tensorrt as trt
+
+from gpufn.cudart import Cuda
+from gpufn.engine import Backend
+from gpufn.errors import BuildFailed
+from gpufn.model import ShapeProfile
+from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
+from gpufn_builder.tensors import Array, Arrays, dtype_of
+
+_ENGINE: Final = "engine.plan"
+_MOST_ERRORS: Final = 20
+_NODE: Final = re.compile(r"[Nn]ode (?:\w+ )?\[?name:? ?\"?([^\s\"\]]+)")
+
+
+def compiler(backend: Backend) -> TensorRT:
+    return TensorRT()
+
+
+class TensorRT:
+    def compile(self, job: CompileJob, tell: Tell) -> Compiled:
+        log = _Log()
+        builder = trt.Builder(log)
+        # The flag is needed before 11, and ignored since.
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        parser = trt.OnnxParser(network, log)
+        tell(0.0, "parses the graph")
+        if not parser.parse_from_file(str(job.model)):
+            raise _parse_failed(parser, log)
+        config = builder.create_builder_config()
+        config.builder_optimization_level = int(job.flags["builder_optimization_level"])
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        if job.flags["tf32"] == "1":
+            config.set_flag(trt.BuilderFlag.TF32)
+        else:
+            config.clear_flag(trt.BuilderFlag.TF32)  # it is on by default
+        for profile in job.profiles:
+            _add_profile(builder, network, config, profile, log)
+        monitor = _Monitor(tell)
+        config.progress_monitor = monitor
+        cache = job.caches / f"tensorrt-{trt.__version__}.timing"
+        with contextlib.suppress(FileNotFoundError):
+            config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), ignore_mismatch=False)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise log.failed("TensorRT could not build an engine")
+        (job.folder / _ENGINE).write_bytes(plan)
+        _keep(config.get_timing_cache(), cache)
+        return _described(log, job.folder / _ENGINE)
+
+    def load(self, job: CompileJob, compiled: Compiled) -> TrtEngine:
+        return TrtEngine(job.folder / compiled.files[0], job)
+
+
+class TrtEngine:
+    """One execution context and one stream. Host memory is not pinned: what is measured is an upper bound."""
+
+    def __init__(self, plan: Path, job: CompileJob) -> None:
+        self._log = _Log()
+        self._runtime = trt.Runtime(self._log)
+        self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        if self._engine is None:
+            raise self._log.failed("TensorRT does not load the engine that it built", stage="verify")
+        self._context = self._engine.create_execution_context()
+        self._cuda = Cuda()
+        self._stream = self._cuda.stream()
+        self._profiles = job.profiles
+        self._dtypes = {spec.name: dtype_of(spec.datatype) for spec in (*job.inputs, *job.outputs)}
+        self._outputs = [spec.name for spec in job.outputs]
+        self._held: list[int] = []
+
+    def run(self, inputs: Arrays) -> Arrays:
+        fed = _contiguous(inputs)
+        outputs = self._prepare(fed)
+        self._execute(fed, outputs)
+        return {name: output.host().copy() for name, output in outputs.items()}
+
+    def bind(self, inputs: Arrays) -> Callable[[], None]:
+        fed = _contiguous(inputs)
+        outputs = self._prepare(fed)
+        return lambda: self._execute(fed, outputs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+        self._cuda.destroy_stream(self._stream)
+
+    def _prepare(self, inputs: Arrays) -> dict[str, _Output]:
+        """Shapes and addresses of one set of inputs; the device memory of the last one is given back."""
+        self._release()
+        self._addresses: dict[str, int] = {}
+        self._context.set_optimization_profile_async(self._profile_for(inputs), self._stream)
+        for name, array in inputs.items():
+            if not self._context.set_input_shape(name, array.shape):
+                raise self._log.failed(f"TensorRT refuses {name} with the shape {list(array.shape)}", stage="verify")
+            self._addresses[name] = self._allocate(array.nbytes)
+            self._context.set_tensor_address(name, self._addresses[name])
+        if missing := self._context.infer_shapes():
+            raise self._log.failed(f"TensorRT lacks shapes for {', '.join(missing)}", stage="verify")
+        outputs = {}
+        for name in self._outputs:
+            output = outputs[name] = _Output(self._dtypes[name], tuple(self._context.get_tensor_shape(name)))
+            if -1 in output.shape:  # it depends on the data: TensorRT asks for memory, then tells the shape
+                output.allocator = _Allocator(output, self._allocate)
+                self._context.set_output_allocator(name, output.allocator)
+            else:
+                output.address = self._allocate(math.prod(output.shape) * output.dtype.itemsize)
+                self._context.set_tensor_address(name, output.address)
+        return outputs
+
+    def _profile_for(self, inputs: Arrays) -> int:
+        for index, profile in enumerate(self._profiles):
+            if all(ranged.accepts(inputs[name].shape) for name, ranged in profile.inputs.items()):
+                return index
+        return 0
+
+    def _execute(self, inputs: Arrays, outputs: dict[str, _Output]) -> None:
+        for name, array in inputs.items():
+            self._cuda.copy(self._addresses[name], array.ctypes.data, array.nbytes, self._stream)
+        if not self._context.execute_async_v3(self._stream):
+            raise self._log.failed("TensorRT could not run the engine", stage="verify")
+        if any(output.allocator is not None for output in outputs.values()):
+            self._cuda.synchronize(self._stream)  # their shapes are known then
+        for output in outputs.values():
+            host = output.host()
+            self._cuda.copy(host.ctypes.data, output.address, host.nbytes, self._stream)
+        self._cuda.synchronize(self._stream)
+
+    def _allocate(self, size: int) -> int:
+        address = self._cuda.allocate(size)
+        self._held.append(address)
+        return address
+
+    def _release(self) -> None:
+        while self._held:
+            self._cuda.free(self._held.pop())
+
+
+class _Output:
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.address: int = 0
+        self.allocator: _Allocator | None = None
+        self._host: Array = np.empty(0, dtype)
+
+    def host(self) -> Array:
+        """Memory of the host for the shape that is known by now."""
+        if self._host.shape != self.shape:
+            self._host = np.empty(self.shape, self.dtype)
+        return self._host
+
+
+class _Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # the bindings have no types
+    def __init__(self, output: _Output, allocate: Callable[[int], int]) -> None:
+        trt.IOutputAllocator.__init__(self)
+        self._output = output
+        self._allocate = allocate
+        self._size = 0
+
+    def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        if size > self._size or not self._output.address:
+            self._output.address, self._size = self._allocate(size), size
+        return self._output.address
+
+    def notify_shape(self, name: str, shape: Any) -> None:
+        self._output.shape = tuple(shape)
+
+
+class _Log(trt.ILogger):  # type: ignore[misc]
+    """Keeps what TensorRT calls errors: often the only place that tells why something returned None."""
+
+    def __init__(self) -> None:
+        trt.ILogger.__init__(self)
+        self._errors: list[str] = []
+        self._lock = threading.Lock()
+
+    def log(self, severity: Any, message: str) -> None:
+        if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+            with self._lock:
+                self._errors = [*self._errors, message][-_MOST_ERRORS:]
+
+    def failed(self, what: str, *, stage: str = "compile", node: str = "") -> BuildFailed:
+        said = "; ".join(" ".join(error.split()) for error in self._errors[:2])
+        found = _NODE.search(said)
+        return BuildFailed(
+            f"{what}: {said[:500]}" if said else what,
+            stage=stage,
+            node=node or (found[1] if found else ""),
+            log="\n".join(self._errors),
+        )
+
+
+class _Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+    """Called from TensorRT's threads, and never raises into them. Progress is that of the outermost phase."""
+
+    def __init__(self, tell: Tell) -> None:
+        trt.IProgressMonitor.__init__(self)
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._steps: dict[str, int] = {}
+        self._outermost = ""
+
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        with self._lock:
+            self._steps[phase_name] = max(1, num_steps)
+            self._outermost = self._outermost or phase_name
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        with contextlib.suppress(Exception), self._lock:
+            if phase_name == self._outermost:
+                self._tell(min(1.0, (step + 1) / self._steps[phase_name]), phase_name)
+        return True
+
+    def phase_finish(self, phase_name: str) -> None:
+        with self._lock:
+            self._steps.pop(phase_name, None)
+
+
+def _parse_failed(parser: Any, log: _Log) -> BuildFailed:
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    if not errors:
+        return log.failed("TensorRT could not read the model")
+    first = errors[0]
+    operator = f" ({first.node_operator()})" if first.node_operator() else ""
+    return BuildFailed(
+        f"TensorRT does not take this model: {first.code().name}{operator}: {first.desc()}",
+        stage="compile",
+        node=first.node_name(),
+        log="\n".join(f"{error.code().name} {error.node_name()}: {error.desc()}" for error in errors[:_MOST_ERRORS]),
+    )
+
+
+def _add_profile(builder: Any, network: Any, config: Any, profile: ShapeProfile, log: _Log) -> None:
+    if not profile.inputs:
+        return
+    shape_inputs = [tensor.name for tensor in _inputs(network) if tensor.is_shape_tensor]
+    if shape_inputs:
+        raise BuildFailed(f"TensorRT needs bounds for the values of {', '.join(shape_inputs)}", stage="compile")
+    made = builder.create_optimization_profile()
+    for name, ranged in profile.inputs.items():
+        made.set_shape(name, ranged.min, ranged.opt, ranged.max)
+    if config.add_optimization_profile(made) < 0:
+        raise log.failed(f"TensorRT refuses the profile {'; '.join(f'{n}: {r}' for n, r in profile.inputs.items())}")
+
+
+def _contiguous(inputs: Arrays) -> Arrays:
+    return {name: np.require(array, requirements=["C", "A"]) for name, array in inputs.items()}
+
+
+def _inputs(network: Any) -> list[Any]:
+    return [network.get_input(index) for index in range(network.num_inputs)]
+
+
+def _described(log: _Log, plan: Path) -> Compiled:
+    """The layers of the plan, which is loaded once for it."""
+    engine = trt.Runtime(log).deserialize_cuda_engine(plan.read_bytes())
+    if engine is None:
+        raise log.failed("TensorRT does not load the engine that it built")
+    counted: Counter[str] = Counter()
+    said = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(said)["Layers"])
+    return Compiled(files=(_ENGINE,), settings={}, gpu_nodes=engine.num_layers, nodes=dict(counted))
+
+
+def _keep(timing_cache: Any, path: Path) -> None:
+    """For the next build: auto-tuning is quicker with it, and chooses the same again."""
+    if timing_cache is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(timing_cache.serialize())
+        fresh.replace(path)

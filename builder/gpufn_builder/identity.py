@@ -1,0 +1,169 @@
+"""What names an engine before it exists: the EngineIdentity of each candidate for a model on one device.
+
+Only the ModelSpec, the device and the versions of what is installed are looked at, and none of it is imported: a model
+that was built before is found by its EngineKey in milliseconds. What the flags here say is what the compilers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gpufn.device import Device
+from gpufn.engine import CPU_KIND, Backend, EngineIdentity, model_digest
+from gpufn.model import ModelSpec, Precision
+
+# A backend → what it is made of, and the distributions that may bring it, the first installed one counts.
+_PARTS: Final[dict[Backend, dict[str, tuple[str, ...]]]] = {
+    Backend.TENSORRT: {
+        "tensorrt": ("tensorrt-cu13-bindings", "tensorrt-cu12-bindings", "tensorrt"),
+        "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
+    },
+    Backend.ORT_CUDA: {
+        "onnxruntime": ("onnxruntime-gpu",),
+        "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"),
+        "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    },
+    Backend.ORT_CPU: {"onnxruntime": ("onnxruntime", "onnxruntime-gpu")},
+}
+_COMPILERS: Final = ("tensorrt", "onnxruntime")  # a backend without its own is not there; CUDA may come with the system
+_SYSTEM_CUDA: Final = Path("/usr/local/cuda/version.json")
+_DRIVER: Final = Path("/sys/module/nvidia/version")
+_CPUINFO: Final = Path("/proc/cpuinfo")
+# Instructions that kernels are chosen by, as /proc/cpuinfo names them on x86 and on Arm.
+_VECTOR_FLAGS: Final = (
+    "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2",
+)  # fmt: skip
+# What rewrites the graph, besides the builder itself, whose doings `ENGINE_SCHEMA` counts.
+_TOOLS: Final = ("onnx",)
+_REWRITERS: Final = ("onnxruntime", "onnxruntime-gpu")
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The device that a Build is for. `uuid` is empty for the CPU; `driver` is recorded, and in no key."""
+
+    kind: str
+    compute_capability: str
+    uuid: str = ""
+    driver: str = ""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind != CPU_KIND
+
+
+def cpu_target() -> Target:
+    return Target(CPU_KIND, vector_instructions(_read(_CPUINFO)))
+
+
+def gpu_target(device: Device) -> Target:
+    return Target(device.kind, device.compute_capability, device.uuid, _read(_DRIVER).strip())
+
+
+def vector_instructions(cpuinfo: str) -> str:
+    """The vector instructions of a machine, as its /proc/cpuinfo tells them.
+
+    >>> vector_instructions("flags : fpu sse4_2 avx avx2 fma")
+    'sse4_2 avx fma avx2'
+    """
+    for line in cpuinfo.splitlines():
+        name, _, flags = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            found = set(flags.split())
+            return " ".join(flag for flag in _VECTOR_FLAGS if flag in found)
+    return ""
+
+
+def chain(spec: ModelSpec, target: Target) -> tuple[Backend, ...]:
+    """The backends to try, the best first. None at all when a GPU is required and the target has none."""
+    on_cpu = () if spec.require_gpu else (Backend.ORT_CPU,)
+    return (Backend.TENSORRT, Backend.ORT_CUDA, *on_cpu) if target.is_gpu else on_cpu
+
+
+@functools.cache
+def installed() -> Mapping[Backend, Mapping[str, str]]:
+    """The versions behind each backend that is installed here."""
+    found = {backend: _versions(parts) for backend, parts in _PARTS.items()}
+    return {backend: versions for backend, versions in found.items() if set(_COMPILERS) & versions.keys()}
+
+
+@functools.cache
+def tools(precision: Precision) -> dict[str, str]:
+    """What rewrites the graph → its version."""
+    rewriters = () if precision in (Precision.FP32, Precision.TF32) else _REWRITERS
+    return {name: version for name in (*_TOOLS, *rewriters) if (version := _version(name))}
+
+
+def flags(spec: ModelSpec, backend: Backend) -> dict[str, str]:
+    """What the compiler is told besides the model; it does what is written here."""
+    tf32 = "1" if spec.precision is Precision.TF32 else "0"
+    match backend:
+        case Backend.TENSORRT:
+            return {"builder_optimization_level": "3", "tf32": tf32}
+        case Backend.ORT_CUDA:
+            return {"graph_optimization_level": "extended", "use_tf32": tf32}
+        case Backend.ORT_CPU:
+            # What "extended" saves runs on every CPU; what "all" adds is laid out for the one that saved it, and is
+            # done again at load.
+            return {"graph_optimization_level": "extended"}
+
+
+def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mapping[str, str]) -> EngineIdentity:
+    """`versions` are those of the backend. An engine for the CPU is the same whichever device the Build is for."""
+    if backend is Backend.ORT_CPU and target.is_gpu:
+        target = cpu_target()
+    return EngineIdentity(
+        model=model_digest(spec.files),
+        recipe=spec.precision,
+        tools=tools(spec.precision),
+        profiles=spec.profiles,
+        max_batch=spec.max_batch,
+        samples=spec.samples.digest if spec.samples else "",
+        flags=flags(spec, backend),
+        backend=backend,
+        versions=dict(versions),
+        device=target.kind,
+        compute_capability=target.compute_capability,
+        os=platform.system().lower(),
+        arch=platform.machine(),
+    )
+
+
+def _versions(parts: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    found = {}
+    for part, names in parts.items():
+        version = next((f"{name} {version}" for name in names if (version := _version(name))), "")
+        if not version and part == "cuda":
+            version = _system_cuda()
+        if version:
+            found[part] = version
+    return found
+
+
+def _version(distribution: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distribution)
+    return ""
+
+
+def _system_cuda() -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(_read(_SYSTEM_CUDA) or "{}")["cuda"]["version"])
+    return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,214 @@
+"""A process for work that may crash, hang, or eat all memory: started with a request, heard on a pipe, ended for sure.
+
+    work = Work.start("gpufn_builder.build_process", request, folder, environ, name="the build")
+    result = work.wait(on_told, BuildResult, timeout_s=3600)  # or BuildFailed: how it ended, and the last it said
+
+A build's process leads a group, which its candidates' processes join: what is left of the group ends with the build.
+All of them end with their parent. `serve` is the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from gpufn.engine import BuildStage
+from gpufn.errors import BuildFailed, ErrorInfo, GpufnError, error_from
+from gpufn_builder.exchange import Failed, Line, Told
+
+_LAST_LINES: Final = 30
+_LAST_BYTES: Final = 8192
+_PR_SET_PDEATHSIG: Final = 1
+_FAILED: Final = 1
+_REQUEST: Final = "request.json"
+_RESULT: Final = "result"
+# All that a process which compiles needs of our environment; the bus's address and password are not among it.
+_PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+
+Tell = Callable[[BuildStage, float, str], None]
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_Result = TypeVar("_Result", bound=msgspec.Struct)
+
+
+def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
+    """Of a process that compiles. `gpu` is the uuid of the one that it may see; without it there is none."""
+    passed = {name: environ[name] for name in _PASSED_ON if name in environ}
+    return passed | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class Work:
+    """One such process. `end` may be called from any thread."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lines: int, printed: Path, name: str, leads: bool) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._lines = lines
+        self._printed = printed
+        self._name = name
+        self._leads = leads
+        self._is_over = threading.Lock()
+        self._lives = True
+
+    @classmethod
+    def start(
+        cls,
+        module: str,
+        request: msgspec.Struct,
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        name: str,
+        leads: bool = True,
+    ) -> Work:
+        """`folder` takes the request and what the process prints. `name` is what errors call it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path, printed = folder / _REQUEST, folder / "output.txt"
+        path.write_bytes(msgspec.json.encode(request))
+        reader, writer = os.pipe()
+        try:
+            with printed.open("wb") as output:
+                process = subprocess.Popen(  # noqa: S603
+                    [sys.executable, "-P", "-m", module, str(path), str(writer), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environ),
+                    cwd=folder,
+                    pass_fds=[writer],
+                    process_group=0 if leads else None,
+                )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        return cls(process, reader, printed, name, leads)
+
+    def wait(self, on_told: Callable[[Told], None], result_type: type[_Result], timeout_s: float) -> _Result:
+        """What it made, once it has ended. Raises BuildFailed unless it ended well, and in time."""
+        stage: BuildStage | str = ""
+        error: ErrorInfo | None = None
+        is_late = False
+        try:
+            for line in self._hear(time.monotonic() + timeout_s):
+                if isinstance(line, Told):
+                    stage = line.stage
+                    on_told(line)
+                else:
+                    error = line.error
+        except TimeoutError:
+            is_late = True
+        finally:
+            code = self._close()
+        said = self.last_lines()
+        if is_late:
+            raise BuildFailed(f"{self._name} did not end within {timeout_s:g} s", stage=stage, log=said)
+        if error is not None:
+            failure = error_from(error)
+            if isinstance(failure, BuildFailed):
+                raise BuildFailed(
+                    failure.message, stage=failure.stage or stage, node=failure.node, log=failure.log or said
+                )
+            raise failure
+        if code:
+            raise BuildFailed(f"{self._name} {_how(code, said)}", stage=stage, log=said)
+        return msgspec.msgpack.decode((self._printed.parent / _RESULT).read_bytes(), type=result_type)
+
+    def end(self) -> None:
+        """Now, and whatever it does; `wait` then returns."""
+        with self._is_over:
+            if not self._lives:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                if self._leads:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                else:
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def last_lines(self) -> str:
+        """The end of what it printed."""
+        try:
+            with self._printed.open("rb") as file:
+                file.seek(max(0, self._printed.stat().st_size - _LAST_BYTES))
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
+        except OSError:
+            return ""
+
+    def _hear(self, until: float) -> Iterator[Line]:
+        """The lines as they come, until the process has ended. Raises TimeoutError."""
+        decode = msgspec.json.Decoder(Line).decode
+        poll = select.poll()
+        poll.register(self._lines, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
+        rest = b""
+        while ready := dict(poll.poll(max(0.0, until - time.monotonic()) * 1000)):
+            if self._lines not in ready:
+                return
+            if not (data := os.read(self._lines, 1 << 16)):
+                poll.unregister(self._lines)
+            *lines, rest = (rest + data).split(b"\n")
+            yield from map(decode, lines)
+        raise TimeoutError
+
+    def _close(self) -> int:
+        """The exit code. Its group's number is its own as long as nobody has waited for it."""
+        self.end()
+        with self._is_over:
+            self._lives = False
+            code = self._process.wait()
+            os.close(self._lines)
+            os.close(self._pidfd)
+        return code
+
+
+def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec.Struct]) -> int:
+    """The other side of `Work`: what `work(request, tell)` returns is the result. Returns the exit code."""
+    path, lines, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked to be told
+        return _FAILED
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.set_inheritable(lines, False)
+    request = msgspec.json.decode(path.read_bytes(), type=request_type)
+    if (limit := getattr(request, "memory_limit_bytes", None)) is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    encode = msgspec.json.Encoder().encode
+
+    def say(line: Line) -> None:
+        os.write(
+            lines, encode(line) + b"\n"
+        )  # a line fits a pipe's atomic write, so a compiler's threads may tell as well
+
+    try:
+        result = work(request, lambda stage, progress, detail: say(Told(stage, progress, detail[:500])))
+    except GpufnError as error:
+        info = error.info()
+        said = info.traceback[-2000:] if info.traceback else None
+        say(Failed(msgspec.structs.replace(info, message=info.message[:1000], traceback=said)))
+        return _FAILED
+    (path.parent / _RESULT).write_bytes(msgspec.msgpack.encode(result))
+    return 0
+
+
+def _how(code: int, said: str) -> str:
+    if any(words in said for words in _OUT_OF_MEMORY):
+        return "needs more memory than it may use"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    last = said.rpartition("\n")[2].strip()
+    return f"ended with code {code}" + (f": {last[:300]}" if last else "")

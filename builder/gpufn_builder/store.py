@@ -1,0 +1,114 @@
+"""What the builder reads from the bus and puts there: a model's files, engines, reports.
+
+An engine is published files first, manifest last and create-only: a manifest means that all that it names is there. Two
+builds of one engine at a time compile it once: the second waits for the first one's lease, and finds its engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gpufn.bus import objects
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.bus.leases import Lease
+from gpufn.clock import Clock
+from gpufn.engine import BuildStage, EngineManifest
+from gpufn.errors import BuildFailed, Conflict, GpufnError, PlatformError
+from gpufn.model import ModelFile
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import encode
+
+log = logging.getLogger(__name__)
+
+_LEASE_TTL_S: Final = 10.0
+_RENEW_EVERY_S: Final = 3.0
+_LOOK_EVERY_S: Final = 0.5
+
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
+
+
+class Store:
+    def __init__(self, bus: Bus, engines: KeyValue, leases: KeyValue, clock: Clock) -> None:
+        self._bus = bus
+        self._engines = engines
+        self._leases = leases
+        self._clock = clock
+
+    @classmethod
+    async def open(cls, bus: Bus, clock: Clock) -> Store:
+        """Buckets are created if they are absent."""
+        for bucket in (subjects.MODEL_FILES, subjects.ENGINE_FILES):
+            await objects.ensure_bucket(bus, bucket)
+        engines = await KeyValue.open(bus, subjects.ENGINES)
+        return cls(bus, engines, await KeyValue.open(bus, subjects.LEASES), clock)
+
+    async def find(self, key: str) -> EngineManifest | None:
+        """The engine of this EngineKey, if it was built."""
+        entry = await self._engines.get(key)
+        return _manifest.decode(entry.value) if entry is not None else None
+
+    async def fetch(self, files: Sequence[ModelFile], folder: Path) -> None:
+        """The files of a model, under their names, into `folder`, which is there. Raises BuildFailed(stage="ingest")
+        for one that is gone."""
+        for file in files:
+            try:
+                await objects.get_file(self._bus, subjects.MODEL_FILES, file.digest, folder / file.name)
+            except PlatformError as error:
+                raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
+
+    async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:
+        """The engine as it is published then: somebody else's when that was quicker.
+
+        Raises BuildFailed(stage="publish"), and then nothing shows that there was an engine."""
+        try:
+            for file in manifest.files:
+                await objects.put_file(self._bus, subjects.ENGINE_FILES, folder / file.name)
+            try:
+                await self._engines.create(manifest.key, encode(manifest))
+            except Conflict:
+                return await self.find(manifest.key) or manifest
+        except (GpufnError, OSError) as error:
+            raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
+        return manifest
+
+    async def put_report(self, data: bytes) -> str:
+        """In either form; its digest. Raises BuildFailed(stage="publish")."""
+        try:
+            return await objects.put(self._bus, subjects.ENGINE_FILES, data)
+        except GpufnError as error:
+            raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
+
+    @contextlib.asynccontextmanager
+    async def alone(self, key: str, holder: str, waits: Callable[[], None]) -> AsyncIterator[None]:
+        """While nobody else builds this engine; `waits()` is called once when somebody does.
+
+        A lease that is lost on the way is taken again; two that build at once publish one engine all the same.
+        """
+        lease = Lease(self._leases, f"build.{key}", holder, ttl_s=_LEASE_TTL_S)
+        if not await lease.try_acquire(self._clock.monotonic()):
+            waits()
+            while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  its end is told to nobody
+                await asyncio.sleep(_LOOK_EVERY_S)
+        renewing = asyncio.create_task(self._renew(lease), name=f"lease of {key[:12]}")
+        try:
+            yield
+        finally:
+            renewing.cancel()
+            with contextlib.suppress(GpufnError):  # it expires
+                await lease.release()
+
+    async def _renew(self, lease: Lease) -> None:
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            try:
+                await lease.try_acquire(self._clock.monotonic())
+            except GpufnError as error:
+                log.warning("the lease of a build was not renewed: %s", error)
