@@ -14,6 +14,7 @@ from gpufn.errors import (
 )
 from gpufn.protocol.messages import FunctionStatus, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
+from gpufn.start_failures import start_failure
 
 # The controller tries a function that cannot start again after a while; asking more often learns nothing.
 _CIRCUIT_RETRY_S = 15.0
@@ -43,7 +44,7 @@ def refusal(
         )
     if status is None:
         return None
-    return start_failure(function.name, revision.number, status) or _no_capacity(revision, status, timeout_s)
+    return start_failure(revision.number, status) or _no_capacity(revision, status, timeout_s)
 
 
 def is_switched_off(function: Function, revision: Revision) -> bool:

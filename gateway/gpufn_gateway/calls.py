@@ -21,6 +21,7 @@ from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, InvocationExp
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Revision
+from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation
 from gpufn_gateway.auth import Access, Principal
 from gpufn_gateway.bodies import BodyReader, Receive
@@ -238,7 +239,7 @@ class Calls:
 
     def _on_status(self, status: FunctionStatus) -> None:
         """An open circuit ends the calls that wait for workers which will not come."""
-        failure = admission.start_failure(status.function, status.serving, status)
+        failure = start_failure(status.serving, status)
         if failure is not None:
             self.queue.fail(status.function, status.serving, failure)
 

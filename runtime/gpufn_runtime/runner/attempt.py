@@ -19,7 +19,7 @@ class Attempt:
     """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
 
     __slots__ = (
-        "began", "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
+        "began", "calls", "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
         "number", "started_at", "touched_at", "while_ending_until",
     )  # fmt: skip
 
@@ -43,6 +43,7 @@ class Attempt:
         self.items = 0  # sent to the reader of its stream
         self.granted = 0  # items that it may have sent by now
         self.cold = False  # it waited for its worker to start
+        self.calls: set[int] = set()  # that it has made of the platform and waits for
         self.ending: OutcomeKind | None = None
         self.while_ending_until = math.inf
 

@@ -34,6 +34,7 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Revision
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
 from gpufn_runtime.runner.nested import NestedCalls
@@ -78,7 +79,8 @@ class Runner:
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
         self._settler = Settler(bus, clock)
-        self._nested = NestedCalls(bus, self._caller, self._directory, clock)
+        self._circuits = Circuits(bus, self._caller)
+        self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
@@ -92,6 +94,7 @@ class Runner:
         await streams.ensure_streams(self._bus)
         self._caller.start()
         self._supervision.start()
+        self._circuits.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)

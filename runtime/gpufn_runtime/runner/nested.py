@@ -1,7 +1,8 @@
 """What functions ask of the platform from inside their workers: calls of other functions, and what became of them.
 
 A worker has no other way out: each Call frame becomes an invocation (or a look at one) on the worker's behalf, and
-its answer goes back over the same socket. A worker that dies takes its open calls with it.
+its answer goes back over the same socket. A worker that dies takes its open calls with it, and so does an attempt that
+is told to end; it gives none of them more time than it has itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import CallRecord, ResultReply
 from gpufn.revision import Revision
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.worker_link import WorkerLink
 
@@ -35,15 +38,22 @@ _KIND_OF_STATE = {
 
 
 class NestedCalls:
-    def __init__(self, bus: Bus, caller: Caller, directory: Directory, clock: Clock) -> None:
+    def __init__(self, bus: Bus, caller: Caller, directory: Directory, circuits: Circuits, clock: Clock) -> None:
         self._bus = bus
         self._caller = caller
         self._directory = directory
+        self._circuits = circuits
         self._clock = clock
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
 
-    def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: str) -> None:
+    def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
+        if parent is not None and parent.ending is not None:
+            link.open_calls.discard(call.call)
+            link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
+            return
+        if parent is not None:
+            parent.calls.add(call.call)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
 
@@ -59,11 +69,16 @@ class NestedCalls:
         if (task := self._tasks.get((link.worker, call))) is not None:
             task.cancel()
 
+    def close_of(self, parent: Attempt) -> None:
+        """It is to end: a function that waits for an answer could not."""
+        for call in parent.calls:
+            self.close(parent.link, call)
+
     def close_all(self, link: WorkerLink) -> None:
         for call in link.open_calls:
             self.close(link, call)
 
-    async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: str) -> None:
+    async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         kind, error, content_type, answer = OutcomeKind.SUCCEEDED, None, "", b""
         try:
             kind, error, content_type, answer = await self._do(link, call, body, parent)
@@ -79,10 +94,12 @@ class NestedCalls:
         finally:
             self._tasks.pop((link.worker, call.call), None)
             link.open_calls.discard(call.call)
+            if parent is not None:
+                parent.calls.discard(call.call)
         link.send(frames.Answer(call.call, kind, error, content_type), answer)
 
     async def _do(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: str
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         match call.verb:
             case "call":
@@ -96,13 +113,14 @@ class NestedCalls:
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
     async def _call(
-        self, call: frames.Call, body: bytes, parent: str
+        self, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         revision = await self._directory.serving(call.target)
+        self._circuits.check(revision)
         self._ring(revision)
         pending = self._caller.invoke(
             revision, call.method, call.content_type, body,
-            accept=call.accept, deadline=self._deadline(revision, call), parent=parent,
+            accept=call.accept, deadline=self._deadline(revision, call, parent), parent=_id(parent),
         )  # fmt: skip
         try:
             reply, result = await pending.future
@@ -112,13 +130,14 @@ class NestedCalls:
         return reply.kind, reply.error, reply.content_type, result
 
     async def _stream(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: str
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         revision = await self._directory.serving(call.target)
+        self._circuits.check(revision)
         self._ring(revision)
         pending = self._caller.open_stream(
             revision, call.method, call.content_type, body,
-            accept=call.accept, deadline=self._deadline(revision, call), parent=parent,
+            accept=call.accept, deadline=self._deadline(revision, call, parent), parent=_id(parent),
         )  # fmt: skip
         window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
         try:
@@ -134,12 +153,13 @@ class NestedCalls:
         return end.kind, end.error, end.content_type, b""
 
     async def _submit(
-        self, call: frames.Call, body: bytes, parent: str
+        self, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         revision = await self._directory.serving(call.target)
         record = await records.submit(
             self._bus, revision, call.method, call.content_type, body,
-            invocation=new_invocation_id(), accept=call.accept, deadline=0.0, now=self._clock.time(), parent=parent,
+            invocation=new_invocation_id(), accept=call.accept, deadline=0.0, now=self._clock.time(),
+            parent=_id(parent),
         )  # fmt: skip
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
@@ -164,11 +184,17 @@ class NestedCalls:
             return record.state.value
         return InvocationState.RUNNING.value
 
-    def _deadline(self, revision: Revision, call: frames.Call) -> float:
+    def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
         wait_s = call.timeout_s or (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
+        if parent is not None:
+            wait_s = min(wait_s, parent.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s
 
     def _ring(self, revision: Revision) -> None:
         """A runner does not know how many workers there are elsewhere; one more doorbell costs little."""
         self._bus.publish(subjects.doorbell(revision.function), b"")
+
+
+def _id(parent: Attempt | None) -> str:
+    return "" if parent is None else parent.message.id

@@ -340,6 +340,7 @@ class RevisionQueue:
             cannot_stop = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
             attempt.while_ending_until = now if cannot_stop else now + _GRACE_S[kind]
             attempt.link.send(frames.Cancel(attempt.number))
+            self._nested.close_of(attempt)
 
     def _tick_attempts(self) -> None:
         self._ticking = None
@@ -450,8 +451,7 @@ class RevisionQueue:
         self._output.publish(link, attempt.message.id if attempt else "", stream, text)
 
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
-        parent = link.attempts.get(call.parent)
-        self._nested.open(link, call, body, parent.message.id if parent else "")
+        self._nested.open(link, call, body, link.attempts.get(call.parent))
 
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None:
         self._nested.credit(link, call, items)

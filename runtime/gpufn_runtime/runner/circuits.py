@@ -1,0 +1,42 @@
+"""Which functions cannot start, as the controller told last: who calls one from inside a worker is told at once."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn.bus.calls import Caller
+from gpufn.bus.connection import Bus
+from gpufn.bus.decoded import decoded
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import ControllerReport, FunctionStatus
+from gpufn.revision import Revision
+from gpufn.start_failures import start_failure
+
+_report = msgspec.msgpack.Decoder(ControllerReport)
+
+
+class Circuits:
+    def __init__(self, bus: Bus, caller: Caller) -> None:
+        self._bus = bus
+        self._caller = caller
+        self._epoch = 0
+        self._statuses: dict[str, FunctionStatus] = {}
+
+    def start(self) -> None:
+        self._bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_report, self._on_report))
+
+    def check(self, revision: Revision) -> None:
+        """Raises Refused while the revision's circuit is open."""
+        status = self._statuses.get(revision.function)
+        if status is not None and (failure := start_failure(revision.number, status)) is not None:
+            raise failure
+
+    def _on_report(self, report: ControllerReport) -> None:
+        if report.epoch < self._epoch:
+            return  # from a controller that does not know yet that it leads no more
+        self._epoch = report.epoch
+        told = {status.function: status for status in report.functions}
+        self._statuses = {**self._statuses, **told} if report.partial else told
+        for status in report.functions:
+            if (failure := start_failure(status.serving, status)) is not None:
+                self._caller.fail(status.function, status.serving, failure)
