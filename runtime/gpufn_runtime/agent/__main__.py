@@ -8,11 +8,15 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
+
+import msgspec
 
 from gpufn.bus import objects
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
+from gpufn.engine import EngineManifest
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
@@ -24,6 +28,7 @@ from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
@@ -64,6 +69,15 @@ async def _serve(settings: AgentSettings) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await objects.get(bus, subjects.BUNDLES, digest)
 
+    async def fetch_file(digest: str, path: Path) -> None:
+        await objects.get_file(bus, subjects.ENGINE_FILES, digest, path)
+
+    manifests = await KeyValue.open(bus, subjects.ENGINES)
+
+    async def find_engine(key: str) -> EngineManifest | None:
+        entry = await manifests.get(key)
+        return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
+
     home = settings.home
     standbys = StandbyLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
     agent = Agent(
@@ -74,6 +88,7 @@ async def _serve(settings: AgentSettings) -> None:
         functions=await KeyValue.open(bus, subjects.FUNCTIONS),
         revisions=await KeyValue.open(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
+        engines=EngineCache(home.engines, find_engine, fetch_file),
         launcher=standbys,
         groups=MemoryGroups.find(),
         inventory=_inventory(settings),

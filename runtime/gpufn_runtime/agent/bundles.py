@@ -15,12 +15,13 @@ import os
 import shutil
 import zipfile
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from pathlib import Path, PurePosixPath
 
 from gpufn.bundle_rules import checked_entries, open_bundle
 from gpufn.errors import ArtifactUnavailable, InvalidBundle
 from gpufn.ids import Digest, digest_of
+from gpufn_runtime.agent import cache
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,7 @@ class BundleCache:
         self._under_way: dict[Digest, asyncio.Task[None]] = {}
 
     def sweep(self) -> None:
-        """Remove what an earlier agent left half unpacked."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._root.iterdir():
-                if path.name.startswith("."):
-                    shutil.rmtree(path, ignore_errors=True)
+        cache.sweep(self._root)
 
     def find(self, digest: Digest) -> Path | None:
         """The unpacked bundle, if it is here."""
@@ -64,6 +61,14 @@ class BundleCache:
         await asyncio.shield(task)
         return self._root / digest
 
+    async def keep(self, digests: Container[str]) -> None:
+        """Remove all others."""
+        hidden = cache.set_aside(self._root, digests)
+        self._present = {digest for digest in self._present if digest in digests}
+        for name, path in hidden.items():
+            log.info("nothing that is deployed uses the bundle %s any more", name[:12])
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
     async def _bring(self, digest: Digest) -> None:
         data = await self._fetch(digest)
         await asyncio.to_thread(unpack, data, digest, self._root)
@@ -75,7 +80,7 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
     if digest_of(data) != digest:
         raise ArtifactUnavailable(f"Bundle {digest[:12]} arrived damaged: its digest is {digest_of(data)[:12]}.")
     target = root / digest
-    part = root / f".{digest}.{os.getpid()}"
+    part = cache.being_made(root, digest)
     try:
         with open_bundle(data) as archive:
             members = [entry for entry in checked_entries(archive) if not entry.is_dir()]
@@ -90,7 +95,7 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and target.is_dir():
             return  # another agent of this home was faster
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        why = cache.why_not_written(error)
         raise ArtifactUnavailable(f"Cannot unpack bundle {digest[:12]} below {root}: {why}.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The agent: makes this node's workers match its Assignments. The only module here that acts on what others decide.
 
 an Assignment appears
-    1. its Revision (watched) and bundle (unpacked before, at deploy); 2. folder, FIFO, config, memory group;
+    1. its Revision (watched), bundle and engines (brought here at deploy); 2. folder, FIFO, config, memory group;
     3. a process, forked or cold; 4. a pidfd tells its end; `started` goes out
 a process ends
     1. kill its group, reap it, read the rest of its output; 2. `exited` goes out, for a runner waits for it;
@@ -34,6 +34,7 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import DeviceType
+from gpufn.engine import CPU_KIND
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol import subjects
@@ -50,6 +51,7 @@ from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
+from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.environment import worker_environment
 from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
@@ -108,6 +110,7 @@ class Agent:
         functions: KeyValue,
         revisions: KeyValue,
         bundles: BundleCache,
+        engines: EngineCache,
         launcher: Standbys,
         groups: MemoryGroups,
         inventory: Inventory,
@@ -122,6 +125,7 @@ class Agent:
         self._bus = bus
         self._assignments = assignments
         self._bundles = bundles
+        self._engines = engines
         self._launcher = launcher
         self._groups = groups
         self._clock = clock
@@ -145,6 +149,8 @@ class Agent:
             functions=functions,
             revisions=revisions,
             bundles=bundles,
+            engines=engines,
+            gpu_kinds=(device.kind for device in self._devices if device.type is DeviceType.GPU),
             launcher=launcher,
             running=lambda: {(record.function, record.revision) for record in self._fleet.records.values()},
         )
@@ -161,6 +167,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         processes.become_subreaper()
         self._bundles.sweep()
+        self._engines.sweep()
         left = folders.all_folders(self._home)
         watches = [
             *await self._preparation.watch(),
@@ -281,12 +288,13 @@ class Agent:
         group: MemoryGroup | None = None
         try:
             revision = await self._preparation.revision(record.function, record.revision)
-            bundle = self._bundles.find(revision.bundle) or await self._bundles.get(revision.bundle)
+            bundle = await self._preparation.bundle(revision)
+            engines = await self._preparation.engines(revision, self._kind(assignment))
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
                 return
             group = self._groups.create(record.worker, self._memory_limit(revision))
-            folder.create(self._config(record, revision, bundle, launched_at, group))
+            folder.create(self._config(record, revision, bundle, engines, launched_at=launched_at, group=group))
             fifo = folder.open_output()
             try:
                 launched = await self._launcher.launch(self._order(record, revision, folder, assignment))
@@ -335,7 +343,9 @@ class Agent:
         self,
         record: WorkerRecord,
         revision: Revision,
-        bundle: Path,
+        bundle: str,
+        engines: dict[str, tuple[str, ...]],
+        *,
         launched_at: float,
         group: MemoryGroup | None,
     ) -> WorkerConfig:
@@ -344,12 +354,18 @@ class Agent:
             function=record.function,
             revision=record.revision,
             spec=revision.spec,
-            bundle_dir=os.fspath(bundle),
+            bundle_dir=bundle,
+            engines=engines,
             socket=os.fspath(self._home.worker_socket(record.worker)),
             launched_at=launched_at,
             memory_limit_bytes=self._memory_limit(revision) if group is None else None,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
+
+    def _kind(self, assignment: Assignment) -> str:
+        """The DeviceKind whose engines the worker runs."""
+        gpu = assignment.share.gpu_device
+        return next((device.kind for device in self._devices if device.uuid == gpu), CPU_KIND) if gpu else CPU_KIND
 
     def _order(
         self, record: WorkerRecord, revision: Revision, folder: WorkerFolder, assignment: Assignment
@@ -447,6 +463,7 @@ class Agent:
         if record.assignment is not None:
             await self._delete(record.worker)
         self._fleet.forget(record.worker)
+        self._preparation.note_end()
 
     async def _empty(self, group: MemoryGroup) -> None:
         """End all that is left in it, and remove it; what takes longer is removed by a later step."""

@@ -1,28 +1,35 @@
 """What is made ready on this node before the first call asks for it, and what is known of revisions.
 
 1. FUNCTIONS and REVISIONS are watched; runners report which modules their workers imported
-2. after each change, and each launch: the launcher hears which module sets matter, and bundles are unpacked
+2. after each change, and each launch: the launcher hears which module sets matter; bundles are unpacked, engines
+   fetched
+3. after a deletion, and each COLLECT_EVERY_S: what nothing deployed uses is removed from the node's cache
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
 from gpufn.bus.kv import Entry, KeyValue, Watch
-from gpufn.errors import RevisionNotFound
+from gpufn.engine import CPU_KIND
+from gpufn.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn.protocol import subjects
 from gpufn.revision import Function, Revision
-from gpufn.spec import is_module_name
+from gpufn.spec import Packaging, is_module_name
 from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.standbys import Use
 
 log = logging.getLogger(__name__)
 
+COLLECT_EVERY_S = 600.0
 _MOST_MODULES = 256  # of one revision
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -38,7 +45,7 @@ class Preparer(Protocol):
 
 
 class Preparation:
-    """`running` tells the revisions that have a worker here."""
+    """`gpu_kinds` are the DeviceKinds of this node's GPUs. `running` tells the revisions that have a worker here."""
 
     def __init__(
         self,
@@ -46,12 +53,16 @@ class Preparation:
         functions: KeyValue,
         revisions: KeyValue,
         bundles: BundleCache,
+        engines: EngineCache,
+        gpu_kinds: Iterable[str],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
     ) -> None:
         self._functions = functions
         self._revisions = revisions
         self._bundles = bundles
+        self._engines = engines
+        self._gpu_kinds = frozenset(gpu_kinds)
         self._launcher = launcher
         self._running = running
         self._known: dict[RevisionKey, Revision] = {}
@@ -59,18 +70,22 @@ class Preparation:
         self._reported_modules: dict[RevisionKey, frozenset[str]] = {}
         self._last_used: dict[RevisionKey, float] = {}
         self._changes = asyncio.Event()
+        self._collect_at = 0.0
 
     async def watch(self) -> list[Watch]:
         """Returns once everything that is deployed is known."""
         return [await self._revisions.watch(self._on_revision), await self._functions.watch(self._on_function)]
 
     async def run(self) -> None:
-        """Prepare after each change, until cancelled."""
+        """Prepare after each change, and collect, until cancelled."""
         while True:
-            await self._changes.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COLLECT_EVERY_S):
+                    await self._changes.wait()
             self._changes.clear()
             try:
                 await self._prepare()
+                await self._collect(asyncio.get_running_loop().time())
             except Exception:
                 log.exception("could not prepare for what is deployed; the next deploy tries again")
 
@@ -82,6 +97,31 @@ class Preparation:
         if entry is None:
             raise RevisionNotFound(f"{function}@{number} was assigned to this node, but there is no such revision.")
         return _revision.decode(entry.value)
+
+    async def bundle(self, revision: Revision) -> str:
+        """Its unpacked bundle; empty for a function without code. Raises ArtifactUnavailable, InvalidBundle,
+        BusUnavailable."""
+        if revision.spec.entry.packaging is Packaging.MODEL:
+            return ""
+        return os.fspath(self._bundles.find(revision.bundle) or await self._bundles.get(revision.bundle))
+
+    async def engines(self, revision: Revision, kind: str) -> dict[str, tuple[str, ...]]:
+        """The folders of its engines for a DeviceKind, by the model's parameter, the best first. One that cannot be had
+        is left out, for another may do; when none is left, raises ArtifactUnavailable, BusUnavailable."""
+        return {model.parameter: await self._folders(revision, model.parameter, kind) for model in revision.spec.models}
+
+    async def _folders(self, revision: Revision, parameter: str, kind: str) -> tuple[str, ...]:
+        folders: list[str] = []
+        error: GpufnError = ArtifactUnavailable(f"{revision} has no engine of {parameter} for {kind}.")
+        for key in revision.engines.get(parameter, {}).get(kind, ()):
+            try:
+                folders.append(os.fspath(await self._engines.get(key)))
+            except GpufnError as caught:
+                error = caught
+                log.warning("%s: an engine of %s is not here: %s", revision, parameter, error.message)
+        if not folders:
+            raise error
+        return tuple(folders)
 
     def timeout_s(self, function: str, number: int) -> float:
         """Of its calls; 0 when it is not known."""
@@ -104,6 +144,11 @@ class Preparation:
         self._last_used[revision] = launched_at
         self._changes.set()
 
+    def note_end(self) -> None:
+        """A worker is gone: what it alone used may go as well."""
+        if not self._collect_at:
+            self._changes.set()
+
     async def _prepare(self) -> None:
         current = self._current()
         self._launcher.want(
@@ -112,9 +157,29 @@ class Preparation:
         )
         for revision in current:
             try:
-                await self._bundles.get(revision.bundle)
+                await self.bundle(revision)
+                for kind in self._kinds(revision):
+                    await self.engines(revision, kind)
             except Exception as error:  # its launch will try again, and tell who waits for it
-                log.warning("%s: its bundle is not here yet: %s", revision, error)
+                log.warning("%s is not prepared: %s", revision, error)
+
+    def _kinds(self, revision: Revision) -> set[str]:
+        """Of the devices here that its workers may run on."""
+        kinds = self._gpu_kinds if revision.spec.resources.gpu else {CPU_KIND}
+        return {kind for by_kind in revision.engines.values() for kind in by_kind if kind in kinds}
+
+    async def _collect(self, now: float) -> None:
+        """Remove what nothing uses: kept is what any revision of a deployed function uses, for a rollback is quick."""
+        if now < self._collect_at:
+            return
+        running = set(self._running())
+        if not running <= self._known.keys():
+            return  # of one that was deleted, whose worker still runs
+        self._collect_at = now + COLLECT_EVERY_S
+        used = [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
+        await self._bundles.keep({revision.bundle for revision in used})
+        by_kind = [keys for revision in used for keys in revision.engines.values()]
+        await self._engines.keep({key for keys in by_kind for of_kind in keys.values() for key in of_kind})
 
     def _current(self) -> list[Revision]:
         """What each function wants to run and what serves it, and those that run here."""
@@ -129,6 +194,7 @@ class Preparation:
         if entry is None:
             for known in (self._known, self._last_used, self._reported_modules):
                 known.pop(which, None)
+            self._collect_at = 0.0
         else:
             self._known[which] = _revision.decode(entry.value)
             self._last_used.setdefault(which, self._known[which].created_at)
@@ -137,6 +203,7 @@ class Preparation:
     def _on_function(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self._deployed.pop(key, None)
+            self._collect_at = 0.0
         else:
             function = self._deployed[key] = _function.decode(entry.value)
             active = (key, function.active)  # a rollback makes an old one worth a template

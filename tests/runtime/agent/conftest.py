@@ -22,6 +22,7 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.device import Device, DeviceShare, DeviceType
+from gpufn.engine import EngineManifest
 from gpufn.errors import ArtifactUnavailable, GpufnError
 from gpufn.home import Home
 from gpufn.ids import Digest, digest_of, new_worker_id
@@ -33,6 +34,7 @@ from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
+from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
@@ -59,6 +61,8 @@ class Node:
         self.bus, self.home, self.assignments = bus, home, assignments
         self.functions, self.revisions = functions, revisions
         self.bundles: dict[Digest, bytes] = {}
+        self.engines: dict[str, EngineManifest] = {}
+        self.engine_files: dict[str, bytes] = {}
         self.fetches = 0
         self.server: EmbeddedServer | None = None
         self.connected: dict[str, asyncio.Event] = {}
@@ -93,12 +97,20 @@ class Node:
         self.fetches += 1
         return self.bundles[digest]
 
+    async def find_engine(self, key: str) -> EngineManifest | None:
+        return self.engines.get(key)
+
+    async def fetch_file(self, digest: str, path: Path) -> None:
+        self.fetches += 1
+        await asyncio.to_thread(path.write_bytes, self.engine_files[digest])
+
     async def start(
         self,
         *,
         command: tuple[str, ...] = FAKE_WORKER,
         templates: int = 0,
         groups: MemoryGroups | None = None,
+        gpus: tuple[Device, ...] = (),
         **options: Any,
     ) -> None:
         self._stop = asyncio.Event()
@@ -118,9 +130,10 @@ class Node:
             functions=self.functions,
             revisions=self.revisions,
             bundles=BundleCache(self.home.bundles, self.fetch),
+            engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
             launcher=self.launcher,
             groups=groups or MemoryGroups(None),
-            inventory=DeclaredInventory((), pool),
+            inventory=DeclaredInventory(gpus, pool),
             clock=SystemClock(),
             **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
         )
