@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gpufn.errors import (
     CapacityError,
-    ErrorInfo,
-    FunctionStartFailed,
     GpufnError,
     InvocationExpired,
     NoCapacity,
@@ -16,18 +14,9 @@ from gpufn.protocol.messages import FunctionStatus, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.start_failures import start_failure
 
-# The controller tries a function that cannot start again after a while; asking more often learns nothing.
-_CIRCUIT_RETRY_S = 15.0
 _SHORTEST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 120.0
 _ROOM_S = 1.0
-
-
-class Refused(FunctionStartFailed):
-    """The function's workers fail to start."""
-
-    def info(self) -> ErrorInfo:
-        return ErrorInfo(self.code, self.message, retry_after_s=_CIRCUIT_RETRY_S)
 
 
 def refusal(
@@ -50,15 +39,6 @@ def refusal(
 def is_switched_off(function: Function, revision: Revision) -> bool:
     highest = revision.spec.scaling.max_workers if function.max_workers is None else function.max_workers
     return highest == 0
-
-
-def start_failure(function: str, revision: int, status: FunctionStatus) -> FunctionStartFailed | None:
-    """Set while the circuit of this very revision is open and nobody else serves it."""
-    if status.start_error is None or status.serving != revision or status.workers.ready:
-        return None
-    error = status.start_error
-    what = f"{error.error_type}: {error.message}" if error.error_type else error.message
-    return Refused(f"{function} cannot start: {what} (`gpufn logs {function}` has the traceback)")
 
 
 def _no_capacity(revision: Revision, status: FunctionStatus, timeout_s: float | None) -> NoCapacity | None:
