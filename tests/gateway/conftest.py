@@ -193,10 +193,15 @@ class Gateway:
         ]
         self.app = App(self.invoke, Inference(self.calls, self.invoke, bodies), self.access, routes)
 
-    def deploy(self, spec: FunctionSpec, number: int = 1, **fields: Any) -> None:
+    def deploy(self, spec: FunctionSpec, number: int = 1, engines: Any = None, **fields: Any) -> None:
         """As the watches would tell it."""
         revision = Revision(
-            function=spec.name, number=number, spec=spec, bundle=Digest("0" * 64), created_at=self.clock.time()
+            function=spec.name,
+            number=number,
+            spec=spec,
+            bundle=Digest("0" * 64),
+            created_at=self.clock.time(),
+            engines=engines or {},
         )
         function = Function(
             name=spec.name, active=number, serving=number, latest=number, updated_at=self.clock.time(), **fields

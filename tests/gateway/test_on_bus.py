@@ -510,7 +510,8 @@ async def test_the_process_says_what_is_wrong_with_a_server_of_ones_own(
     config.write_text(f"listen: 127.0.0.1:-1\nports_file_dir: {store}\n" + configuration.replace("STORE", store))
     server = subprocess.Popen([find_binary(), "-c", config], stderr=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
-        while not (ports := list(tmp_path.glob("*.ports"))):  # noqa: ASYNC110, ASYNC240
+        # Written after it is made.
+        while not (ports := [path for path in tmp_path.glob("*.ports") if path.stat().st_size]):  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.001)
         url = json.loads(ports[0].read_bytes())["nats"][0]
         code, log = await (await start(None, GPUFN_NATS_URL=url)).end()
