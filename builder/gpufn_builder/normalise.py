@@ -58,8 +58,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     for name in source.external:
         shutil.copyfile(source.folder / name, into / name)
     path = into / _free_name(source.external)
-    _write(model, path)
-    _check(path)
+    _check(model, path)
     _write(_inferred(model), path)
     return _described(onnx.load(path, load_external_data=False), path, source.external)
 
@@ -106,11 +105,19 @@ def _write(model: ModelProto, path: Path) -> None:
         ) from error
 
 
-def _check(path: Path) -> None:
+def _check(model: ModelProto, path: Path) -> None:
+    """The checker looks into external data as well, so `path` is beside them. It wants a rank of each output, which
+    ONNX Runtime does not: outputs without one are kept from it."""
+    outputs = list(model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend(value for value in outputs if _has_rank(value))
     try:
+        _write(model, path)
         checker.check_model(path)
     except (checker.ValidationError, ValueError) as error:  # ValueError: what cannot be read at all
         raise _failed("the model is not valid ONNX", error) from error
+    del model.graph.output[:]
+    model.graph.output.extend(outputs)
 
 
 def _inferred(model: ModelProto) -> ModelProto:
@@ -136,7 +143,7 @@ def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> Norm
         tuple(_spec(value) for value in graph.output),
         _may_be_batched(graph.input, graph.output),
         external,
-        tuple(value.name for value in graph.output if not value.type.tensor_type.HasField("shape")),
+        tuple(value.name for value in graph.output if not _has_rank(value)),
     )
 
 
@@ -144,6 +151,10 @@ def _spec(value: ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return TensorSpec(value.name, _datatype(value.type) or "", shape)
+
+
+def _has_rank(value: ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
 
 
 def _datatype(type_: TypeProto) -> str | None:

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from gpufn.errors import BuildFailed
+from gpufn.model import TensorSpec
+from gpufn_builder.ingest import IngestLimits, ingest
+from gpufn_builder.normalise import NormalModel, normalise
+from tests.builder import models
+from tests.builder.models import externalise, mlp, model, node, put, spec_of, value
+
+
+def normal(proto: ModelProto, tmp_path: Path) -> NormalModel:
+    put(proto, tmp_path / "upload")
+    into = tmp_path / "normal"
+    into.mkdir()
+    return normalise(ingest(tmp_path / "upload", spec_of(tmp_path / "upload"), IngestLimits()), into)
+
+
+def test_inputs_and_outputs_are_told_as_the_protocol_names_them(tmp_path: Path) -> None:
+    found = normal(models.several_outputs(), tmp_path)
+    assert found.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
+    assert found.outputs == (
+        TensorSpec("logits", "FP32", (-1, 3)),
+        TensorSpec("label", "INT64", (-1,)),
+        TensorSpec("above", "BOOL", (-1, 3)),
+    )
+
+
+def test_texts_are_bytes(tmp_path: Path) -> None:
+    assert [spec.datatype for spec in normal(models.texts(), tmp_path).inputs] == ["BYTES", "BYTES"]
+
+
+def test_shapes_of_the_values_between_are_inferred(tmp_path: Path) -> None:
+    inferred = onnx.load(normal(mlp(), tmp_path).path).graph.value_info
+    assert {each.name: each.type.tensor_type.shape.dim[1].dim_value for each in inferred} == {
+        "h": 16,
+        "hb": 16,
+        "r": 16,
+    }
+
+
+def test_a_file_format_that_is_too_new_is_told_as_an_older_one(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.ir_version = onnx.IR_VERSION
+    onnxruntime.InferenceSession(normal(proto, tmp_path).path, providers=["CPUExecutionProvider"])
+
+
+def test_inputs_that_have_a_constant_are_no_inputs(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.ir_version = 3
+    proto.graph.input.extend(value(each.name, list(each.dims)) for each in proto.graph.initializer)
+    found = normal(proto, tmp_path)
+    assert [spec.name for spec in found.inputs] == ["x"]
+    onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
+
+
+def test_functions_are_written_out_and_their_domains_forgotten(tmp_path: Path) -> None:
+    opsets = [helper.make_opsetid("", models.OPSET), helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Twice", ["a"], ["b"], [node("Add", "a a", "b")], opsets[:1])
+    proto = model([node("Twice", "x", "y", domain="own")], [value("x", [2])], [value("y", [2])], functions=[function])
+    proto.opset_import.append(opsets[1])
+    found = onnx.load(normal(proto, tmp_path).path)
+    assert [each.op_type for each in found.graph.node] == ["Add"]
+    assert [each.domain for each in found.opset_import] == [""]
+
+
+def test_external_data_lie_beside_the_normal_model(tmp_path: Path) -> None:
+    proto = mlp()
+    (tmp_path / "upload").mkdir()
+    externalise(proto, tmp_path / "upload")
+    found = normal(proto, tmp_path)
+    assert found.external == ("weights.bin",)
+    session = onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((1, 8), np.float32)})[0].shape == (1, 4)
+
+
+def test_the_names_of_external_data_are_theirs(tmp_path: Path) -> None:
+    folder = tmp_path / "upload"
+    folder.mkdir()
+    proto = mlp()
+    externalise(proto, folder, location="model.onnx")
+    (folder / "net.onnx").write_bytes(proto.SerializeToString())
+    spec = spec_of(folder)
+    (tmp_path / "normal").mkdir()
+    source = ingest(folder, type(spec)(parameter="m", files=spec.files[::-1]), IngestLimits())
+    assert normalise(source, tmp_path / "normal").path.name == "_model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_batched"),
+    [
+        (["N", "N", "N"], True),
+        ([None, None, None], True),
+        (["N", "N", "other"], True),  # as converters name what they do not understand
+        (["N", None, "N"], True),
+        (["N", "M", "N"], False),
+        (["N", 4, "N"], False),
+        (["N", "N", 4], False),
+        ([4, 4, 4], False),
+    ],
+)
+def test_a_first_dimension_that_may_count_rows(rows: list[int | str | None], is_batched: bool, tmp_path: Path) -> None:
+    first, second, result = rows
+    proto = model(
+        [node("Add", "a b", "y")], [value("a", [first, 2]), value("b", [second, 2])], [value("y", [result, 2])]
+    )
+    assert normal(proto, tmp_path).batched is is_batched
+
+
+def test_an_output_whose_rank_only_a_run_tells_is_named(tmp_path: Path) -> None:
+    proto = model(
+        [node("Reshape", "x shape", "y")],
+        [value("x", ["N"]), value("shape", ["rank"], TensorProto.INT64)],
+        [value("y", None)],
+    )
+    assert normal(proto, tmp_path).unranked == ("y",)
+
+
+def test_a_graph_that_is_not_valid_names_the_node(tmp_path: Path) -> None:
+    proto = model([node("Conv", "x", "y")], [value("x", [1, 1, 4])], [value("y", None)])
+    with pytest.raises(BuildFailed) as caught:
+        normal(proto, tmp_path)
+    assert (caught.value.stage, caught.value.node) == ("normalise", "y_node")
+    assert caught.value.message.startswith("the model is not valid ONNX: ")
+    assert "\n" not in caught.value.message
+
+
+def test_an_operator_that_does_not_exist_is_not_valid(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match="No Op registered for Nonsense"):
+        normal(model([node("Nonsense", "x", "y")], [value("x", [1])], [value("y", [1])]), tmp_path)
+
+
+def test_a_constant_that_says_more_than_it_has_is_not_valid(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.graph.initializer[0].raw_data = bytes(8)
+    with pytest.raises(BuildFailed) as caught:
+        normal(proto, tmp_path)
+    assert caught.value.stage == "normalise"
+
+
+def test_the_upload_is_left_as_it_was(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.training_info.add()
+    normal(proto, tmp_path)
+    assert (tmp_path / "upload" / "model.onnx").read_bytes() == proto.SerializeToString()
