@@ -217,9 +217,7 @@ def _gpu(gpu: Any) -> tuple[str, ...]:
 
 
 def _share(share: Any) -> Share:
-    if share == Share.MPS:
-        raise InvalidSpec("share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'")
-    if share not in (Share.EXCLUSIVE, Share.TIME):
+    if share not in tuple(Share):
         raise InvalidSpec(f"share is 'exclusive' or 'time', not {share!r}")
     return Share(share)
 

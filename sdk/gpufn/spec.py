@@ -26,6 +26,7 @@ _RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
 _MOST_MODULES = 256
+_LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -204,6 +205,8 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        if self.share is Share.MPS:
+            raise InvalidSpec("share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'")
         _number("cpu", self.cpu, 0.01, 1024)
         if self.memory_bytes is not None:
             parse_bytes(self.memory_bytes)
@@ -239,6 +242,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{self.name!r} is a word of the protocols that the gateway speaks: choose another name")
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
+        self._check_methods()
         _number("concurrency", self.concurrency, 1, 1000)
         _number("timeout", self.timeout_s, 0.001, 7 * 86400)
         _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
@@ -251,6 +255,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_env()
         self._check_modules()
         self._check_models()
+
+    def _check_methods(self) -> None:
+        names = [method.name for method in self.methods]
+        if not self.is_class and names != [""]:
+            raise InvalidSpec(f"{self.name}: a function has one method, without a name; a class has named ones")
+        for name in names:
+            if self.is_class and not (name.isidentifier() and len(name) <= _LONGEST_METHOD_NAME):
+                raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a method")
+        if len(set(names)) < len(names):
+            raise InvalidSpec(f"{self.name}: two methods have the same name")
 
     def _check_models(self) -> None:
         parameters = [model.parameter for model in self.models]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn.errors import InvalidSpec
@@ -24,6 +26,24 @@ def test_it_is_refused_as_json_too() -> None:
     data = b'{"name": "f", "entry": {"module": "a", "qualname": "f"}, "methods": [{}], "modules": ["a\\u0000"]}'
     with pytest.raises(InvalidSpec, match="is not the name of a module"):
         spec_from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"resources": {"gpu": ["L4"], "share": "mps"}}, "share='mps': this release of gpufn does not have it yet"),
+        ({"methods": [{"name": "a"}, {"name": "a"}], "is_class": True}, "f: two methods have the same name"),
+        ({"methods": [{"name": "a/../b"}], "is_class": True}, "f: 'a/../b' is not the name of a method"),
+        ({"methods": [{"name": "a" * 101}], "is_class": True}, "is not the name of a method"),
+        ({"methods": [{}], "is_class": True}, "f: '' is not the name of a method"),
+        ({"methods": [{"name": "a"}]}, "f: a function has one method, without a name"),
+        ({"methods": [{}, {}]}, "f: a function has one method, without a name"),
+    ],
+)
+def test_a_spec_that_no_decorator_makes_is_refused(fields: dict[str, object], message: str) -> None:
+    given = msgspec.to_builtins(spec()) | fields
+    with pytest.raises(InvalidSpec, match=re.escape(message)):
+        spec_from_json(msgspec.json.encode(given))
 
 
 def test_modules_have_a_number_that_is_too_many() -> None:
