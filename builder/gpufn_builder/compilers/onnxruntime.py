@@ -7,25 +7,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
-import numpy as np
 import onnxruntime
 
-from gpufn.engine import Backend
+from gpufn.engine import Backend, BuildStage
 from gpufn.errors import BuildFailed
+from gpufn.model import TensorSpec
+from gpufn_builder import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
-from gpufn_builder.tensors import BF16, Array, Arrays
+from gpufn_builder.tensors import Arrays
 
 _ENGINE: Final = "model.onnx"
 _WEIGHTS: Final = "model.onnx.data"
@@ -35,11 +34,9 @@ _LEVELS: Final = {
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-_ONNX_BF16: Final = 16  # TensorProto.BFLOAT16, for which ONNX Runtime has no numpy type
 _ERRORS_ONLY: Final = 3
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
-_NODE: Final = re.compile(r"Name:'([^']+)'|node with name '([^']+)'|[Nn]ode ?\(([^)]+)\)|node: ?(\S+)")
 _TRIAL_S: Final = 0.1
 _WORTH: Final = 0.9  # more threads, or threads that spin while they wait, are to save a tenth at least
 
@@ -80,7 +77,7 @@ class OnnxRuntime:
         if self._on_gpu and not compiled.cpu_nodes:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         session = self._session(job, job.folder / compiled.files[0], options)
-        return OrtEngine(session, [spec.name for spec in job.outputs])
+        return OrtEngine(session, job.outputs)
 
     def _optimise(self, job: CompileJob) -> dict[str, int]:
         """Saves the engine; returns how many nodes of which operator each provider has."""
@@ -102,7 +99,7 @@ class OnnxRuntime:
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=[settings])
         except Exception as error:
-            raise _failed(error, "compile") from error
+            raise ort_run.failed("ONNX Runtime does not take the model", error, BuildStage.COMPILE) from error
         if (found := session.get_providers()[0]) != provider:
             raise BuildFailed(f"ONNX Runtime chose {found} instead of {provider}", stage="compile")
         return session
@@ -115,7 +112,7 @@ class OnnxRuntime:
             settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
             with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
                 seconds = _quickest(engine.bind(job.golden))
-            notes.append(f"{threads} threads{' that spin' if spinning else ''}: {seconds * 1e3:.3g} ms")
+            notes.append(f"{threads} {'spinning ' if spinning else ''}threads: {seconds * 1e3:.3g} ms")
             return seconds
 
         threads, spinning = choose_threads(len(os.sched_getaffinity(0)), seconds_with)
@@ -124,21 +121,23 @@ class OnnxRuntime:
 
 
 class OrtEngine:
-    def __init__(self, session: Any, outputs: list[str]) -> None:
+    """Inputs come from the host and outputs go there, so that a run on a GPU is timed with both copies."""
+
+    def __init__(self, session: Any, outputs: Sequence[TensorSpec]) -> None:
         self._session = session
         self._outputs = outputs
 
     def run(self, inputs: Arrays) -> Arrays:
-        binding = self._binding(inputs)
         try:
-            self._session.run_with_iobinding(binding)
+            return ort_run.run(self._session, self._outputs, inputs)
         except Exception as error:
-            raise _failed(error, "verify") from error
-        return {name: _array(value) for name, value in zip(self._outputs, binding.get_outputs(), strict=True)}
+            raise ort_run.failed("the engine does not run", error, BuildStage.VERIFY) from error
 
     def bind(self, inputs: Arrays) -> Callable[[], None]:
-        binding = self._binding(inputs)
-        return lambda: self._session.run_with_iobinding(binding)
+        def run() -> None:
+            ort_run.run(self._session, self._outputs, inputs)
+
+        return run
 
     def __enter__(self) -> Self:
         return self
@@ -147,15 +146,6 @@ class OrtEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._session
-
-    def _binding(self, inputs: Arrays) -> Any:
-        """Outputs come to the host, so that a run on a GPU is timed with both copies."""
-        binding = self._session.io_binding()
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, _value(array))
-        for name in self._outputs:
-            binding.bind_output(name, "cpu")
-        return binding
 
 
 def choose_threads(cores: int, seconds_with: Callable[[int, int], float]) -> tuple[int, int]:
@@ -184,27 +174,3 @@ def _quickest(run: Callable[[], None]) -> float:
         run()
         taken.append(time.perf_counter() - started)
     return sorted(taken[2:])[(len(taken) - 2) // 2]
-
-
-def _value(array: Array) -> Any:
-    if array.dtype == BF16:
-        bits = np.require(array, requirements="C").view(np.uint16)
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_BF16)
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.require(array, requirements=["C", "A"]))
-
-
-def _array(value: Any) -> Array:
-    if value.element_type() != _ONNX_BF16:
-        found: Array = value.numpy()
-        return found
-    shape = value.shape()
-    bits = (ctypes.c_uint16 * math.prod(shape)).from_address(value.data_ptr() or 0)
-    return np.frombuffer(bits, np.uint16).reshape(shape).copy().view(BF16)
-
-
-def _failed(error: Exception, stage: str) -> BuildFailed:
-    text = " ".join(str(error).split())
-    found = _NODE.search(text)
-    return BuildFailed(
-        f"ONNX Runtime: {text[:500]}", stage=stage, node=next(filter(None, found.groups()), "") if found else ""
-    )

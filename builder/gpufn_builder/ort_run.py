@@ -1,0 +1,59 @@
+"""Running a session of ONNX Runtime, whatever its tensors hold, and its errors as ours."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto
+
+from gpufn.engine import BuildStage
+from gpufn.errors import BuildFailed
+from gpufn.model import TensorSpec
+from gpufn_builder.tensors import BF16, Array, Arrays
+
+_NODE: Final = re.compile(
+    r"(?:Name:'(?P<run>[^']+)'|Error Node \((?P<load>[^)]+)\)|node with name '(?P<kernel>[^']+)')"
+)
+_STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) ")  # source file, line and signature
+
+
+def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Arrays:
+    """Every output. Raises what ONNX Runtime does."""
+    names = [output.name for output in outputs]
+    has_bf16 = any(array.dtype == BF16 for array in inputs.values()) or any(each.datatype == "BF16" for each in outputs)
+    if not has_bf16:
+        return dict(zip(names, map(np.asarray, session.run(names, dict(inputs))), strict=True))
+    # `run` knows nothing of BF16; of these values there are none with texts.
+    values = session.run_with_ort_values(names, {name: _value(array) for name, array in inputs.items()})
+    return dict(zip(names, map(_array, values), strict=True))
+
+
+def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
+    """Names the node where ONNX Runtime does."""
+    text = str(error)
+    node = _NODE.search(text)
+    reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
+    return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastgroup or 0] if node else "")
+
+
+def _value(array: Array) -> Any:
+    array = np.array(array, order="C")
+    if array.dtype == BF16:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def _array(value: Any) -> Array:
+    if value.element_type() != TensorProto.BFLOAT16:
+        array: Array = value.numpy()
+        return array
+    shape = tuple(value.shape())
+    bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(shape))
+    return np.frombuffer(bits, BF16).reshape(shape)
