@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpufn.bus.calls import PendingStream
+from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, InvocationExpired
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import InvocationMessage, ItemReply, ResultReply
@@ -26,6 +27,7 @@ class StubCaller:
         self.abandoned: list[str] = []
         self.credits: list[str] = []
         self._bus = self
+        self._clock = SystemClock()
 
     def publish(self, subject: str, payload: bytes) -> None:
         self.credits.append(subject)
