@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpufn import media
+from gpufn.model import DATATYPES
 from gpufn.revision import Revision
-from gpufn.spec import MethodSpec
+from gpufn.spec import MethodSpec, Packaging
 
 _PROBLEM = "#/components/schemas/Problem"
 _PROBLEM_SCHEMA: dict[str, Any] = {
@@ -24,6 +25,8 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
         "field": {"type": "string"},
         "error_type": {"type": "string"},
         "traceback": {"type": "string"},
+        "stage": {"type": "string"},
+        "node": {"type": "string"},
     },
 }
 _STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "expired"]
@@ -38,6 +41,9 @@ def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
             paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}
             paths[f"/v1/functions/{name}/submit"] = {"post": _submit(name, method, schemas)}
+        if revision.spec.entry.packaging is Packaging.MODEL:
+            schemas |= _INFERENCE_SCHEMAS
+            paths[f"/v2/models/{revision.function}/infer"] = {"post": _infer(revision.function)}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "gpufn functions", "version": "1"},
@@ -86,6 +92,61 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
         "responses": {
             "202": {"description": "Queued", "content": {media.JSON: accepted}},
             "default": _PROBLEM_ANSWER,
+        },
+    }
+
+
+# Of the Open Inference Protocol; its binary form puts the tensors' bytes after this JSON.
+_TENSOR: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "datatype": {"enum": list(DATATYPES)},
+        "parameters": {"type": "object"},
+        "data": {"type": "array"},
+    },
+}
+_TENSORS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}}
+_INFERENCE_SCHEMAS: dict[str, Any] = {
+    "Tensor": _TENSOR,
+    "InferenceRequest": {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": {"type": "object"},
+            "inputs": _TENSORS,
+            "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+        },
+    },
+    "InferenceResponse": {
+        "type": "object",
+        "required": ["model_name", "outputs"],
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {"type": "string"},
+            "outputs": _TENSORS,
+        },
+    },
+    "InferenceError": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},
+}
+
+
+def _infer(name: str) -> dict[str, Any]:
+    def content(schema: str) -> dict[str, Any]:
+        return {media.JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+
+    return {
+        "operationId": f"infer {name}",
+        "summary": f"Inference with {name}, by the Open Inference Protocol",
+        "tags": [name],
+        "requestBody": {"required": True, "content": content("InferenceRequest")},
+        "responses": {
+            "200": {"description": "The outputs", "content": content("InferenceResponse")},
+            "default": {"description": "An error", "content": content("InferenceError")},
         },
     }
 

@@ -230,6 +230,14 @@ async def test_models_are_not_loaded_by_the_protocol(models: Any) -> None:
         assert (status, message) == (400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
 
 
+async def test_openapi_describes_inference_with_what_is_deployed(models: Any) -> None:
+    document = (await models.get("/openapi.json")).json()
+    assert [path for path in document["paths"] if path.startswith("/v2")] == [INFER]
+    body = document["paths"][INFER]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/InferenceRequest"}
+    assert document["components"]["schemas"]["Tensor"]["properties"]["datatype"]["enum"] == list(DATATYPES)
+
+
 async def test_a_key_sees_the_models_that_it_may_call(models: Any) -> None:
     keys: dict[str, str] = {}
     for scope in ("invoke:same", "invoke:other", "read"):
