@@ -82,7 +82,7 @@ class Work:
         try:
             with printed.open("wb") as output:
                 process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-P", "-m", module, str(path), str(writer), str(os.getpid())],
+                    [sys.executable, "-P", "-u", "-m", module, str(path), str(writer), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -126,7 +126,10 @@ class Work:
             raise failure
         if code:
             raise BuildFailed(f"{self._name} {_how(code, said)}", stage=stage, log=said)
-        return msgspec.msgpack.decode((self._printed.parent / _RESULT).read_bytes(), type=result_type)
+        try:
+            return msgspec.msgpack.decode((self._printed.parent / _RESULT).read_bytes(), type=result_type)
+        except FileNotFoundError:
+            raise BuildFailed(f"{self._name} ended without a result", stage=stage, log=said) from None
 
     def end(self) -> None:
         """Now, and whatever it does; `wait` then returns."""
