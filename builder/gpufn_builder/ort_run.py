@@ -17,9 +17,7 @@ from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
 from gpufn_builder.tensors import BF16, Array, Arrays
 
-_NODE: Final = re.compile(
-    r"(?:Name:'(?P<run>[^']+)'|Error Node \((?P<load>[^)]+)\)|node with name '(?P<kernel>[^']+)')"
-)
+_NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) ")  # source file, line and signature
 
@@ -40,7 +38,7 @@ def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
     text = str(error)
     node = _NODE.search(text)
     reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
-    return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastgroup or 0] if node else "")
+    return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastindex or 0] if node else "")
 
 
 def _value(array: Array) -> Any:

@@ -230,7 +230,8 @@ def _random(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) 
             bounds = np.iinfo(dtype)
             return np.array(random.integers(bounds.min, bounds.max + 1, shape), dtype)
         drawn = np.array(random.integers(0, 2, shape), dtype)
-        drawn[..., :1] = 1
+        if shape:
+            drawn[..., :1] = 1
         return drawn
     return np.array(random.standard_normal(shape), np.float64).astype(dtype)
 

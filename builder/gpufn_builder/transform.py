@@ -39,12 +39,13 @@ _WEIGHTS: Final = "weights.bin"
 @dataclass(frozen=True)
 class TransformedModel:
     """`path` is for compilers that have every operator in this precision; `cpu_path`, which may be the same, runs in
-    ONNX Runtime on the CPU. External data lie beside both. `found` says in words what was done."""
+    ONNX Runtime on the CPU. External data lie beside both. `found` says in words what was done. `comparison` is with
+    the reference; None where nothing was changed."""
 
     path: Path
     cpu_path: Path
     found: str
-    comparison: Comparison | None = None  # of `cpu_path` with the reference; None where nothing was changed
+    comparison: Comparison | None = None
 
 
 def transform(
@@ -65,16 +66,16 @@ def transform(
         return TransformedModel(model.path, model.path, "as it is")
     too_large: tuple[str, ...] = ()
     if precision is Precision.INT8:
-        path = cpu_path = into / "int8.onnx"
+        path = checked = into / "int8.onnx"
         _quantise(model, cases, path)
         found = "quantised, with scales from the samples"
     else:
-        path, cpu_path, lowered = _lowered(model, precision, into)
+        path, checked, lowered = _lowered(model, precision, into)
         too_large = lowered.too_large
         found = f"{lowered.nodes} nodes in {precision}"
         if too_large:
             found += f"; beyond {precision} and left in fp32: {_listed(too_large)}"
-    session = CpuSession(cpu_path, model.outputs, _STAGE)
+    session = CpuSession(checked, model.outputs, _STAGE)
     outputs = [session.run(case.inputs) for case in cases]
     try:
         comparison = compare([case.name for case in cases], reference, outputs, _STAGE)
@@ -82,19 +83,19 @@ def transform(
     except BuildFailed as error:
         hint = f"; {_listed(too_large)} cannot be held in {precision}" if too_large else ""
         raise BuildFailed(f"in {precision} {error.message}{hint}", stage=_STAGE, node=error.node) from error
-    return TransformedModel(path, cpu_path, found, comparison)
+    # ONNX Runtime has next to no operator for bfloat16 on the CPU.
+    return TransformedModel(path, checked if precision is Precision.BF16 else path, found, comparison)
 
 
 def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path, Path, Lowered]:
+    """The lowered model, and its twin to check: of the first, ONNX Runtime on the CPU would compute in float32 and
+    leave out the rounding between nodes."""
     half = _HALVES[precision]
     source = onnx.load(model.path)
     if precision is Precision.BF16:
         source = _with_bf16_operators(source)
     lowered = lower(source, half)
     path = _save(lowered.model, into / f"{precision}.onnx")
-    if precision is Precision.FP16:
-        return path, path, lowered
-    # ONNX Runtime has next to no operator for bfloat16 on the CPU.
     emulated = lower(source, half, emulate=True)
     return path, _save(emulated.model, into / f"{precision}-emulated.onnx"), lowered
 
