@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, checker
 
+from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import TOLERANCES, Precision, ShapeProfile, ShapeRange, Tolerance
 from gpufn_builder.cpu_session import CpuSession
@@ -184,7 +185,7 @@ def test_bf16_has_a_twin_that_rounds_alike_where_bf16_does_not_run(tmp_path: Pat
     made = prepared.into_precision(Precision.BF16)
     assert made.path != made.cpu_path
     with pytest.raises(BuildFailed, match="Could not find an implementation"):
-        CpuSession(made.path, prepared.normal.outputs, "transform")
+        CpuSession(made.path, prepared.normal.outputs, BuildStage.TRANSFORM)
     assert made.comparison is not None
     assert 1e-4 < made.comparison.worst.rel_l2 < 2e-2
 
@@ -221,6 +222,6 @@ def test_constants_too_many_for_one_file_lie_beside_it(
 )
 def test_rows_are_told_apart_on_real_models(make: Callable[[], ModelProto], independent: bool, tmp_path: Path) -> None:
     prepared = Prepared(make(), tmp_path)
-    session = CpuSession(prepared.normal.path, prepared.normal.outputs, "verify")
+    session = CpuSession(prepared.normal.path, prepared.normal.outputs, BuildStage.VERIFY)
     assert prepared.normal.batched
     assert rows_are_independent(session.run, prepared.cases[-1].inputs) is independent
