@@ -164,11 +164,16 @@ class Deploys:
 
     async def delete(self, name: str) -> None:
         """Calls that run finish; those that are queued end as cancelled, as do builds. Raises FunctionNotFound."""
+        # First what is being built: it must not bring the function back when it is gone.
+        revisions = self._registry.revisions.get(name, {})
+        being_built = [number for number, each in revisions.items() if each.state is RevisionState.BUILDING]
+        for number in being_built:
+            await self._end(name, number)
         for _ in range(_TRIES):
             entry = await self._functions.get(name)
             if entry is None:
-                if self._registry.is_being_built(name):
-                    break
+                if being_built:
+                    return
                 raise FunctionNotFound(f"There is no function {name!r}.")
             try:
                 await self._functions.delete(name, entry.revision)
@@ -180,8 +185,7 @@ class Deploys:
         self._registry.on_function(name, None)
         numbers = self._registry.numbers(name)
         for number in numbers:
-            await self._retire(name, number)
-            await self._cancel(self._registry.revisions[name][number].builds)
+            await self._end(name, number)
         error = InvocationCancelled(f"{name} was deleted before this call started.").info()
         for number in numbers:
             await records.end_queued(
@@ -263,7 +267,9 @@ class Deploys:
             return changed
         raise _busy(name)
 
-    async def _retire(self, name: str, number: int) -> None:
+    async def _end(self, name: str, number: int) -> None:
+        """Retire a revision of a function that is deleted, or fail it and cancel its builds."""
+
         def change(revision: Revision) -> Revision:
             if revision.state is RevisionState.READY:
                 return msgspec.structs.replace(revision, state=RevisionState.RETIRED)
@@ -271,7 +277,9 @@ class Deploys:
                 return building.failed(revision, BuildFailed(f"{name} was deleted while it was built").info())
             return revision
 
-        await self._change_revision(name, number, change)
+        ended = await self._change_revision(name, number, change)
+        if ended.state is RevisionState.FAILED:
+            await self._cancel(ended.builds)
 
     async def _change_revision(self, name: str, number: int, change: Callable[[Revision], Revision]) -> Revision:
         key = subjects.revision_key(name, number)

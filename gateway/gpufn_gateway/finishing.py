@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpufn.clock import Clock
-from gpufn.errors import PlatformError
+from gpufn.errors import PlatformError, RequestError
 from gpufn.revision import Revision, RevisionState
 from gpufn_gateway import building
 from gpufn_gateway.builds import Builds
@@ -54,15 +54,23 @@ class Finishing:
         for revision in list(self._revisions(RevisionState.BUILDING)):
             after = building.settled(revision, self._builds.known, self._clock.time())
             if after is not None:
-                await self._deploys.finish(after)
-                log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
+                await self._finish(after)
         if not self._has_led:
             # The leader before us may have died between a revision's two records.
             for revision in list(self._revisions(RevisionState.READY)):
                 function = self._registry.functions.get(revision.function)
                 if revision.builds and (function is None or function.latest < revision.number):
-                    await self._deploys.finish(revision)
+                    await self._finish(revision)
             self._has_led = True
+
+    async def _finish(self, after: Revision) -> None:
+        """What cannot be done for one revision keeps no other waiting."""
+        try:
+            await self._deploys.finish(after)
+        except RequestError as error:
+            log.warning("%s was built and is not %s yet: %s", after, after.state, error)
+        else:
+            log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
 
     def _revisions(self, state: RevisionState) -> Iterator[Revision]:
         for name in list(self._registry.revisions):

@@ -85,7 +85,8 @@ async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: Async
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
     try:
-        chunks = await _send_chunks(bus, subject, upload, _checked(parts, size, digest))
+        async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
+            chunks = await _send_chunks(bus, subject, upload, checked)
         info = _Info(digest, bucket, upload, size, chunks, _wire_digest(digest))
         with contextlib.suppress(Conflict):
             await bus.publish_stored(_info_subject(bucket, digest), msgspec.json.encode(info), expected_last=0)
