@@ -28,4 +28,4 @@ if __name__ == "__main__":
     pictures, labels = labelled(16, np.random.default_rng())
     for label, row in zip(labels, probabilities_of(sys.argv[1], pictures), strict=True):
         kinds = list(SHAPES)
-        print(f"{kinds[label]:<10} looks like a {kinds[row.argmax()]} ({row.max():.0%})")
+        print(f"{kinds[label]:<10} taken for: {kinds[row.argmax()]} ({row.max():.0%})")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpufn._models import Model
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_BUILD_PAUSE_S = 0.2  # so that no stage is missed that takes long enough to be wondered about
 _MOVES_WITHIN_S = 10.0  # `active`, after the last build
 _STAYS = "calls stay with the old one"  # the gateway's words in `reason`, followed by ": " and the error of the start
 
@@ -149,7 +150,7 @@ def wait_until_built(
 
     Raises BuildFailed, Conflict when another revision took its place meanwhile, and TimeoutError.
     """
-    started, pause_s, ready_at = clock(), _FIRST_PAUSE_S, None
+    started, ready_at = clock(), None
     while True:
         revision = api.revision(name, number)
         seen(revision.builds)
@@ -168,8 +169,7 @@ def wait_until_built(
                 raise Conflict(f"{name}@{number} is built, and {other} is the active one")
         if timeout_s is not None and clock() >= started + timeout_s:
             raise TimeoutError(f"{name}@{number} is not built after {timeout_s:g} s; the build goes on")
-        sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+        sleep(_BUILD_PAUSE_S)
 
 
 def wait_until_it_serves(

@@ -76,13 +76,19 @@ def _sent(gateway: StubGateway, what: str) -> Any:
 
 def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None:
     revision = {"number": 1, "state": "building", "builds": [_BUILD]}
-    platform.on("GET /v1/functions/net/revisions/1", revision)
+    begun = _BUILD | {"stage": None}
+    for build in (_BUILD | {"state": "pending", "stage": None}, begun, _BUILD, _BUILD | {"detail": "chooses threads"}):
+        platform.on("GET /v1/functions/net/revisions/1", revision | {"builds": [build]})
     platform.on("GET /v1/functions/net/revisions/1", revision | {"state": "ready", "builds": [_BUILT]})
     platform.on("GET /v1/functions/net", {"code": "function_not_found"}, status=404)
     platform.on("GET /v1/functions/net", _VIEW)
     result = _gpufn("deploy", "net.onnx")
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
-    assert result.stderr == "net.onnx on cpu: compile: onnxruntime-cpu\nnet.onnx on cpu: built\n"
+    assert result.stderr.splitlines() == [
+        "net.onnx on cpu: waits for a builder",
+        "net.onnx on cpu: compile: onnxruntime-cpu",
+        "net.onnx on cpu: built",
+    ]
     uploaded = _sent(platform, f"PUT {_ARTIFACT}")
     assert (uploaded.body, uploaded.headers["content-length"]) == (_ONNX.encode(), str(len(_ONNX)))
     spec = _sent(platform, "POST /v1/functions").json["spec"]

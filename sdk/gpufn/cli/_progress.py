@@ -51,7 +51,8 @@ class _Lines:
     def __call__(self, builds: Sequence[BuildView]) -> None:
         for build in builds:
             reached = build.state, build.stage
-            if self._said.get(build.id) != reached:
+            has_begun_only = build.state is BuildState.BUILDING and build.stage is None
+            if self._said.get(build.id) != reached and not has_begun_only:
                 self._said[build.id] = reached
                 say(f"{build.label}: {phrase(build)}", err=True)
 
