@@ -29,6 +29,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
+from gpufn import _shadows
 from gpufn._function import Function, FunctionClass
 from gpufn.errors import GpufnError, InvalidBundle
 from gpufn.ids import Digest, digest_of
@@ -83,14 +84,14 @@ def load(path: Path) -> Project:
         raise InvalidBundle(f"{path} is not a Python file (.py)")
     root, name = _import_name(file)
     before = frozenset(sys.modules)
-    sys.path[:0] = [entry for entry in (str(root), str(Path.cwd())) if entry not in sys.path]
-    importlib.invalidate_caches()
+    _shadows.import_from(root, Path.cwd())
     try:
         module = importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise InvalidBundle(f"cannot import {path}: {_where_it_failed(error, file, root)}") from error
+        why = _where_it_failed(error, file, root) + _shadows.advice(error, root)
+        raise InvalidBundle(f"cannot import {path}: {why}") from error
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise InvalidBundle(f"{path} has the name of another module, {name} ({module.__file__}): rename the file")
     return Project(module, root, frozenset(sys.modules) - before)
@@ -203,7 +204,7 @@ class _Collector:
 
     def _file_of(self, name: str) -> Path | None:
         """The project's file that holds module `name`, if it is the project's."""
-        if name.partition(".")[0] in _OURS:
+        if _shadows.is_kept(name.partition(".")[0]):
             return None
         if (module := sys.modules.get(name)) is not None:
             file = getattr(module, "__file__", None)

@@ -145,6 +145,40 @@ def test_a_file_that_is_no_module_is_refused(project: Project, name: str, messag
     assert message in str(caught.value)
 
 
+def test_a_file_that_is_called_like_one_of_pythons_modules_is_not_imported_for_it(tmp_path: Path) -> None:
+    """Neither by the user's file nor by ours; and it is not sent, for a worker would import it."""
+    for name in ("colorsys", "wave", "sndhdr", "rich", "httpx"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (tmp_path / "tabular.py").write_text("import colorsys")
+    (tmp_path / "app.py").write_text(
+        "from gpufn import gpu_function\nimport tabular\n@gpu_function\ndef f(): import wave"
+    )
+    script = """if True:
+        from pathlib import Path
+        from gpufn import _bundle
+        project = _bundle.load(Path("app.py"))
+        import colorsys, rich, httpx
+        print(*_bundle.pack_source(project).files)
+    """
+    ended = _python(script, tmp_path)
+    assert (ended.stdout, ended.stderr) == ("app.py tabular.py\n", "")
+
+
+def test_a_file_that_is_imported_by_the_name_of_one_of_pythons_modules_is_told(tmp_path: Path) -> None:
+    (tmp_path / "colorsys.py").write_text("def mine(): ...")
+    (tmp_path / "app.py").write_text("from colorsys import mine")
+    ended = _python("from pathlib import Path\nfrom gpufn import _bundle\n_bundle.load(Path('app.py'))", tmp_path)
+    assert ended.stderr.endswith(
+        ". colorsys.py has the name of one of Python's own modules, which was imported instead: rename it\n"
+    )
+
+
+def _python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
 def _closure(k: int) -> Any:
     @gpu_function
     def shifted(x: int) -> int:
