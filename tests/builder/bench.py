@@ -1,0 +1,68 @@
+"""A builder's parts on a real bus, quick enough for tests: what is measured here is measured for milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+from gpufn.bus import objects
+from gpufn.bus.connection import Bus
+from gpufn.clock import SystemClock
+from gpufn.engine import Build
+from gpufn.ids import new_ulid
+from gpufn.model import ModelFile, ModelSpec
+from gpufn.protocol import subjects
+from gpufn_builder.building import PROCESS, Building
+from gpufn_builder.exchange import MeasurePlan
+from gpufn_builder.store import Store
+from tests.builder.models import model, node, value
+
+_QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02)
+_ROOT = str(Path(__file__).parents[2])
+
+
+def scaled(factor: float) -> ModelProto:
+    """y = x · factor: another model for each test."""
+    constant = numpy_helper.from_array(np.array(factor, np.float32), "factor")
+    return model([node("Mul", "x factor", "y")], [value("x", ["N", 3])], [value("y", ["N", 3])], [constant])
+
+
+async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
+    """The model's file is on the bus; the spec asks for it."""
+    data = proto.SerializeToString()
+    await objects.ensure_bucket(bus, subjects.MODEL_FILES)
+    digest = await objects.put(bus, subjects.MODEL_FILES, data)
+    assert digest == hashlib.sha256(data).hexdigest()
+    return ModelSpec(**({"parameter": "net", "files": (ModelFile("model.onnx", digest, len(data)),)} | options))
+
+
+def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
+    return Build(id=new_ulid(), model=spec, device=device, created_at=0.0)
+
+
+async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[Building, Store]:
+    store = await Store.open(bus, SystemClock())
+    building = Building(
+        store,
+        folder=folder / "builds",
+        caches=folder / "tuning",
+        environ=os.environ | {"PYTHONPATH": os.pathsep.join([_ROOT, os.environ.get("PYTHONPATH", "")])},
+        clock=SystemClock(),
+        memory_limit_bytes=8 << 30,
+        measuring=_QUICK,
+        process=process,
+    )
+    return building, store
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """The test's time limit ends a condition that never holds."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.002)

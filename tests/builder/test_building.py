@@ -1,0 +1,237 @@
+"""A Build from end to end, on a real bus and in real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpufn.bus import objects, streams
+from gpufn.engine import Backend, BuildStage, BuildState
+from gpufn.ids import digest_of
+from gpufn.model import ModelFile, Precision, Tolerance
+from gpufn.protocol import subjects
+from gpufn_builder import identity
+from gpufn_builder.building import Ended
+from gpufn_builder.exchange import Told
+from gpufn_builder.identity import Target
+from tests.builder import bench, models
+
+CPU = identity.cpu_target()
+
+
+def _ignore(told: Told) -> None: ...
+
+
+def _key(spec: Any) -> str:
+    return identity.identity(spec, CPU, Backend.ORT_CPU, identity.installed()[Backend.ORT_CPU]).key
+
+
+async def _report(bus: Any, ended: Ended) -> Any:
+    return json.loads(await objects.get(bus, subjects.ENGINE_FILES, ended.report))
+
+
+async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_there(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, models.mlp(), max_batch=4)
+    told: list[Told] = []
+    ended = await building.run(bench.build_of(spec), CPU, told.append)
+
+    assert (ended.engines, ended.cached, ended.error, ended.state) == ((_key(spec),), False, None, BuildState.SUCCEEDED)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert (manifest.backend, manifest.batched, manifest.max_batch) == (Backend.ORT_CPU, True, 4)
+    assert [str(spec) for spec in manifest.profiles[0].inputs.values()] == ["[1, 8] to [4, 8], tuned for [4, 8]"]
+    assert (manifest.gpu_nodes, manifest.cpu_nodes > 0, manifest.settings["graph_optimization"]) == (0, True, "all")
+    assert [file.name for file in manifest.files] == ["model.onnx", "golden.npz"]
+    for file in manifest.files:
+        await objects.get_file(bus, subjects.ENGINE_FILES, file.digest, tmp_path / file.name)
+        assert (tmp_path / file.name).stat().st_size == file.size
+    with np.load(tmp_path / "golden.npz") as golden:
+        assert {name: golden[name].shape for name in golden} == {"in.x": (1, 8), "out.y": (1, 4)}
+
+    assert sorted({each.stage for each in told}, key=list(BuildStage).index) == list(BuildStage)
+    assert [each.progress for each in told] == sorted(each.progress for each in told)
+    report = await _report(bus, ended)
+    assert [row["stage"] for row in report["stages"]] == list(BuildStage)
+    assert [(row["backend"], row["key"]) for row in report["candidates"]] == [("onnxruntime-cpu", manifest.key)]
+    assert (await objects.get(bus, subjects.ENGINE_FILES, ended.page)).startswith(b"<!doctype html>")
+    assert list((tmp_path / "builds").iterdir()) == []
+
+
+async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(2))
+    first = await building.run(bench.build_of(spec), CPU, _ignore)
+    no_process, _ = await bench.open_building(bus, tmp_path, process="there.is.none")
+    second = await no_process.run(bench.build_of(spec), CPU, _ignore)
+    assert (second.engines, second.cached, second.error) == (first.engines, True, None)
+    assert [row["found"] for row in (await _report(bus, second))["candidates"]] == [True]
+
+
+async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, models.mlp(), precision=Precision.FP16)
+    assert (await building.run(bench.build_of(spec), CPU, _ignore)).error is None
+    exact = msgspec.structs.replace(spec, tolerance=Tolerance(rel_l2=1e-9))
+    ended = await building.run(bench.build_of(exact), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.engines, ended.cached, ended.error.stage) == ((), True, "verify")
+    assert ended.error.message.startswith("the engine that was built before is less exact than asked for: max_abs is ")
+
+
+async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:
+    spec = await bench.upload(await connect(nats), bench.scaled(3))
+    told: list[Told] = []
+    ends = []
+    for folder in ("a", "b"):
+        building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path / folder)
+        ends.append(building.run(bench.build_of(spec), CPU, told.append))
+    one, other = await asyncio.gather(*ends)
+    assert one.engines == other.engines == (_key(spec),)
+    assert sorted((one.cached, other.cached)) == [False, True]
+    assert "waits for another build of the same model" in {each.detail for each in told}
+
+
+async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(4))
+    stream = f"OBJ_{subjects.ENGINE_FILES}"
+    config = (await bus.js(f"STREAM.INFO.{stream}"))["config"]
+    await bus.js(f"STREAM.UPDATE.{stream}", config | {"max_bytes": 1})
+    try:
+        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    finally:
+        await bus.js(f"STREAM.UPDATE.{stream}", config)
+    assert ended.error is not None
+    assert (ended.engines, ended.error.stage, ended.report) == ((), "publish", "")
+    assert "the engine cannot be stored: " in ended.error.message
+    assert await store.find(_key(spec)) is None
+    assert (await building.run(bench.build_of(spec), CPU, _ignore)).engines == (_key(spec),)
+
+
+async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(5))
+    gone = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest_of(b"gone"), 4)))
+    ended = await building.run(bench.build_of(gone), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.error.stage, ended.error.message[:29]) == ("ingest", "weights.bin cannot be read: g")
+
+
+async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    broken = models.model([models.node("NoSuchOperator", "x", "y")], [models.value("x", [1])], [models.value("y", [1])])
+    spec = await bench.upload(bus, broken)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.state, ended.error.stage in ("ingest", "normalise")) == (BuildState.FAILED, True)
+    assert await store.find(_key(spec)) is None
+    report = await _report(bus, ended)
+    assert (report["state"], report["error"]["message"]) == ("failed", ended.error.message)
+    assert report["stages"][-1]["found"] == ended.error.message
+
+
+async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path, process="there.is.none")
+    ended = await building.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
+    assert ended.error is not None
+    assert ended.error.message.startswith("the build ended with code 1: ")
+    assert "ModuleNotFoundError" in (ended.error.traceback or "")
+    assert ended.page
+
+
+async def test_a_model_that_requires_a_gpu_has_no_engine_on_a_cpu(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(7), require_gpu=True)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert ended.error.message == "the model requires a GPU, and this is a build for cpu"
+
+
+async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {Backend.ORT_CPU: identity.installed()[Backend.ORT_CPU]}
+    monkeypatch.setattr(identity, "installed", lambda: here)
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(8))
+    ended = await building.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
+    assert ended.engines == (_key(spec),)
+    reasons = [(row["backend"], row["reason"]) for row in (await _report(bus, ended))["candidates"]]
+    missing = "it is not installed here"
+    assert reasons == [("tensorrt", missing), ("onnxruntime-cuda", missing), ("onnxruntime-cpu", "")]
+
+
+async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path, process="tests.builder.hanging")
+    spec = await bench.upload(bus, bench.scaled(9))
+    told: list[Told] = []
+    build = bench.build_of(spec)
+    run = asyncio.create_task(building.run(build, CPU, told.append))
+    await bench.until(lambda: told)
+    assert told[0].detail == f"in {build.id}"
+    children = _children()
+    assert any(b"tests.builder.hanging" in _command(pid) for pid in children)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert not any(b"tests.builder.hanging" in _command(pid) for pid in children)
+    assert list((tmp_path / "builds").iterdir()) == []
+    assert await store.find(_key(spec)) is None
+    lease = await streams.last_message(bus, f"KV_{subjects.LEASES}", f"$KV.{subjects.LEASES}.build.{_key(spec)}")
+    assert lease is None
+
+
+def _children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+async def test_what_an_earlier_builder_left_is_swept(connect: Any, nats: Any, tmp_path: Path) -> None:
+    building, _ = await bench.open_building(await connect(nats), tmp_path)
+    left = tmp_path / "builds" / "01abc" / "model"
+    left.mkdir(parents=True)
+    building.sweep()
+    assert not left.exists()
+
+
+async def test_a_manifest_is_never_replaced(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(10))
+    await building.run(bench.build_of(spec), CPU, _ignore)
+    first = await store.find(_key(spec))
+    assert first is not None
+    for file in first.files:
+        await objects.get_file(bus, subjects.ENGINE_FILES, file.digest, tmp_path / file.name)
+    later = msgspec.structs.replace(first, built_at=first.built_at + 1)
+    assert await store.publish(later, tmp_path) == await store.find(_key(spec)) == first

@@ -1,0 +1,244 @@
+"""The builder's service: ids in from the queue, records kept, on a real bus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import SystemClock
+from gpufn.device import Device, DeviceType
+from gpufn.engine import Build, BuildStage, BuildState
+from gpufn.model import ModelSpec
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import NodeReport, encode
+from gpufn_builder import loop
+from gpufn_builder.building import PROCESS
+from gpufn_builder.loop import Builder
+from gpufn_builder.settings import BuilderSettings
+from tests.builder import bench, models
+
+
+class Scene:
+    """A builder of node `n`, and who asks it."""
+
+    def __init__(self, bus: Bus, builds: KeyValue, builder: Builder) -> None:
+        self.bus = bus
+        self.builds = builds
+        self.seen: list[Build] = []
+        self._builder = builder
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, bus: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
+        await streams.ensure_streams(bus)
+        builds = await KeyValue.open(bus, subjects.BUILDS)
+        building, _ = await bench.open_building(bus, folder, process=process)
+        return cls(bus, builds, Builder(bus, builds=builds, building=building, node="n", clock=SystemClock()))
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._builder.run())
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self._task
+
+    async def ask(self, spec: ModelSpec, device: str = "cpu", **fields: Any) -> Build:
+        """As the gateway does it."""
+        build = msgspec.structs.replace(bench.build_of(spec, device), **fields)
+        await self.builds.create(build.id, encode(build))
+        await self.builds.watch(self._on_change, prefix=build.id)
+        await self.bus.publish_stored(subjects.build_queue(device), build.id.encode(), msg_id=build.id)
+        return build
+
+    async def cancel(self) -> None:
+        entry = await self.builds.get(self.last.id)
+        assert entry is not None
+        build = msgspec.msgpack.decode(entry.value, type=Build)
+        await self.builds.put(build.id, encode(msgspec.structs.replace(build, cancel=True)))
+
+    async def ended(self) -> Build:
+        await bench.until(lambda: self.seen and self.last.state.ended)
+        return self.last
+
+    async def queued(self) -> int:
+        """Ids that nobody has acked yet."""
+        await self.bus.flush()
+        return int((await self.bus.js(f"STREAM.INFO.{subjects.BUILD}"))["state"]["messages"])
+
+    async def until_acked(self) -> None:
+        while await self.queued():
+            pass
+
+    @property
+    def last(self) -> Build:
+        return self.seen[-1]
+
+    def _on_change(self, key: str, entry: Entry | None) -> None:
+        if entry is not None:
+            self.seen.append(msgspec.msgpack.decode(entry.value, type=Build))
+
+
+async def test_a_build_is_taken_kept_up_to_date_and_ended(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
+    build = await scene.ended()
+    assert (build.state, build.error, build.progress, build.cached) == (BuildState.SUCCEEDED, None, 1.0, False)
+    assert len(build.engines) == 1
+    assert build.report != ""
+    assert build.page != ""
+    assert build.started_at is not None
+    assert build.ended_at is not None
+    assert build.started_at <= build.ended_at
+    assert {each.state for each in scene.seen} == {BuildState.PENDING, BuildState.BUILDING, BuildState.SUCCEEDED}
+    assert {each.stage for each in scene.seen} & set(BuildStage)
+    await scene.until_acked()
+    await scene.stop()
+
+
+async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(3), require_gpu=True))
+    failed = await scene.ended()
+    assert (failed.state, failed.error and failed.error.code) == (BuildState.FAILED, "build_failed")
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
+    await bench.until(lambda: scene.last.id != failed.id)
+    assert (await scene.ended()).state is BuildState.SUCCEEDED
+    await scene.stop()
+
+
+async def test_whoever_sets_cancel_ends_a_build(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(4)))
+    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await scene.cancel()
+    build = await scene.ended()
+    assert (build.state, build.engines, build.error) == (BuildState.CANCELLED, (), None)
+    await scene.until_acked()
+    assert list((tmp_path / "builds").iterdir()) == []
+    await scene.stop()
+
+
+async def test_one_that_was_cancelled_before_it_began_is_not_begun(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(5)), cancel=True)
+    scene.start()
+    assert (await scene.ended()).state is BuildState.CANCELLED
+    await scene.stop()
+
+
+async def test_one_that_has_ended_is_acked_and_left_alone(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    spec = await bench.upload(scene.bus, bench.scaled(6))
+    asked = await scene.ask(spec, state=BuildState.SUCCEEDED, engines=("e" * 64,))
+    gone = await scene.ask(spec)
+    await scene.builds.delete(gone.id)
+    scene.start()
+    await scene.until_acked()
+    assert {each for each in scene.seen if each.id == asked.id} == {asked}
+    await scene.stop()
+
+
+async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, nats: Any, tmp_path: Path) -> None:
+    first = await Scene.open(await connect(nats, "builder"), tmp_path / "a", process="tests.builder.hanging")
+    first.start()
+    await first.ask(await bench.upload(first.bus, bench.scaled(7)))
+    await bench.until(lambda: first.seen and first.last.stage is BuildStage.INGEST)
+    await first.stop()
+    await bench.until(lambda: first.last.state is BuildState.PENDING)
+    second = await Scene.open(await connect(nats, "builder"), tmp_path / "b")
+    second.start()
+    assert (await first.ended()).state is BuildState.SUCCEEDED
+    await second.stop()
+
+
+async def test_a_build_that_kills_its_builders_is_given_up(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_MOST_DELIVERIES", 0)
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(8)))
+    build = await scene.ended()
+    assert build.error is not None
+    assert (build.state, build.error.message) == (
+        BuildState.FAILED,
+        "it was begun 0 times, and each time its builder died",
+    )
+    await scene.stop()
+
+
+async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(2)), "NVIDIA L4")
+    cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=2.0)
+    gpu = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, compute_capability="8.9")
+    agent = await connect(nats, "agent")
+    agent.publish(subjects.node_report("other"), encode(NodeReport("other", 1.0, (cpu,))))
+    agent.publish(subjects.node_report("n"), encode(NodeReport("n", 1.0, (cpu, gpu))))
+    build = await scene.ended()
+    assert (build.device, build.state) == ("NVIDIA L4", BuildState.SUCCEEDED)
+    await scene.stop()
+
+
+async def test_the_service_is_small_and_stops_when_told(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    scene = await Scene.open(bus, tmp_path)
+    root = str(Path(__file__).parents[2])
+    environ = {
+        "GPUFN_NATS_URL": nats.url_for("builder"),
+        "GPUFN_HOME": str(tmp_path / "home"),
+        "GPUFN_NODE": "n",
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    }
+    service = _started(environ)
+    try:
+        refused = models.model([models.node("NoSuch", "x", "y")], [models.value("x", [1])], [models.value("y", [1])])
+        await scene.ask(await bench.upload(bus, refused))
+        build = await scene.ended()
+        assert (build.state, "NoSuch" in (build.error.message if build.error else "")) == (BuildState.FAILED, True)
+        loaded, resident_bytes = _memory(service.pid)
+        assert not [name for name in ("onnx", "numpy", "ml_dtypes") if f"/{name}" in loaded]
+        assert resident_bytes < 45 << 20
+    finally:
+        service.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(service.wait, 30) == 0
+
+
+def _started(environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "gpufn_builder"], env=os.environ | environ)
+
+
+def _memory(pid: int) -> tuple[str, int]:
+    """What is mapped, and how much is resident."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return Path(f"/proc/{pid}/maps").read_text(), int(resident.split()[1]) << 10
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_name_the_variable_that_is_wrong() -> None:
+    given = {"GPUFN_NATS_URL": "nats://h", "GPUFN_BUILD_MEMORY": "2Gi"}
+    assert BuilderSettings.from_env(given).memory_limit_bytes == 2 << 30
+    assert BuilderSettings.from_env({"GPUFN_NATS_URL": "nats://h"}).memory_limit_bytes > 1 << 28
+    for change in ({"GPUFN_NATS_URL": ""}, {"GPUFN_NODE": "A node"}, {"GPUFN_BUILD_MEMORY": "much"}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            BuilderSettings.from_env(given | change)
