@@ -30,6 +30,7 @@ from gpufn_builder.verify import Comparison, check, compare
 _STAGE: Final = BuildStage.TRANSFORM
 _HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _BF16_OPSET: Final = 22
+_CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 takes other shapes, which the converter does not tell
 _QUANTISED: Final = ["Conv", "ConvTranspose", "Gemm", "MatMul"]  # sums between them need their range, masks above all
 _ERRORS_ONLY: Final = 3
 _INLINE_BYTES: Final = 1 << 30  # of constants; more of them lie in a file of their own, for a protobuf ends at 2 GiB
@@ -67,7 +68,8 @@ def transform(
     too_large: tuple[str, ...] = ()
     if precision is Precision.INT8:
         path = checked = into / "int8.onnx"
-        _quantise(model, cases, path)
+        if not _quantise(model, cases, path):
+            return TransformedModel(model.path, model.path, "as it is: there is nothing to quantise")
         found = "quantised, with scales from the samples"
     else:
         path, checked, lowered = _lowered(model, precision, into)
@@ -103,7 +105,7 @@ def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path
 def _with_bf16_operators(model: ModelProto) -> ModelProto:
     """`model` in the opset that has convolutions and poolings in bfloat16, where the converter knows the way."""
     opset = max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
-    if opset >= _BF16_OPSET or accepted.newest_opset("") < _BF16_OPSET:
+    if not _CONVERTIBLE_OPSET <= opset < _BF16_OPSET or accepted.newest_opset("") < _BF16_OPSET:
         return model
     try:
         return shape_inference.infer_shapes(version_converter.convert_version(model, _BF16_OPSET))
@@ -111,11 +113,14 @@ def _with_bf16_operators(model: ModelProto) -> ModelProto:
         return model
 
 
-def _quantise(model: NormalModel, cases: Sequence[Case], path: Path) -> None:
+def _quantise(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
+    """Whether there was something to quantise."""
     given = [case for case in cases if case.is_given]
     if not given:
         raise BuildFailed("int8 is calibrated on samples, and there are none: give samples=", stage=_STAGE)
     source = onnx.load(model.path)
+    if not any(node.op_type in _QUANTISED for node in source.graph.node):
+        return False
     # Shapes are inferred already, which is what the tool would warn about.
     source.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     is_large = _bytes_of(source) > _INLINE_BYTES
@@ -136,6 +141,7 @@ def _quantise(model: NormalModel, cases: Sequence[Case], path: Path) -> None:
     except Exception as error:  # it raises whatever comes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BuildFailed(f"the model cannot be quantised: {reason}", stage=_STAGE) from error
+    return True
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it has no types

@@ -199,6 +199,12 @@ def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
     assert [4] in scales.values()
 
 
+def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> None:
+    prepared = Prepared(models.texts(), tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    assert (made.path, made.found) == (prepared.normal.path, "as it is: there is nothing to quantise")
+
+
 def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
     prepared = Prepared(models.mlp(), tmp_path)
     prepared.cases = [Case(case.name, case.inputs) for case in prepared.cases]
