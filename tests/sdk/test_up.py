@@ -50,7 +50,7 @@ def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(tmp_path: 
     try:
         assert started.stdout.startswith(f"gpufn is up at {record['url']}\n")
         assert httpx.get(f"{record['url']}/readyz").status_code == 200
-        assert sorted(record["pids"]) == ["agent", "gateway", "nats", "runner"]
+        assert sorted(record["pids"]) == ["agent", "builder", "gateway", "nats", "runner"]
         assert "@" not in record["nats_url"]
         assert _gpufn(tmp_path, "ls").returncode == 0  # found through up.json
 

@@ -2,7 +2,7 @@
 
 1. the bus first, then the others, each with its own output file
 2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
-3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, and the bus last
+3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, builder, and the bus last
 
 Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
 everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards

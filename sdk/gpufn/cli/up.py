@@ -1,4 +1,4 @@
-"""`gpufn up`: the bus, the gateway, an agent and a runner on this machine, supervised."""
+"""`gpufn up`: the bus, the gateway, an agent, a runner and a builder on this machine, supervised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ from gpufn.home import Home
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
 # In the order in which they stop.
-_PROGRAMS = {"gateway": "gpufn_gateway", "agent": "gpufn_runtime.agent", "runner": "gpufn_runtime.runner"}
+_PROGRAMS = {
+    "gateway": "gpufn_gateway",
+    "agent": "gpufn_runtime.agent",
+    "runner": "gpufn_runtime.runner",
+    "builder": "gpufn_builder",
+}
 
 
 class _Started(msgspec.Struct):
