@@ -68,6 +68,24 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     assert list((tmp_path / "builds").iterdir()) == []
 
 
+async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    proto = models.mlp()
+    models.externalise(proto, tmp_path)
+    spec = await bench.upload(bus, proto, max_batch=4)
+    weights = (tmp_path / "weights.bin").read_bytes()
+    digest = await objects.put(bus, subjects.MODEL_FILES, weights)
+    spec = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest, len(weights))))
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert "weights.bin" not in [file.name for file in manifest.files]
+
+
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats, "builder")
     building, _ = await bench.open_building(bus, tmp_path)

@@ -86,7 +86,9 @@ class OnnxRuntime:
         options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
         options.optimized_model_filepath = str(job.folder / _ENGINE)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        if sum(file.stat().st_size for file in job.model.parent.iterdir()) > _OWN_WEIGHTS_BYTES:
+        files = list(job.model.parent.iterdir())
+        # Without this, an engine refers to the external data of its model.
+        if len(files) > 1 or files[0].stat().st_size > _OWN_WEIGHTS_BYTES:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         counted: Counter[str] = Counter()
