@@ -56,7 +56,7 @@ def build_error(info: ErrorInfo | None) -> GpufnError:
     error = error_from(info) if info is not None else BuildFailed()
     if not isinstance(error, BuildFailed):
         return error
-    where = error.stage + (f", node {error.node}" if error.node else "")
+    where = error.stage + (f", node {error.node}" if error.node and error.node not in error.message else "")
     told = BuildFailed(
         f"{where}: {error.message}" if where else error.message, stage=error.stage, node=error.node, log=error.log
     )

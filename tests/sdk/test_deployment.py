@@ -166,6 +166,14 @@ _CRASH = ErrorInfo("build_failed", "the compiler crashed", stage="compile", node
             "compile, node Conv_3: the compiler crashed",
         ),
         (
+            _revision(
+                RevisionState.FAILED, error=ErrorInfo("build_failed", "Foo_1 is unknown", node="Foo_1", stage="ingest")
+            ),
+            None,
+            BuildFailed,
+            "ingest: Foo_1 is unknown",
+        ),
+        (
             _revision(RevisionState.FAILED, error=ErrorInfo("build_failed", "cancelled")),
             None,
             BuildFailed,
