@@ -47,6 +47,9 @@ def _base(scratch: Path) -> dict[str, str]:
         "TMPDIR": os.fspath(scratch),
         "LANG": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
+        # Importing onnxruntime (1.29 and later) starts a thread that reports to its maker: nobody has asked for that,
+        # and a template with a thread cannot be forked from.
+        "ORT_DISABLE_TELEMETRY": "1",
     }
     if roots := _import_roots():
         environment["PYTHONPATH"] = os.pathsep.join(roots)

@@ -35,6 +35,7 @@ from gpufn_runtime.worker import lifecycle, loader, process
 from gpufn_runtime.worker.parameters import Parameters
 
 _EVERY_WORKER_MAY_NEED = ("gpufn_runtime.worker.event_loop", "cloudpickle", "json", "logging")
+_WITH_ONNXRUNTIME = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
 _IDLE_MS = 250  # the worker that has just been forked has a start to get through
 _LONGEST_REQUEST = 1 << 16  # what the pipe that they come through holds
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -82,6 +83,9 @@ def _import(modules: list[str]) -> tuple[str, ...]:
         except BaseException as error:
             print(f"{name} cannot be imported: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
             missing.append(name)
+    if "onnxruntime" in sys.modules:
+        for name in _WITH_ONNXRUNTIME:
+            importlib.import_module(f"gpufn_runtime.worker.{name}")
     return tuple(missing)
 
 

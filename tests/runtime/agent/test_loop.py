@@ -59,6 +59,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         folder = node.home.worker(worker)
         assert environment["HOME"] == str(folder / "tmp")
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
+        assert environment["ORT_DISABLE_TELEMETRY"] == "1"
         assert (environment["OMP_NUM_THREADS"], environment["MODE"]) == ("3", "fast")
         assert "secret" not in json.dumps(environment)
         assert not [name for name in environment if name.startswith("GPUFN")]

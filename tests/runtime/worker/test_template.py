@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
+from tests.runtime.worker.engines.engines import write_negation
 
 Start = Any
 _PR_SET_CHILD_SUBREAPER = 36
@@ -22,7 +23,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 class Template:
     def __init__(self, *modules: str) -> None:
-        env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
+        one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ORT_DISABLE_TELEMETRY")
+        env = {**os.environ, **dict.fromkeys(one, "1")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpufn_runtime.worker", "--template", *modules],
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -170,6 +172,20 @@ def test_what_an_import_prints_does_not_disturb_the_replies(
     (tmp_path / "chatty.py").write_text("print('hello')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
     assert make_template("chatty").ready.modules == ("chatty",)
+
+
+def test_a_template_with_onnxruntime_in_memory_makes_workers_with_models(
+    make_peer: Start, make_template: Any, tmp_path: Path
+) -> None:
+    template = make_template("onnxruntime")
+    assert template.ready.error == "", "importing it started no thread"
+    worker = make_peer(models=("net",), engines={"net": (str(write_negation(tmp_path / "engine")),)})
+    reply = template.fork(worker)
+    assert worker.ready().modules == (), "all of it is the template's"
+    assert worker.call(b'{"x": [[1, 2]]}') == b'{"y":[[-1.0,-2.0]]}'
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)
 
 
 def test_a_request_that_cannot_be_served_says_why(make_peer: Start, make_template: Any, tmp_path: Path) -> None:
