@@ -49,7 +49,10 @@ class NormalModel:
 
 
 def normalise(source: SourceModel, into: Path) -> NormalModel:
-    """`source` in the folder `into`, which is not the source's. Raises BuildFailed(stage="normalise")."""
+    """`source` in the folder `into`, which is not the source's; its `proto` is used up, for weights may fill it.
+
+    Raises BuildFailed(stage="normalise").
+    """
     model = _without_functions(source.proto)
     model.ClearField("training_info")
     _drop_unused_opsets(model)
@@ -59,15 +62,13 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
         shutil.copyfile(source.folder / name, into / name)
     path = into / _free_name(source.external)
     _check(model, path)
-    _write(_inferred(model), path)
+    _infer(path)
     return _described(onnx.load(path, load_external_data=False), path, source.external)
 
 
 def _without_functions(proto: ModelProto) -> ModelProto:
     if not proto.functions:
-        model = ModelProto()
-        model.CopyFrom(proto)
-        return model
+        return proto
     try:
         return inliner.inline_local_functions(proto)
     except RuntimeError as error:
@@ -106,30 +107,34 @@ def _write(model: ModelProto, path: Path) -> None:
 
 
 def _check(model: ModelProto, path: Path) -> None:
-    """The checker looks into external data as well, so `path` is beside them. It wants a rank of each output, which
-    ONNX Runtime does not: outputs without one are kept from it."""
+    """Writes `model` to `path` when it is valid. The checker looks into external data, so they are there already; it
+    wants a rank of each output, which ONNX Runtime does not: outputs without one are kept from it."""
     outputs = list(model.graph.output)
+    ranked = [value for value in outputs if _has_rank(value)]
     del model.graph.output[:]
-    model.graph.output.extend(value for value in outputs if _has_rank(value))
+    model.graph.output.extend(ranked)
+    _write(model, path)
     try:
-        _write(model, path)
         checker.check_model(path)
     except (checker.ValidationError, ValueError) as error:  # ValueError: what cannot be read at all
         raise _failed("the model is not valid ONNX", error) from error
-    del model.graph.output[:]
-    model.graph.output.extend(outputs)
+    if len(ranked) < len(outputs):
+        del model.graph.output[:]
+        model.graph.output.extend(outputs)
+        _write(model, path)
 
 
-def _inferred(model: ModelProto) -> ModelProto:
-    """With the shapes of its values. What strict inference refuses, ONNX Runtime may still take: it is asked next."""
+def _infer(path: Path) -> None:
+    """The shapes of its values into the model at `path`. What strict inference refuses, ONNX Runtime may still take: it
+    is asked next."""
     for strict in (True, False):
         try:
-            return shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=True)
+            shape_inference.infer_shapes_path(path, check_type=strict, strict_mode=strict, data_prop=True)
+            break
         except shape_inference.InferenceError:
             continue
         except (RuntimeError, ValueError, checker.ValidationError) as error:
             raise _failed("the shapes of the model's values cannot be inferred", error) from error
-    return model
 
 
 def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> NormalModel:
