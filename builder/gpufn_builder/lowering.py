@@ -163,7 +163,7 @@ class _Lowering:
         self._lowered += 1
 
     def _add_kept(self, node: NodeProto) -> None:
-        for name in (*node.input, *(name for graph in _subgraphs(node) for name in _captured(graph))):
+        for name in names_taken(node):
             self._as_float(name)
         self._nodes.append(node)
         self._float.update(node.output)
@@ -205,7 +205,7 @@ class _Lowering:
         """The new nodes in place of the old, without constants and types of values that are no more."""
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
-        used = {value.name for value in self._graph.output} | set(_captured(self._graph))
+        used = {value.name for value in self._graph.output} | set(_names_in(self._graph))
         for fields in (self._graph.initializer, self._graph.value_info):
             kept = [field for field in fields if field.name in used]
             del fields[:]
@@ -246,12 +246,16 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from attribute.graphs
 
 
-def _captured(graph: GraphProto) -> Iterator[str]:
-    """Names that nodes and outputs of `graph` and of graphs in it refer to, its own among them."""
+def names_taken(node: NodeProto) -> Iterator[str]:
+    """The inputs of `node`, and what the graphs in it refer to: values from around them, and their own."""
+    yield from node.input
+    for inner in _subgraphs(node):
+        yield from _names_in(inner)
+
+
+def _names_in(graph: GraphProto) -> Iterator[str]:
     for node in graph.node:
-        yield from node.input
-        for inner in _subgraphs(node):
-            yield from _captured(inner)
+        yield from names_taken(node)
     yield from (value.name for value in graph.output)
 
 

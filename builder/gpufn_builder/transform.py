@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,7 @@ from gpufn.errors import BuildFailed
 from gpufn.model import Precision, Tolerance
 from gpufn_builder import accepted
 from gpufn_builder.cpu_session import CpuSession
-from gpufn_builder.lowering import Lowered, lower
+from gpufn_builder.lowering import Lowered, lower, names_taken
 from gpufn_builder.normalise import NormalModel
 from gpufn_builder.samples import Case
 from gpufn_builder.tensors import Arrays
@@ -141,7 +142,20 @@ def _quantise(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
     except Exception as error:  # it raises whatever comes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BuildFailed(f"the model cannot be quantised: {reason}", stage=_STAGE) from error
+    _sort(path)
     return True
+
+
+def _sort(path: Path) -> None:
+    """The nodes of the model at `path` after those that they need. The tool does not look into bodies of an If."""
+    model = onnx.load(path, load_external_data=False)
+    nodes = list(model.graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    needs = {index: {makers[name] for name in names_taken(node) if name in makers} for index, node in enumerate(nodes)}
+    ordered = [nodes[index] for index in TopologicalSorter(needs).static_order()]
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+    path.write_bytes(model.SerializeToString())
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it has no types

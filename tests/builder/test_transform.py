@@ -5,7 +5,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, checker
+from onnx import ModelProto, TensorProto, checker, helper
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
@@ -203,6 +203,25 @@ def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> Non
     prepared = Prepared(models.texts(), tmp_path)
     made = prepared.into_precision(Precision.INT8)
     assert (made.path, made.found) == (prepared.normal.path, "as it is: there is nothing to quantise")
+
+
+def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) -> None:
+    bodies = {
+        name: helper.make_graph([node("Identity", "size", f"{name}_y")], name, [], [value(f"{name}_y", None)])
+        for name in ("then_branch", "else_branch")
+    }
+    proto = model(
+        [
+            node("MatMul", "x w", "h"),
+            node("Shape", "h", "shape"),
+            node("Cast", "shape", "size", to=TensorProto.FLOAT),
+            node("If", "flag", "y", **bodies),
+        ],
+        [value("x", [1, 4])],
+        [value("y", [2]), value("h", [1, 4])],
+        [weights("w", 4, 4), constant("flag", True, bool)],
+    )
+    checker.check_model(Prepared(proto, tmp_path).into_precision(Precision.INT8).path)
 
 
 def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
