@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gpufn.engine import BuildState
+from gpufn.engine import Backend, BuildState
 from gpufn.errors import ErrorInfo
 from gpufn.model import TensorSpec, Tolerance
 from gpufn_builder.report import BuildReport, CandidateRow
@@ -21,6 +21,7 @@ _MOST_OPERATORS: Final = 24
 _WIDTH, _HEIGHT = 720, 260  # of the plot
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 14, 34
 _MARKS: Final = (50, 90, 99)
+_COLOURS: Final = {Backend.TENSORRT: "var(--c0)", Backend.ORT_CUDA: "var(--c1)", Backend.ORT_CPU: "var(--c2)"}
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bg: #f6f7f9; --card: #ffffff; --ink: #1c2430; --soft: #5b6675; --line: #e3e7ec;
@@ -38,7 +39,7 @@ header p { color: var(--soft); margin: 6px 0 0; }
 .title { display: flex; gap: 12px; align-items: center; flex-wrap: wrap; }
 .badge { font-size: 12px; font-weight: 600; border-radius: 999px; padding: 3px 11px; border: 1px solid currentColor; }
 .good { color: var(--good); } .bad { color: var(--bad); } .soft { color: var(--soft); }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-top: 20px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin-top: 20px; }
 .figure { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 14px 16px; }
 .figure b { display: block; font-size: 22px; font-weight: 650; font-variant-numeric: tabular-nums; }
 .figure span { color: var(--soft); font-size: 13px; }
@@ -72,7 +73,7 @@ def render(report: BuildReport) -> str:
         _header(report),
         _figures(report, passed),
         *([_failure(report.error)] if report.error else []),
-        _section("Candidates", _candidates(report.candidates)),
+        _section("Candidates", _candidates(report)),
         *([_section("Latency of one run", _plot(passed))] if any(row.latency for row in passed) else []),
         *_accuracy(report, passed),
         *([_section("Stages", _stages(report))] if report.stages else []),
@@ -124,25 +125,26 @@ def _failure(error: ErrorInfo) -> Html:
     )
 
 
-def _candidates(rows: Sequence[CandidateRow]) -> Html:
-    if not rows:
+def _candidates(report: BuildReport) -> Html:
+    if not report.candidates:
         return _tag("p", "None: the model requires a GPU.", cls="soft")
     head = ("", "Median", "90 %", "99 %", "Runs/s", "rel. L2", "Size", "Build")
-    return _table(head, [_candidate(index, row) for index, row in enumerate(rows)], numbers=range(1, 8))
+    told = report.error.traceback if report.error else None
+    return _table(head, [_candidate(row, told) for row in report.candidates], numbers=range(1, 8))
 
 
-def _candidate(index: int, row: CandidateRow) -> Sequence[str]:
-    name = [_dot(index), _tag("b", str(row.backend))]
+def _candidate(row: CandidateRow, told: str | None) -> Sequence[str]:
+    """`told` is a log that the page has already."""
     if not row.passed:
-        log = [_tag("pre", row.log)] if row.log else []
+        log = [_tag("pre", row.log)] if row.log and row.log != told else []
         reason = _tag("div", row.reason, cls="soft" if "installed" in row.reason else "bad")
-        return (Html("".join((*name, reason, *log))), *[""] * 7)
-    told = f"{row.key[:16]}{' · built before' if row.found else ''}"
+        return (Html("".join((_name(row), reason, *log))), *[""] * 7)
+    key = f"{row.key[:16]}{' · built before' if row.found else ''}"
     if row.latency is not None and not row.latency.settled:
-        told += " · its timings did not settle"
+        key += " · its timings did not settle"
     latency = row.latency
     return (
-        Html("".join((*name, _tag("div", _tag("code", told), cls="soft")))),
+        Html(_name(row) + _tag("div", _tag("code", key), cls="soft")),
         *([_seconds(value) for value in (latency.p50_s, latency.p90_s, latency.p99_s)] if latency else [""] * 3),
         _number(latency.per_s) if latency else "",
         _small(row.accuracy.rel_l2) if row.accuracy else "",
@@ -153,7 +155,7 @@ def _candidate(index: int, row: CandidateRow) -> Sequence[str]:
 
 def _plot(rows: Sequence[CandidateRow]) -> Html:
     """Latency over the share of runs that were at least so fast. Where only percentiles are known, these."""
-    curves = [(index, _curve(row)) for index, row in enumerate(rows) if row.latency]
+    curves = [(row, _curve(row)) for row in rows if row.latency]
     highest = max(value for _, curve in curves for share, value in curve if share <= _MARKS[-1]) * 1.15 or 1.0
     step = _round_step(highest / 4)
     lines = []
@@ -166,42 +168,42 @@ def _plot(rows: Sequence[CandidateRow]) -> Html:
         dashes = {"stroke": "var(--soft)", "stroke_dasharray": "2 5", "stroke_opacity": ".6"}
         lines.append(_tag("line", x1=x, x2=x, y1=_TOP, y2=_HEIGHT - _BOTTOM, **dashes))
         lines.append(_tag("text", f"{mark} %", x=x, y=_HEIGHT - 12, text_anchor="middle"))
-    for index, curve in curves:
+    for row, curve in curves:
         points = " ".join(f"{_x(share):.1f},{_y(min(value, highest), highest):.1f}" for share, value in curve)
-        colour = f"var(--c{index % 3})"
+        colour = _COLOURS[row.backend]
         lines.append(_tag("polyline", points=points, fill="none", stroke=colour, stroke_width="2.5"))
         lines.extend(
-            _tag("circle", cx=_x(share), cy=_y(value, highest), r="4", fill=colour)
-            for share, value in _marked(rows[index])
+            _tag("circle", cx=_x(share), cy=_y(value, highest), r="4", fill=colour) for share, value in _marked(row)
         )
-    legend = (_tag("span", _dot(index), str(rows[index].backend)) for index, _ in curves)
+    legend = (_tag("span", _name(row)) for row, _ in curves)
     return Html(
         _tag("svg", *lines, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", role="img")
-        + _tag("div", *legend, _tag("span", "share of runs that took no longer"), cls="legend")
+        + _tag("div", *legend, _tag("span", "along: how many of all runs took no longer"), cls="legend")
     )
 
 
 def _accuracy(report: BuildReport, passed: Sequence[CandidateRow]) -> list[Html]:
-    rows = [(index, row, output) for index, row in enumerate(passed) for output in row.outputs]
+    rows = [(row, output) for row in passed for output in row.outputs]
     if not rows:
         return []
-    rows.sort(key=lambda each: -_or_infinite(each[2].rel_l2))
-    head = ("Output", "Case", "Type", "max abs", "99.9 %", "rel. L2", "cosine", "arg max")
+    rows.sort(key=lambda each: -_or_infinite(each[1].rel_l2))
+    head = ("Engine", "Output", "Case", "Type", "max abs", "99.9 %", "rel. L2", "cosine", "arg max")
     lines = [
         (
-            Html(_dot(index) + _tag("b", output.name)),
+            _name(row),
+            output.name,
             output.case,
             f"{output.dtype}{list(output.shape)}{f', {output.nans} NaNs' if output.nans else ''}",
             *(_small(value) for value in (output.max_abs, output.p999_abs, output.rel_l2)),
             f"{output.cosine:.6f}",
             f"{output.argmax:.1%}",
         )
-        for index, _, output in rows[:_MOST_OUTPUTS]
+        for row, output in rows[:_MOST_OUTPUTS]
     ]
     more = len(rows) - len(lines)
     said = f"Against the model as it came, in fp32 on the CPU. Allowed: {_tolerance(report.tolerance)}."
     rest = [_tag("p", f"{more} more were nearer.", cls="soft")] if more > 0 else []
-    return [_section("Accuracy", _tag("p", said, cls="soft"), _table(head, lines, numbers=range(3, 8)), *rest)]
+    return [_section("Accuracy", _tag("p", said, cls="soft"), _table(head, lines, numbers=range(4, 9)), *rest)]
 
 
 def _stages(report: BuildReport) -> Html:
@@ -219,17 +221,17 @@ def _stages(report: BuildReport) -> Html:
 
 
 def _nodes(passed: Sequence[CandidateRow]) -> list[Html]:
-    rows = [(index, row) for index, row in enumerate(passed) if row.gpu_nodes or row.cpu_nodes]
+    rows = [row for row in passed if row.gpu_nodes or row.cpu_nodes]
     if not rows:
         return []
     lines = []
-    for index, row in rows:
+    for row in rows:
         operators = sorted(row.nodes.items(), key=lambda item: (-item[1], item[0]))
         listed = ", ".join(f"{count} {name}" for name, count in operators[:_MOST_OPERATORS])
         more = len(operators) - _MOST_OPERATORS
         lines.append(
             (
-                Html(_dot(index) + _tag("b", str(row.backend))),
+                _name(row),
                 str(row.gpu_nodes),
                 str(row.cpu_nodes),
                 listed + (f", {more} more kinds" if more > 0 else ""),
@@ -254,11 +256,16 @@ def _tensors(report: BuildReport) -> Html:
 
 def _settings(report: BuildReport, passed: Sequence[CandidateRow]) -> Html:
     lines: list[Sequence[str]] = []
-    for index, row in enumerate(passed):
-        name = Html(_dot(index) + _tag("b", str(row.backend)))
-        for what, values in (("session", row.settings), ("compiler", row.flags), ("versions", row.versions)):
+    for row in passed:
+        name = _name(row)
+        told = {
+            "session": [f"{key} {value}" for key, value in row.settings.items()],
+            "compiler": [f"{key} {value}" for key, value in row.flags.items()],
+            "versions": row.versions.values(),
+        }
+        for what, values in told.items():
             if values:
-                lines.append((name, what, ", ".join(f"{key} {value}" for key, value in values.items())))
+                lines.append((name, what, ", ".join(values)))
                 name = Html("")
         if row.notes:
             lines.append((name, "tried", "; ".join(row.notes)))
@@ -293,8 +300,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable
     return _tag("table", *titles, *(cells("td", row) for row in rows))
 
 
-def _dot(index: int) -> Html:
-    return _tag("i", cls="dot", style=f"background:var(--c{index % 3})")
+def _name(row: CandidateRow) -> Html:
+    dot = _tag("i", cls="dot", style=f"background:{_COLOURS[row.backend]}")
+    return Html(dot + _tag("b", str(row.backend)))
 
 
 def _curve(row: CandidateRow) -> list[tuple[float, float]]:
