@@ -331,7 +331,7 @@ class Client:
 
     # Models
 
-    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None] = lambda count: None) -> bool:
+    def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None] | None = None) -> bool:
         """Upload a model's file unless it is there; False when it was. `sent` gets the bytes so far."""
         if self._exists(f"/v1/artifacts/{digest}"):
             return False
@@ -493,7 +493,7 @@ class Client:
 class _FileContent:
     """A file as a request's body; each try reads it from its beginning."""
 
-    def __init__(self, path: Path, sent: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, sent: Callable[[int], None] | None) -> None:
         self._path = path
         self._sent = sent
 
@@ -503,7 +503,8 @@ class _FileContent:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
                 count += len(chunk)
-                self._sent(count)
+                if self._sent is not None:
+                    self._sent(count)
 
 
 def _call_headers(content_type: str, accept: str, timeout_s: float | None) -> dict[str, str]:
