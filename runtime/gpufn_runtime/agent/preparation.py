@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 COLLECT_EVERY_S = 600.0
 _MOST_MODULES = 256  # of one revision
+_RUN_MODELS = ("numpy", "onnxruntime")  # known before a worker tells; a first cold start takes 25 ms instead of 150
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
@@ -130,7 +131,7 @@ class Preparation:
 
     def modules(self, revision: Revision) -> frozenset[str]:
         reported = self._reported_modules.get((revision.function, revision.number), frozenset())
-        return reported.union(revision.spec.modules)
+        return reported.union(revision.spec.modules, _RUN_MODELS if revision.spec.models else ())
 
     def learn_modules(self, revision: RevisionKey, modules: Iterable[str]) -> None:
         """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""

@@ -312,3 +312,14 @@ def test_a_function_without_code_needs_no_bundle(on_node: Run) -> None:
         assert _config(node, worker).bundle_dir == ""
 
     on_node(test)
+
+
+def test_a_standby_of_a_function_with_models_holds_what_runs_them_before_any_worker_has_told(on_node: Run) -> None:
+    async def test(node: Node) -> None:
+        await _deploy(node, {"cpu": (_publish(node, "m"),)})
+        await node.start(templates=2)
+        assert node.launcher is not None
+        held = await node.until(lambda: [one for one in node.launcher.templates if "onnxruntime" in one])  # type: ignore[union-attr]
+        assert held == ["numpy,onnxruntime"]
+
+    on_node(test)
