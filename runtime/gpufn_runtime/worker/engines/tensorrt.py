@@ -135,7 +135,6 @@ class _Slot:
         self._engine = engine
         self._manifest = manifest
         self._log = log
-        self._profile = 0
         self._outputs: dict[str, tuple[int, ...]] = {}
         self._runs = 0  # with these shapes
         self._graph: int | None = None
@@ -146,6 +145,7 @@ class _Slot:
             self._context = engine.create_execution_context()
             if self._context is None:
                 raise EngineRefused(f"TensorRT cannot make a context: {log.said()}")
+            self._profile: int = self._context.active_optimization_profile  # 0 of the first context, -1 of further ones
             self._allocate()
         except BaseException:
             self.close()
@@ -189,7 +189,8 @@ class _Slot:
                 sizes[spec.name] = max(sizes[spec.name], _bytes(spec, self._outputs[spec.name]))
         for name, size in sizes.items():
             self._buffers[name] = _Buffer(self._cuda, max(size, 1))
-            self._context.set_tensor_address(name, self._buffers[name].device)
+            if not self._context.set_tensor_address(name, self._buffers[name].device):
+                raise EngineRefused(f"{name} cannot be where it is: {self._log.said()}")
 
     def _largest(self, profile: int) -> _Shapes:
         return tuple(

@@ -97,17 +97,19 @@ class FakeContext:
         self._trt = trt
         self._addresses: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._profile = 0
+        self.active_optimization_profile = -1 if trt.contexts else 0
+        trt.contexts += 1
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         self._trt.calls.append(f"profile {index}")
-        self._profile = index
+        self.active_optimization_profile = index
         self._shapes.clear()
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         self._trt.calls.append(f"shape {name} {list(shape)}")
-        low, _, high = self._trt.engine.get_tensor_profile_shape(name, self._profile)
+        assert self.active_optimization_profile >= 0
+        low, _, high = self._trt.engine.get_tensor_profile_shape(name, self.active_optimization_profile)
         self._shapes[name] = shape
         return all(a <= b <= c for a, b, c in zip(low, shape, high, strict=True))
 
@@ -139,6 +141,7 @@ class FakeTrt:
     def __init__(self, *, profiles: Sequence[Sequence[Sequence[int]]] = (((1, 2), (2, 2), (4, 2)),)) -> None:
         self.calls: list[str] = []
         self.cuda = FakeCuda(self.calls)
+        self.contexts = 0
         self.cannot_load = self.cannot_run = self.unknown_output = False
         self.names = ["x", "y"]
         self.location = "device"
@@ -232,7 +235,7 @@ def test_the_profile_that_accepts_the_shapes_is_used_and_kept_while_it_does() ->
 def test_each_slot_has_a_context_and_a_stream_and_threads_share_them() -> None:
     trt = FakeTrt()
     session = _open(trt, slots=2)
-    assert (session.parallel, trt.cuda.streams) == (2, 2)
+    assert (session.parallel, trt.cuda.streams, trt.contexts) == (2, 2, 2)
     with session._slot(((1, 2),)) as one, session._slot(((1, 2),)) as other:
         assert one is not other
         came = threading.Event()
