@@ -75,7 +75,8 @@ class SharedRuns:
                 self._leave(call)
                 raise
         if call.leads:
-            await asyncio.to_thread(self._lead, call)
+            # Shielded: a leader that is cancelled leads all the same, for others count on it.
+            await asyncio.shield(loop.run_in_executor(None, self._lead, call))
         return call.result()
 
     def _enter(self, call: _Call) -> None:

@@ -190,6 +190,24 @@ def test_a_task_that_is_cancelled_as_it_becomes_the_leader_passes_it_on() -> Non
     assert asyncio.run(main())[0, 0] == -2
 
 
+def test_a_leader_that_is_cancelled_before_a_thread_is_free_for_it_holds_nobody_up() -> None:
+    session = Session(FakeEngine())
+
+    async def main() -> Any:
+        threads = ThreadPoolExecutor(1)
+        asyncio.get_running_loop().set_default_executor(threads)
+        go_on = threading.Event()
+        threads.submit(go_on.wait, PATIENCE_S)
+        given_up = asyncio.create_task(session.aio(rows(1)))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        go_on.set()
+        return await asyncio.wait_for(session.aio(rows(2)), PATIENCE_S)
+
+    assert asyncio.run(main())[0, 0] == -2
+
+
 def test_a_call_of_too_many_rows_runs_in_parts() -> None:
     engine = FakeEngine(manifest(max_batch=4))
     assert Session(engine)(rows(*range(10)))[:, 0].tolist() == [-value for value in range(10)]
