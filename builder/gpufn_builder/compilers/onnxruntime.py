@@ -31,6 +31,7 @@ _WEIGHTS: Final = "model.onnx.data"
 # Above it weights lie beside the graph, which then stays far from protobuf's 2 GiB, and workers share their pages.
 _OWN_WEIGHTS_BYTES: Final = 64 << 20
 _LEVELS: Final = {
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
@@ -51,7 +52,8 @@ class OnnxRuntime:
 
     def compile(self, job: CompileJob, tell: Tell) -> Compiled:
         tell(0.0, "optimises the graph")
-        nodes = self._optimise(job)
+        self._optimise(job)
+        nodes = self._count_nodes(job)
         gpu_nodes = sum(count for name, count in nodes.items() if name.endswith(_CUDA))
         if self._on_gpu and not gpu_nodes:
             raise BuildFailed("ONNX Runtime would run no node of this model on the GPU", stage="compile")
@@ -79,20 +81,25 @@ class OnnxRuntime:
         session = self._session(job, job.folder / compiled.files[0], options)
         return OrtEngine(session, job.outputs)
 
-    def _optimise(self, job: CompileJob) -> dict[str, int]:
-        """Saves the engine; returns how many nodes of which operator each provider has."""
+    def _optimise(self, job: CompileJob) -> None:
+        """Saves the engine."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
         options.optimized_model_filepath = str(job.folder / _ENGINE)
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        files = list(job.model.parent.iterdir())
-        # Without this, an engine refers to the external data of its model.
-        if len(files) > 1 or files[0].stat().st_size > _OWN_WEIGHTS_BYTES:
+        if sum(file.stat().st_size for file in job.model.parent.iterdir()) > _OWN_WEIGHTS_BYTES:
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
             options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        self._session(job, job.model, options)
+
+    def _count_nodes(self, job: CompileJob) -> dict[str, int]:
+        """How many of the engine's nodes, of which operator, each provider has."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.graph_optimization_level = _LEVELS["none"]
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         counted: Counter[str] = Counter()
-        for part in self._session(job, job.model, options).get_provider_graph_assignment_info():
+        for part in self._session(job, job.folder / _ENGINE, options).get_provider_graph_assignment_info():
             counted.update(f"{node.op_type} on {part.ep_name}" for node in part.get_nodes())
         return dict(counted)
 

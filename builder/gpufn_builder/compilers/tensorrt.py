@@ -40,6 +40,7 @@ def compiler(backend: Backend) -> TensorRT:
 class TensorRT:
     def compile(self, job: CompileJob, tell: Tell) -> Compiled:
         log = _Log()
+        trt.init_libnvinfer_plugins(log, "")
         builder = trt.Builder(log)
         # The flag is needed before 11, and ignored since.
         network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
@@ -59,8 +60,8 @@ class TensorRT:
         monitor = _Monitor(tell)
         config.progress_monitor = monitor
         cache = job.caches / f"tensorrt-{trt.__version__}.timing"
-        with contextlib.suppress(FileNotFoundError):
-            config.set_timing_cache(config.create_timing_cache(cache.read_bytes()), ignore_mismatch=False)
+        known = cache.read_bytes() if cache.exists() else b""
+        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise log.failed("TensorRT could not build an engine")
@@ -77,6 +78,7 @@ class TrtEngine:
 
     def __init__(self, plan: Path, job: CompileJob) -> None:
         self._log = _Log()
+        trt.init_libnvinfer_plugins(self._log, "")
         self._runtime = trt.Runtime(self._log)
         self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
         if self._engine is None:

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.reference
+import pytest
+
+from gpufn.engine import Backend
+from gpufn.errors import BuildFailed
+from gpufn.model import TensorSpec
+from gpufn_builder.compilers import onnxruntime as compiler
+from gpufn_builder.compilers.base import CompileJob, compiler_for
+from gpufn_builder.compilers.onnxruntime import choose_threads
+from tests.builder import models
+
+X, Y = TensorSpec("x", "FP32", (-1, 8)), TensorSpec("y", "FP32", (-1, 4))
+
+
+def _job(folder: Path, proto: Any) -> CompileJob:
+    models.put(proto, folder / "in")
+    (folder / "out").mkdir()
+    return CompileJob(
+        model=folder / "in" / "model.onnx",
+        inputs=(X,),
+        outputs=(Y,),
+        profiles=(),
+        flags={"graph_optimization_level": "extended"},
+        golden={"x": np.ones((2, 8), np.float32)},
+        folder=folder / "out",
+        caches=folder,
+    )
+
+
+def _ignore(progress: float, detail: str) -> None: ...
+
+
+def test_the_engine_is_the_graph_after_the_optimiser_and_gives_the_same(tmp_path: Path) -> None:
+    job = _job(tmp_path, models.mlp())
+    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    saved = onnx.load(tmp_path / "out" / compiled.files[0])
+    assert compiled.cpu_nodes == sum(compiled.nodes.values()) == len(saved.graph.node) < len(models.mlp().graph.node)
+    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+        found = engine.run(job.golden)
+        engine.bind(job.golden)()
+    expected: Any = onnx.reference.ReferenceEvaluator(models.mlp()).run(None, job.golden)
+    np.testing.assert_allclose(found["y"], expected[0], rtol=1e-5)
+
+
+def test_large_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_OWN_WEIGHTS_BYTES", 100)
+    job = _job(tmp_path, models.model(
+        [models.node("MatMul", "x w", "y")],
+        [models.value("x", ["N", 8])],
+        [models.value("y", ["N", 4])],
+        [models.weights("big", 8, 400), models.weights("w", 8, 4)],
+    ))  # fmt: skip
+    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    assert compiled.files == ("model.onnx",)  # nothing of 1 KiB is left: unused weights are gone
+    job = _job(tmp_path / "larger", models.model(
+        [models.node("MatMul", "x w", "h"), models.node("MatMul", "h v", "y")],
+        [models.value("x", ["N", 8])],
+        [models.value("y", ["N", 4])],
+        [models.weights("w", 8, 400), models.weights("v", 400, 4)],
+    ))  # fmt: skip
+    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    assert compiled.files == ("model.onnx", "model.onnx.data")
+    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+        assert engine.run(job.golden)["y"].shape == (2, 4)
+
+
+def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:
+    job = _job(tmp_path, models.mlp())
+    job.flags["use_tf32"] = "0"  # type: ignore[index]
+    with pytest.raises(
+        BuildFailed, match=r"CPUExecutionProvider instead of CUDAExecutionProvider|CUDAExecutionProvider"
+    ):
+        compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "chosen"),
+    [
+        (1, {(1, 0): 8.0}, (1, 0)),
+        (4, {(1, 0): 8.0, (2, 0): 7.9}, (1, 0)),
+        (4, {(1, 0): 8.0, (2, 0): 4.1, (4, 0): 2.2, (4, 1): 2.1}, (4, 0)),
+        (4, {(1, 0): 8.0, (2, 0): 4.1, (4, 0): 2.2, (4, 1): 1.1}, (4, 1)),
+        (6, {(1, 0): 8.0, (2, 0): 4.0, (4, 0): 2.0, (6, 0): 1.0, (6, 1): 1.0}, (6, 0)),
+    ],
+)
+def test_threads_have_to_be_worth_it(
+    cores: int, seconds: dict[tuple[int, int], float], chosen: tuple[int, int]
+) -> None:
+    asked = []
+
+    def seconds_with(threads: int, spinning: int) -> float:
+        asked.append((threads, spinning))
+        return seconds[threads, spinning]
+
+    assert choose_threads(cores, seconds_with) == chosen
+    assert asked == list(seconds)

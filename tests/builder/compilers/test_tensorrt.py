@@ -1,0 +1,247 @@
+"""What the TensorRT compiler asks of the API, and what it makes of answers that are easily overlooked.
+
+A stand-in plays TensorRT; that its names are real is for test_tensorrt_names.py to tell.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpufn.engine import Backend
+from gpufn.errors import BuildFailed
+from gpufn.model import ShapeProfile, ShapeRange, TensorSpec
+from gpufn_builder.compilers.base import CompileJob
+
+ERROR, INFO = "error", "info"
+RANGE = ShapeRange((1, 3), (4, 3), (8, 3))
+
+
+class ParserError:
+    def __init__(self, code: str, node: str, operator: str, desc: str) -> None:
+        self._told = (types.SimpleNamespace(name=code), node, operator, desc)
+
+    def code(self) -> Any:
+        return self._told[0]
+
+    def node_name(self) -> str:
+        return str(self._told[1])
+
+    def node_operator(self) -> str:
+        return str(self._told[2])
+
+    def desc(self) -> str:
+        return str(self._told[3])
+
+
+class Script:
+    """How the next build goes; `calls` is what was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.parses = True
+        self.errors: list[ParserError] = []
+        self.profile = 0
+        self.plan: bytes | None = b"plan"
+        self.logs: list[tuple[str, str]] = []
+        self.loads = True
+        self.shape_input = False
+
+    def called(self, name: str) -> list[list[Any]]:
+        return [list(call[1:]) for call in self.calls if call[0] == name]
+
+
+class Recorder:
+    """Anything asked of it is written down; a method of the script's answers."""
+
+    def __init__(self, script: Script, **answers: Any) -> None:
+        self.__dict__["_script"] = script
+        self.__dict__["_answers"] = answers
+
+    def __getattr__(self, name: str) -> Any:
+        answer = self._answers.get(name)
+        if name in self._answers and not callable(answer):
+            return answer
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._script.calls.append((name, *arguments, *named.values()))
+            return answer(*arguments) if callable(answer) else None
+
+        return call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._script.calls.append((f"{name} =", value))
+
+
+def _stand_in(script: Script) -> Any:
+    class ILogger:
+        Severity = types.SimpleNamespace(ERROR=ERROR, INTERNAL_ERROR="internal", INFO=INFO)
+
+    class Base: ...
+
+    def builder(log: Any) -> Recorder:
+        def build(network: Any, config: Any) -> bytes | None:
+            for severity, message in script.logs:
+                log.log(severity, message)
+            return script.plan
+
+        cache = Recorder(script, serialize=lambda: b"timings")
+        config = Recorder(
+            script,
+            add_optimization_profile=lambda profile: script.profile,
+            create_timing_cache=lambda data: f"cache of {data!r}",
+            get_timing_cache=lambda: cache,
+        )
+        tensor = types.SimpleNamespace(name="x", is_shape_tensor=script.shape_input)
+        return Recorder(
+            script,
+            create_network=lambda flags: types.SimpleNamespace(num_inputs=1, get_input=lambda index: tensor),
+            create_builder_config=lambda: config,
+            create_optimization_profile=lambda: Recorder(script),
+            build_serialized_network=build,
+        )
+
+    def parser(network: Any, log: Any) -> Recorder:
+        return Recorder(
+            script,
+            parse_from_file=lambda path: script.parses,
+            num_errors=len(script.errors),
+            get_error=lambda index: script.errors[index],
+        )
+
+    inspector = Recorder(script, get_engine_information=lambda kind: '{"Layers": [{"LayerType": "Gemm"}, {}]}')
+    engine = Recorder(script, num_layers=2, create_engine_inspector=lambda: inspector)
+    return types.SimpleNamespace(
+        __name__="tensorrt",
+        __version__="11.4.0",
+        ILogger=ILogger,
+        IProgressMonitor=Base,
+        IOutputAllocator=Base,
+        Builder=builder,
+        OnnxParser=parser,
+        Runtime=lambda log: Recorder(script, deserialize_cuda_engine=lambda plan: engine if script.loads else None),
+        init_libnvinfer_plugins=lambda log, namespace: True,
+        NetworkDefinitionCreationFlag=types.SimpleNamespace(STRONGLY_TYPED=1),
+        ProfilingVerbosity=types.SimpleNamespace(DETAILED="detailed"),
+        BuilderFlag=types.SimpleNamespace(TF32="tf32"),
+        LayerInformationFormat=types.SimpleNamespace(JSON="json"),
+    )
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def module(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setitem(sys.modules, "tensorrt", _stand_in(script))
+    name = "gpufn_builder.compilers.tensorrt"
+    sys.modules.pop(name, None)
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+def _job(folder: Path, **flags: str) -> CompileJob:
+    return CompileJob(
+        model=folder / "model.onnx",
+        inputs=(TensorSpec("x", "FP32", (-1, 3)),),
+        outputs=(TensorSpec("y", "FP32", (-1, 3)),),
+        profiles=(ShapeProfile({"x": RANGE}),),
+        flags={"builder_optimization_level": "3", "tf32": "0"} | flags,
+        golden={"x": np.zeros((4, 3), np.float32)},
+        folder=folder,
+        caches=folder / "tuning",
+    )
+
+
+def _compile(module: Any, folder: Path, **flags: str) -> Any:
+    return module.compiler(Backend.TENSORRT).compile(_job(folder, **flags), lambda progress, detail: None)
+
+
+def test_a_plan_is_built_as_the_flags_say(module: Any, script: Script, tmp_path: Path) -> None:
+    compiled = _compile(module, tmp_path)
+    assert (compiled.files, compiled.gpu_nodes, compiled.cpu_nodes) == (("engine.plan",), 2, 0)
+    assert compiled.nodes == {"Gemm on TensorRT": 1, "layer on TensorRT": 1}
+    assert (tmp_path / "engine.plan").read_bytes() == b"plan"
+    assert script.called("create_network") == [[2]]
+    assert script.called("builder_optimization_level =") == [[3]]
+    assert script.called("set_shape") == [["x", RANGE.min, RANGE.opt, RANGE.max]]
+    assert (script.called("clear_flag"), script.called("set_flag")) == ([["tf32"]], [])
+
+
+def test_tf32_is_on_only_where_it_was_asked_for(module: Any, script: Script, tmp_path: Path) -> None:
+    _compile(module, tmp_path, tf32="1")
+    assert (script.called("clear_flag"), script.called("set_flag")) == ([], [["tf32"]])
+
+
+def test_timings_are_kept_for_the_next_build(module: Any, script: Script, tmp_path: Path) -> None:
+    _compile(module, tmp_path)
+    _compile(module, tmp_path)
+    assert script.called("set_timing_cache") == [["cache of b''", False], ["cache of b'timings'", False]]
+    assert [path.name for path in (tmp_path / "tuning").iterdir()] == ["tensorrt-11.4.0.timing"]
+
+
+def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script: Script, tmp_path: Path) -> None:
+    script.parses = False
+    script.errors = [ParserError("UNSUPPORTED_NODE", "mask", "NonZero", "no plugin"), ParserError("X", "n", "", "d")]
+    with pytest.raises(BuildFailed) as failure:
+        _compile(module, tmp_path)
+    assert failure.value.message == "TensorRT does not take this model: UNSUPPORTED_NODE (NonZero): no plugin"
+    assert (failure.value.stage, failure.value.node) == ("compile", "mask")
+    assert failure.value.log == "UNSUPPORTED_NODE mask: no plugin\nX n: d"
+
+
+def test_a_profile_that_is_refused_is_told(module: Any, script: Script, tmp_path: Path) -> None:
+    script.profile = -1
+    with pytest.raises(
+        BuildFailed, match=r"^TensorRT refuses the profile x: \[1, 3\] to \[8, 3\], tuned for \[4, 3\]$"
+    ):
+        _compile(module, tmp_path)
+
+
+def test_an_input_that_holds_a_shape_is_told(module: Any, script: Script, tmp_path: Path) -> None:
+    script.shape_input = True
+    with pytest.raises(BuildFailed, match="TensorRT needs bounds for the values of x"):
+        _compile(module, tmp_path)
+
+
+def test_a_build_without_a_plan_is_told_in_the_words_of_the_log(module: Any, script: Script, tmp_path: Path) -> None:
+    script.plan = None
+    script.logs = [(INFO, "started"), (ERROR, "node [name: conv1] has no tactic"), (ERROR, "gave up")]
+    with pytest.raises(BuildFailed) as failure:
+        _compile(module, tmp_path)
+    assert failure.value.message == ("TensorRT could not build an engine: node [name: conv1] has no tactic; gave up")
+    assert (failure.value.node, failure.value.log) == ("conv1", "node [name: conv1] has no tactic\ngave up")
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_a_plan_that_does_not_load_again_is_no_engine(module: Any, script: Script, tmp_path: Path) -> None:
+    script.loads = False
+    with pytest.raises(BuildFailed, match="TensorRT does not load the engine that it built"):
+        _compile(module, tmp_path)
+
+
+def test_progress_is_that_of_the_outermost_phase_and_never_raises(module: Any) -> None:
+    told: list[tuple[float, str]] = []
+
+    def tell(progress: float, detail: str) -> None:
+        told.append((progress, detail))
+        if progress > 0.5:
+            raise OSError("nobody listens")
+
+    monitor = module._Monitor(tell)
+    monitor.phase_start("Building", None, 4)
+    monitor.phase_start("Tactics", "Building", 100)
+    steps = [("Tactics", 50), ("Building", 0), ("Building", 3), ("never begun", 1)]
+    answers = [monitor.step_complete(*step) for step in steps]
+    monitor.phase_finish("Tactics")
+    assert told == [(0.25, "Building"), (1.0, "Building")]
+    assert answers == [True] * 4
