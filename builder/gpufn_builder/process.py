@@ -47,7 +47,8 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
     """Of a process that compiles. `gpu` is the uuid of the one that it may see; without it there is none."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
-    return passed | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONDONTWRITEBYTECODE": "1"}
+    # ONNX Runtime (1.29 and later) reports to its maker about the models that it loads, unless it is told not to.
+    return passed | {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONDONTWRITEBYTECODE": "1", "ORT_DISABLE_TELEMETRY": "1"}
 
 
 class Work:
