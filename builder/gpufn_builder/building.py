@@ -20,7 +20,16 @@ from gpufn.clock import Clock
 from gpufn.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
 from gpufn.errors import BuildFailed, ErrorInfo
 from gpufn_builder import identity, page
-from gpufn_builder.exchange import PUBLISH_BEGINS, THOROUGH, BuildRequest, BuildResult, MeasurePlan, Told
+from gpufn_builder.exchange import (
+    MODEL,
+    PUBLISH_BEGINS,
+    SAMPLES,
+    THOROUGH,
+    BuildRequest,
+    BuildResult,
+    MeasurePlan,
+    Told,
+)
 from gpufn_builder.identity import Target
 from gpufn_builder.process import Work, environment
 from gpufn_builder.report import BuildReport, CandidateRow, StageRow, failed_row, found_row
@@ -111,9 +120,10 @@ class Building:
         folder = self._folder / run.build.id
         run.compiled = True
         try:
-            await asyncio.to_thread(_empty, folder / "model")
+            await asyncio.to_thread(_make_empty, folder)
             spec = run.build.model
-            await self._store.fetch([*spec.files, *([spec.samples] if spec.samples else [])], folder / "model")
+            await self._store.fetch(spec.files, folder / MODEL)
+            await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             result = await self._in_process(self._request(run, folder), folder, on_told)
             run.stages, run.error = result.stages, result.error
             rows = {row.backend: row for row in result.candidates}
@@ -239,9 +249,10 @@ class _Run:
         )
 
 
-def _empty(folder: Path) -> None:
-    shutil.rmtree(folder.parent, ignore_errors=True)
-    folder.mkdir(parents=True)
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for inner in (MODEL, SAMPLES):
+        (folder / inner).mkdir(parents=True)
 
 
 def _too_far(manifest: EngineManifest) -> str:

@@ -16,6 +16,8 @@ from gpufn.model import ModelSpec, ShapeProfile, TensorSpec, Tolerance
 from gpufn_builder.identity import Target
 from gpufn_builder.report import CandidateRow, OutputRow, StageRow
 
+MODEL: Final = "model"  # a folder of a build's: the model's files
+SAMPLES: Final = "samples"  # another: their names are the user's, and may be equal
 PUBLISH_BEGINS: Final = 0.95  # of a build's progress; what comes before is the build process's
 
 
@@ -46,7 +48,7 @@ Line = Told | Failed
 
 
 class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`folder` holds the model's files in `model/`, and is for all that is made. `candidates` are the best first."""
+    """`folder` holds MODEL and SAMPLES, and is for all that is made. `candidates` are the best first."""
 
     build: str
     spec: ModelSpec

@@ -22,7 +22,9 @@ from gpufn.model import ModelFile, ShapeProfile, TensorSpec
 from gpufn_builder import golden, samples
 from gpufn_builder.candidates import PROCESS, run_candidate
 from gpufn_builder.exchange import (
+    MODEL,
     PUBLISH_BEGINS,
+    SAMPLES,
     BuildRequest,
     BuildResult,
     CandidateRequest,
@@ -98,7 +100,7 @@ class Pipeline:
 
     def _prepare(self) -> Prepared:
         with self._stage(BuildStage.INGEST) as found:
-            source = ingest(self._folder / "model", self._spec, IngestLimits())
+            source = ingest(self._folder / MODEL, self._spec, IngestLimits())
             found.append(f"{source.nodes} nodes; {_files(self._spec.files)}")
         with self._stage(BuildStage.NORMALISE) as found:
             model = normalise(source, self._folder_for("normal"))
@@ -141,7 +143,7 @@ class Pipeline:
     def _samples(self, model: NormalModel) -> list[Case]:
         if self._spec.samples is None:
             return []
-        return samples.read_samples(self._folder / "model" / self._spec.samples.name, model.inputs)
+        return samples.read_samples(self._folder / SAMPLES / self._spec.samples.name, model.inputs)
 
     def _saved(self, cases: Sequence[Case], reference: Sequence[Arrays]) -> dict[str, str]:
         folder = self._folder_for("cases")

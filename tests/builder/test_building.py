@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from pathlib import Path
@@ -84,6 +85,24 @@ async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
     assert "weights.bin" not in [file.name for file in manifest.files]
+
+
+async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    data = io.BytesIO()
+    np.savez(data, x=np.random.default_rng(1).standard_normal((6, 3, 8), np.float32))
+    digest = await objects.put(bus, subjects.MODEL_FILES, data.getvalue())
+    samples = ModelFile("model.onnx", digest, len(data.getvalue()))  # any name will do, the model's as well
+    spec = await bench.upload(bus, models.mlp(), precision=Precision.INT8, max_batch=4, samples=samples)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert 0 < manifest.accuracy.rel_l2 < 0.2
+    assert manifest.identity.samples == digest
+    reference = (await _report(bus, ended))["stages"][2]
+    assert reference["found"].startswith("6 samples: ")
 
 
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:

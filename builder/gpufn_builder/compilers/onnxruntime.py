@@ -28,8 +28,9 @@ from gpufn_builder.tensors import Arrays
 
 _ENGINE: Final = "model.onnx"
 _WEIGHTS: Final = "model.onnx.data"
-# Above it weights lie beside the graph, which then stays far from protobuf's 2 GiB, and workers share their pages.
-_OWN_WEIGHTS_BYTES: Final = 64 << 20
+# Weights from this size on lie beside the graph, which then stays far from protobuf's 2 GiB, and workers share their
+# pages. Without a file of its own the engine would refer to that of the model.
+_INLINE_BYTES: Final = "1024"
 _LEVELS: Final = {
     "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -87,9 +88,10 @@ class OnnxRuntime:
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[job.flags["graph_optimization_level"]]
         options.optimized_model_filepath = str(job.folder / _ENGINE)
-        if sum(file.stat().st_size for file in job.model.parent.iterdir()) > _OWN_WEIGHTS_BYTES:
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-            options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_min_size_in_bytes", _INLINE_BYTES
+        )
         self._session(job, job.model, options)
 
     def _count_nodes(self, job: CompileJob) -> dict[str, int]:

@@ -11,7 +11,6 @@ import pytest
 from gpufn.engine import Backend
 from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
-from gpufn_builder.compilers import onnxruntime as compiler
 from gpufn_builder.compilers.base import CompileJob, compiler_for
 from gpufn_builder.compilers.onnxruntime import choose_threads
 from tests.builder import models
@@ -49,26 +48,23 @@ def test_the_engine_is_the_graph_after_the_optimiser_and_gives_the_same(tmp_path
     np.testing.assert_allclose(found["y"], expected[0], rtol=1e-5)
 
 
-def test_large_weights_lie_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_OWN_WEIGHTS_BYTES", 100)
-    job = _job(tmp_path, models.model(
-        [models.node("MatMul", "x w", "y")],
+def test_weights_lie_beside_the_graph_in_a_file_of_the_engines_own(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", "x w", "h"), models.node("MatMul", "h v", "k"), models.node("Add", "k b", "y")],
         [models.value("x", ["N", 8])],
         [models.value("y", ["N", 4])],
-        [models.weights("big", 8, 400), models.weights("w", 8, 4)],
-    ))  # fmt: skip
-    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
-    assert compiled.files == ("model.onnx",)  # nothing of 1 KiB is left: unused weights are gone
-    job = _job(tmp_path / "larger", models.model(
-        [models.node("MatMul", "x w", "h"), models.node("MatMul", "h v", "y")],
-        [models.value("x", ["N", 8])],
-        [models.value("y", ["N", 4])],
-        [models.weights("w", 8, 400), models.weights("v", 400, 4)],
-    ))  # fmt: skip
+        [models.weights("w", 8, 400), models.weights("v", 400, 4), models.weights("b", 4)],
+    )
+    expected: Any = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": np.ones((2, 8), np.float32)})
+    (tmp_path / "in").mkdir()
+    models.externalise(proto, tmp_path / "in")
+    job = _job(tmp_path, proto)
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     assert compiled.files == ("model.onnx", "model.onnx.data")
+    assert sorted(path.name for path in job.folder.iterdir()) == sorted(compiled.files)
+    (tmp_path / "in" / "weights.bin").unlink()
     with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
-        assert engine.run(job.golden)["y"].shape == (2, 4)
+        np.testing.assert_allclose(engine.run(job.golden)["y"], expected[0], rtol=1e-4)
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:
