@@ -47,7 +47,13 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Line = Told | Failed
 
 
-class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of its own is started with. The limit is of its data: what is allocated, not what is mapped."""
+
+    memory_limit_bytes: int | None = None
+
+
+class BuildRequest(Request, frozen=True, kw_only=True):
     """`folder` holds MODEL and SAMPLES, and is for all that is made. `candidates` are the best first."""
 
     build: str
@@ -56,7 +62,6 @@ class BuildRequest(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[EngineIdentity, ...]
     folder: str
     caches: str
-    memory_limit_bytes: int | None = None
     measuring: MeasurePlan = THOROUGH
 
 
@@ -76,7 +81,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
-class CandidateRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CandidateRequest(Request, frozen=True, kw_only=True):
     """`cases` are files as `golden` writes them: inputs, and the outputs of the reference; the first becomes the golden
     sample. `measured` is the one to measure with. `caches` is a folder that outlives the build."""
 
@@ -91,7 +96,6 @@ class CandidateRequest(msgspec.Struct, frozen=True, kw_only=True):
     measured: str  # a file
     folder: str  # where the engine's files go
     caches: str
-    memory_limit_bytes: int | None
     measuring: MeasurePlan
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed, ErrorInfo, GpufnError, error_from
-from gpufn_builder.exchange import Failed, Line, Told
+from gpufn_builder.exchange import Failed, Line, Request, Told
 
 _LAST_LINES: Final = 30
 _LAST_BYTES: Final = 8192
@@ -40,7 +40,7 @@ _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY
 _OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
 Tell = Callable[[BuildStage, float, str], None]
-_Request = TypeVar("_Request", bound=msgspec.Struct)
+_Request = TypeVar("_Request", bound=Request)
 _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 
@@ -54,13 +54,23 @@ def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
 class Work:
     """One such process. `end` may be called from any thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lines: int, printed: Path, name: str, leads: bool) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        lines: int,
+        printed: Path,
+        *,
+        name: str,
+        leads: bool,
+        memory_limit_bytes: int | None,
+    ) -> None:
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._lines = lines
         self._printed = printed
         self._name = name
         self._leads = leads
+        self._memory_limit_bytes = memory_limit_bytes
         self._is_over = threading.Lock()
         self._lives = True
 
@@ -68,7 +78,7 @@ class Work:
     def start(
         cls,
         module: str,
-        request: msgspec.Struct,
+        request: Request,
         folder: Path,
         environ: Mapping[str, str],
         *,
@@ -97,7 +107,8 @@ class Work:
             raise
         finally:
             os.close(writer)
-        return cls(process, reader, printed, name, leads)
+        limit = request.memory_limit_bytes
+        return cls(process, reader, printed, name=name, leads=leads, memory_limit_bytes=limit)
 
     def wait(self, on_told: Callable[[Told], None], result_type: type[_Result], timeout_s: float) -> _Result:
         """What it made, once it has ended. Raises BuildFailed unless it ended well, and in time."""
@@ -126,7 +137,7 @@ class Work:
                 )
             raise failure
         if code:
-            raise BuildFailed(f"{self._name} {_how(code, said)}", stage=stage, log=said)
+            raise BuildFailed(f"{self._name} {_how(code, said, self._memory_limit_bytes)}", stage=stage, log=said)
         try:
             return msgspec.msgpack.decode((self._printed.parent / _RESULT).read_bytes(), type=result_type)
         except FileNotFoundError:
@@ -188,7 +199,7 @@ def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(lines, False)
     request = msgspec.json.decode(path.read_bytes(), type=request_type)
-    if (limit := getattr(request, "memory_limit_bytes", None)) is not None:
+    if (limit := request.memory_limit_bytes) is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     encode = msgspec.json.Encoder().encode
 
@@ -208,9 +219,9 @@ def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec
     return 0
 
 
-def _how(code: int, said: str) -> str:
-    if any(words in said for words in _OUT_OF_MEMORY):
-        return "needs more memory than it may use"
+def _how(code: int, said: str, memory_limit_bytes: int | None) -> str:
+    if memory_limit_bytes is not None and any(words in said for words in _OUT_OF_MEMORY):
+        return f"needs more memory than the {memory_limit_bytes / 2**20:,.0f} MiB that it may use"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
