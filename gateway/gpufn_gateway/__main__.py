@@ -27,7 +27,7 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError, ProtocolMismatch
+from gpufn.errors import BusUnavailable, GpufnError, PlatformError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
 from gpufn.ids import new_ulid
@@ -40,6 +40,7 @@ from gpufn_gateway.auth import Access, NotProtected, is_loopback
 from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
@@ -48,6 +49,7 @@ from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.oip import Inference
+from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
@@ -65,6 +67,7 @@ log = logging.getLogger("gpufn_gateway")
 _BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
 _BUS_RETRY_S: Final = 0.25
 _TICK_S: Final = 0.1
+_SWEEP_PARCELS_BEATS: Final = 600
 _MANAGE_BYTES: Final = 4 << 20  # a deploy's spec, with its schemas
 
 
@@ -107,12 +110,14 @@ class Storage:
 class _Bodies:
     """How much of a request is read into memory, by what it is; all of them share one budget."""
 
-    def __init__(self, settings: GatewaySettings, max_payload: int) -> None:
+    def __init__(self, settings: GatewaySettings, max_payload: int, parcels: GatewayParcels) -> None:
         timeout_s, budget = settings.body_timeout_s, BodyBudget(settings.max_bodies_bytes)
         call_bytes = settings.max_call_bytes(max_payload)
         bundle_bytes = settings.max_body_bytes
         manage_bytes = min(_MANAGE_BYTES, bundle_bytes)
-        self.of_calls = BodyReader(call_bytes, timeout_s, what="a call's arguments", budget=budget)
+        inline = BodyReader(call_bytes, timeout_s, what="a call's arguments", budget=budget)
+        large = BodyReader(settings.max_body_bytes, timeout_s, what="a call's arguments", budget=budget)
+        self.of_calls = CallBodies(inline, large, parcels)
         self.of_bundles = BodyReader(bundle_bytes, timeout_s * 10, what="a bundle", budget=budget)
         self.of_management = BodyReader(manage_bytes, timeout_s, what="this request", budget=budget)
 
@@ -140,12 +145,22 @@ async def main(settings: GatewaySettings) -> None:
         stack.callback(listener.close)
 
         caller = Caller(bus, name=name, clock=clock)
-        lane = Lane(Home.from_env().lane_socket, caller)
+        home = Home.from_env()
+        home.ensure()
+        lane = Lane(home.lane_socket, caller)
         stack.callback(lane.close)
-        caller.start(lane)
+        parcels = GatewayParcels(
+            home.parcels,
+            name,
+            budget=BodyBudget(settings.max_parcels_bytes),
+            reaches_all=lambda: lane.is_connected and len(registry.live_nodes()) == 1,
+        )
+        parcels.open()
+        stack.callback(parcels.close)
+        caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
         telemetry = Telemetry(lambda: caller.pending)
         registry.on_deleted = telemetry.forget
-        bodies = _Bodies(settings, int(bus.server_info["max_payload"]))
+        bodies = _Bodies(settings, int(bus.server_info["max_payload"]), parcels)
         calls = Calls(
             bus=bus,
             queue=caller,
@@ -154,6 +169,7 @@ async def main(settings: GatewaySettings) -> None:
             telemetry=telemetry,
             bodies=bodies.of_calls,
             clock=clock,
+            parcels=parcels,
         )
         submissions = Submissions(bus, calls)
         invoke = Invoke(calls, submissions)
@@ -211,7 +227,7 @@ async def main(settings: GatewaySettings) -> None:
             registry=registry, builds=builds, deploys=deploys, clock=clock, leads=lambda: controller.leads
         )
         for doing, what in (
-            (_tick(caller, lane, invoke, server, clock), "ticks"),
+            (_tick(caller=caller, lane=lane, parcels=parcels, invoke=invoke, server=server, clock=clock), "ticks"),
             (_control(controller), "controller"),
             (finishing.run(), "finishing"),
             (_announce(server, listener), "announce"),
@@ -274,7 +290,9 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
         loop.add_signal_handler(number, stop)
 
 
-async def _tick(caller: Caller, lane: Lane, invoke: Invoke, server: uvicorn.Server, clock: SystemClock) -> None:
+async def _tick(
+    *, caller: Caller, lane: Lane, parcels: GatewayParcels, invoke: Invoke, server: uvicorn.Server, clock: SystemClock
+) -> None:
     loop = asyncio.get_running_loop()
     beat = 0
     while True:
@@ -288,6 +306,8 @@ async def _tick(caller: Caller, lane: Lane, invoke: Invoke, server: uvicorn.Serv
             if beat % 10 == 0:
                 lane.tick(loop.time())
                 protocol.sweep(list(server.server_state.connections), loop.time())
+            if beat % _SWEEP_PARCELS_BEATS == 0:
+                parcels.sweep()
         except Exception:
             log.exception("a tick failed; the next one goes on")
 
@@ -330,12 +350,12 @@ def run() -> int:
     )
     try:
         uvloop.run(main(settings))
-    except (InvalidSetting, NotProtected, ProtocolMismatch) as error:
-        log.error("%s", error)
-        return EXIT_CONFIGURATION
     except BusUnavailable as error:
         log.error("%s", error)
         return 1
+    except (InvalidSetting, NotProtected, PlatformError) as error:
+        log.error("%s", error)
+        return EXIT_CONFIGURATION
     return 0
 
 

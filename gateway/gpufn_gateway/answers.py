@@ -19,7 +19,7 @@ _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 class Wording(Protocol):
     """A protocol's words for the end of a call."""
 
-    def result(self, content_type: str, body: bytes) -> Headers:
+    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
         """What describes a result's body, its length among it."""
         ...
 
@@ -31,7 +31,7 @@ class Wording(Protocol):
 class _Own:
     """Our own interface: results as the function returned them, errors as problems."""
 
-    def result(self, content_type: str, body: bytes) -> Headers:
+    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
         length = (b"content-length", b"%d" % len(body))
         if content_type == media.JSON:
             return [_JSON, length]
@@ -44,9 +44,17 @@ class _Own:
 OWN: Final[Wording] = _Own()
 
 
-async def send_result(send: Send, wording: Wording, content_type: str, body: bytes, about: Headers) -> None:
+_PART_BYTES: Final = 1 << 20  # of a large result, which waits for its reader in parts
+
+
+async def send_result(
+    send: Send, wording: Wording, content_type: str, body: bytes | memoryview, about: Headers
+) -> None:
     headers = [*about, *wording.result(content_type, body)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    while len(body) > _PART_BYTES:
+        await send({"type": "http.response.body", "body": body[:_PART_BYTES], "more_body": True})
+        body = memoryview(body)[_PART_BYTES:]
     await send({"type": "http.response.body", "body": body})
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from gpufn.errors import CapacityError, GpufnError, PayloadTooLarge, RequestError
 from gpufn_gateway.admission import too_large
 from gpufn_gateway.problems import RouteError
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -84,6 +85,14 @@ class BodyReader:
             raise self._too_large()
         return body
 
+    async def in_time(self, receiving: Awaitable[T]) -> T:
+        """What receives a body in its own way has as long for it as `read`. Raises RouteError 408."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await receiving
+        except TimeoutError:
+            raise self._too_slow() from None
+
     async def _rest(self, message: MutableMapping[str, Any], receive: Receive) -> bytes:
         body = bytearray()
         taken = 0
@@ -100,10 +109,13 @@ class BodyReader:
                         return bytes(body)
                     message = await receive()
         except TimeoutError:
-            raise RouteError(408, f"The request's body did not arrive within {self._timeout_s:g} s.") from None
+            raise self._too_slow() from None
         finally:
             self._budget.give_back(taken)
         raise ClientGone
+
+    def _too_slow(self) -> RouteError:
+        return RouteError(408, f"The request's body did not arrive within {self._timeout_s:g} s.")
 
     def _too_large(self) -> PayloadTooLarge:
         return too_large(self._what, self.limit_bytes)

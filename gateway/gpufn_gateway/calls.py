@@ -15,16 +15,17 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from gpufn import media
-from gpufn.bus.calls import PendingCall, PendingStream
+from gpufn.bus.calls import CallRequest, PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, InvocationExpired, UnsupportedMediaType
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import FunctionStatus
-from gpufn.revision import Revision
+from gpufn.protocol.messages import FunctionStatus, ResultReply
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation
 from gpufn_gateway.auth import Access, Principal
-from gpufn_gateway.bodies import BodyReader, Receive
+from gpufn_gateway.bodies import Receive
+from gpufn_gateway.call_bodies import CallBodies, CallBody
+from gpufn_gateway.parcels import GatewayParcels, Parcel
 from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.telemetry import Telemetry
 
@@ -39,31 +40,9 @@ class Queue(Protocol):
     @property
     def pending(self) -> int: ...
 
-    def invoke(
-        self,
-        revision: Revision,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        accept: str,
-        deadline: float,
-        parent: str = "",
-        trace: str = "",
-    ) -> PendingCall: ...
+    def invoke(self, request: CallRequest) -> PendingCall: ...
 
-    def open_stream(
-        self,
-        revision: Revision,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        accept: str,
-        deadline: float,
-        parent: str = "",
-        trace: str = "",
-    ) -> PendingStream: ...
+    def open_stream(self, request: CallRequest) -> PendingStream: ...
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
 
@@ -79,7 +58,7 @@ class Arguments(NamedTuple):
 
     content_type: str
     accept: str
-    body: bytes
+    body: CallBody
 
 
 # The call's name as it was given, what it names, the request's headers, and its body to come.
@@ -94,6 +73,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
     content_type: str
     accept: str
     body: bytes
+    parcel: Parcel | None  # the body, when it is large
     now: float
     timeout_s: float | None
     trace: str
@@ -120,10 +100,12 @@ class Calls:
         registry: Registry,
         access: Access,
         telemetry: Telemetry,
-        bodies: BodyReader,
+        bodies: CallBodies,
         clock: Clock,
+        parcels: GatewayParcels | None = None,
     ) -> None:
         self.queue = queue
+        self._parcels = parcels
         self.clock = clock
         self.telemetry = telemetry
         self.access = access
@@ -141,10 +123,12 @@ class Calls:
         *,
         waits: bool = True,
         read: ReadArguments | None = None,
+        may_be_parcel: bool = False,
     ) -> PreparedCall:
         """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
 
-        `read` takes the place of steps 3 and 4 for a protocol of its own.
+        `may_be_parcel`: a large body may become a parcel, which whoever asked has to `discard` in the end. `read`
+        takes the place of steps 3 and 4 for a protocol of its own.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
@@ -156,14 +140,18 @@ class Calls:
                 refused = admission.refusal(target.function, target.revision, status, timeout_s)
                 if refused is not None:
                     raise refused
-            arguments = await (read or self._read)(name, target, headers, receive)
+            if read is None:
+                arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
+            else:
+                arguments = await read(name, target, headers, receive)
             trace = headers.get(b"traceparent")
             return PreparedCall(
                 principal,
                 target,
                 arguments.content_type,
                 arguments.accept,
-                arguments.body,
+                arguments.body.data,
+                arguments.body.parcel,
                 self.clock.time(),
                 timeout_s,
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
@@ -172,54 +160,51 @@ class Calls:
             self.telemetry.of(target.name).refused(error.code)
             raise
 
-    async def _read(self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
+    async def _read(
+        self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive, *, may_be_parcel: bool
+    ) -> Arguments:
         """Keyword arguments, or the bytes of the one parameter that takes bytes."""
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
-        body = await self._bodies.read(headers, receive)
         content_type = negotiation.of_body(headers.get(b"content-type"))
         if content_type is media.JSON:
-            body = body or b"{}"
-            target.signature.check(body)
-        elif content_type.startswith("multipart/"):
+            data = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel) or b"{}"
+            target.signature.check(data)
+            body = self._bodies.wrap(data, may_be_parcel=may_be_parcel)
+            return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
+        if content_type.startswith("multipart/"):
             raise UnsupportedMediaType(
                 "A form is not taken apart here. Send the file alone: "
                 "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
             )
-        elif not negotiation.is_arguments(content_type) and target.method.raw_parameter is None:
+        if not negotiation.is_arguments(content_type) and target.method.raw_parameter is None:
             raise UnsupportedMediaType(
                 f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
             )
+        body = await self._bodies.take(headers, receive, may_be_parcel=may_be_parcel)
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
         """Queue it for a result. Raises BusUnavailable."""
-        target = call.target
-        pending = self.queue.invoke(
-            target.revision,
-            target.method.name,
-            call.content_type,
-            call.body,
-            accept=call.accept,
-            deadline=call.deadline,
-            trace=call.trace,
-        )
-        self._ring_if_cold(target)
+        pending = self.queue.invoke(_request(call))
+        self._ring_if_cold(call.target)
         return pending
 
     def start_stream(self, call: PreparedCall) -> PendingStream:
-        target = call.target
-        pending = self.queue.open_stream(
-            target.revision,
-            target.method.name,
-            call.content_type,
-            call.body,
-            accept=call.accept,
-            deadline=call.deadline,
-            trace=call.trace,
-        )
-        self._ring_if_cold(target)
+        pending = self.queue.open_stream(_request(call))
+        self._ring_if_cold(call.target)
         return pending
+
+    def result(self, reply: ResultReply, body: bytes) -> bytes | memoryview:
+        """The result's bytes, which may be in a parcel. Raises ArtifactUnavailable."""
+        if not reply.parcel or self._parcels is None:
+            return body
+        return self._parcels.take(reply.parcel)
+
+    def discard(self, call: PreparedCall) -> None:
+        """It has ended: its large body is not needed any more."""
+        if call.parcel is not None and self._parcels is not None:
+            self._parcels.discard(call.parcel)
 
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.status(target.name))
@@ -242,6 +227,20 @@ class Calls:
         failure = start_failure(status.serving, status)
         if failure is not None:
             self.queue.fail(status.function, status.serving, failure)
+
+
+def _request(call: PreparedCall) -> CallRequest:
+    target = call.target
+    return CallRequest(
+        target.revision,
+        target.method.name,
+        call.content_type,
+        call.body,
+        call.accept,
+        call.deadline,
+        trace=call.trace,
+        parcel="" if call.parcel is None else call.parcel.name,
+    )
 
 
 def _timeout(header: bytes | None) -> float | None:

@@ -58,10 +58,16 @@ class Invoke:
             stream = CallStream(self._calls, await self._calls.prepare(name, headers, receive), accept)
             await stream.run(receive, send)
             return
-        await self.answer(await self._calls.prepare(name, headers, receive), receive, send, OWN)
+        await self.answer(await self._calls.prepare(name, headers, receive, may_be_parcel=True), receive, send, OWN)
 
     async def answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
         """Start a call and tell its end to the client, who may leave before."""
+        try:
+            await self._answer(call, receive, send, wording)
+        finally:
+            self._calls.discard(call)
+
+    async def _answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
         pending = self._calls.start(call)
         flight = _Flight(pending, receive)
         self._flights.add(flight)
@@ -92,7 +98,8 @@ class Invoke:
             stats.started_cold(reply.cold_start)
         about = reply_headers(reply, call.target.revision_header)
         if reply.kind is OutcomeKind.SUCCEEDED:
-            await send_result(send, wording, reply.content_type, body, about)
+            result = self._calls.result(reply, body)
+            await send_result(send, wording, reply.content_type, result, about)
         else:
             await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
 

@@ -48,6 +48,11 @@ class Lane:
         self._connecting: asyncio.Task[None] | None = None
         self._heard_at = 0.0
 
+    @property
+    def is_connected(self) -> bool:
+        """This host has a runner."""
+        return self._runner is not None
+
     def offer(self, revision: Revision, message: InvocationMessage, body: bytes) -> bool:
         """Whether the call is on its way; its end, or its refusal, comes to the owner."""
         key = (revision.function, revision.number, revision.created_at)
@@ -105,8 +110,8 @@ class Lane:
 
     def _take(self, frame: lane.RunnerFrame, body: bytes) -> None:
         if isinstance(frame, lane.Ended):
-            if self._forget(frame.reply.invocation) is not None:
-                self._owner.on_end(frame.reply, body)
+            self._forget(frame.reply.invocation)
+            self._owner.on_end(frame.reply, body)
         elif isinstance(frame, lane.Refused):
             key = self._forget(frame.invocation)
             if key is not None:

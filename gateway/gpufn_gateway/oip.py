@@ -19,7 +19,8 @@ from gpufn.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInp
 from gpufn.spec import Packaging, function_name
 from gpufn_gateway.admission import too_large
 from gpufn_gateway.answers import OWN
-from gpufn_gateway.bodies import BodyReader, Receive, Scope, Send
+from gpufn_gateway.bodies import Receive, Scope, Send
+from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Arguments, Calls
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.problems import Headers, Problem
@@ -41,7 +42,7 @@ class ModelNotReady(CapacityError):
 class _Oip:
     """Errors are `{"error": "..."}`, and an input that does not fit is a bad request."""
 
-    def result(self, content_type: str, body: bytes) -> Headers:
+    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
         if media.media_type(content_type) != media.TENSORS:
             return OWN.result(content_type, body)
         length = (b"content-length", b"%d" % len(body))
@@ -92,7 +93,7 @@ def absent(registry: Registry, name: str) -> GpufnError:
 
 
 class Inference:
-    def __init__(self, calls: Calls, invoke: Invoke, bodies: BodyReader) -> None:
+    def __init__(self, calls: Calls, invoke: Invoke, bodies: CallBodies) -> None:
         self._calls = calls
         self._invoke = invoke
         self._bodies = bodies
@@ -113,12 +114,15 @@ class Inference:
         self, version: str, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive
     ) -> Arguments:
         check_is_model(target, version)
-        body = await self._bodies.read(headers, receive)
         encoding = headers.get(b"content-encoding", b"identity")
-        if encoding != b"identity":
-            body = await self._unpacked(body, encoding)
+        if encoding == b"identity":
+            body = await self._bodies.take(headers, receive, may_be_parcel=True)
+        else:
+            packed = await self._bodies.read(headers, receive, may_be_parcel=False)
+            body = self._bodies.wrap(await self._unpacked(packed, encoding), may_be_parcel=True)
         length = headers.get(_HEADER_LENGTH)
-        if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= len(body)):
+        if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
+            self._bodies.discard(body)
             raise InvalidInput("Inference-Header-Content-Length is not the length of a part of the body.")
         content_type = media.tensors(None if length is None else int(length))
         return Arguments(content_type, media.TENSORS, body)

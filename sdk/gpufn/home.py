@@ -22,6 +22,7 @@ from pathlib import Path
 
 from gpufn.errors import PlatformError
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of our own in it, which `ensure` claims)
 # A unix socket's path fits 107 bytes; a worker's folder and the socket's name take 40 of them.
 _LONGEST_RUN_PATH = 66
 
@@ -66,6 +67,14 @@ class Home:
         return self.run / "lane"
 
     @property
+    def parcels(self) -> Path:
+        """Large bodies of calls on their way between processes of this host (`gpufn.parcels`): in memory, if it can."""
+        if not os.access(_SHARED_MEMORY, os.W_OK):
+            return self.run / "parcels"
+        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
+        return _SHARED_MEMORY / f"gpufn-{os.getuid()}-{name}"
+
+    @property
     def engines(self) -> Path:
         return self.root / "cache" / "engines"
 
@@ -86,6 +95,7 @@ class Home:
                 _make_private(self.run)
             else:
                 _claim(self.run)
+            _claim(self.parcels)
         except OSError as error:
             raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
 

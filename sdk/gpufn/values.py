@@ -30,7 +30,7 @@ import msgspec
 
 from gpufn import media
 from gpufn.errors import InvalidInput, ResultNotEncodable, UnsupportedMediaType
-from gpufn.protocol.limits import INLINE_BYTES
+from gpufn.protocol.limits import INLINE_BYTES, REQUEST_BYTES
 
 JSON, MSGPACK, NATIVE, BYTES = media.JSON, media.MSGPACK, media.NATIVE, media.BYTES
 media_type = media.media_type
@@ -75,15 +75,15 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         path, culprit = _locate(value, _encode_native)
         name = path.removeprefix(".kwargs.").removeprefix(".")
         raise InvalidInput(f"{name}: {_described(culprit)} cannot be sent: {error}", field=name) from error
-    if len(body) > INLINE_BYTES:
+    if len(body) > REQUEST_BYTES:
         raise InvalidInput(
-            f"the arguments take {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call: "
+            f"the arguments take {len(body):,} bytes, more than the {REQUEST_BYTES:,} of one call: "
             "store them where the function can read them, and send where that is"
         )
     return body
 
 
-def decode_call(body: bytes, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
+def decode_call(body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
     """Arguments in the SDK's encoding, with a Record for each value whose class is not loaded here."""
     value = _decode_native(body, allow_pickle=allow_pickle)
     if not isinstance(value, dict):
@@ -94,7 +94,7 @@ def decode_call(body: bytes, *, allow_pickle: bool = False) -> tuple[list[Any], 
     return args, kwargs
 
 
-def encode_result(value: Any, accept: str) -> tuple[str, bytes]:
+def encode_result(value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES) -> tuple[str, bytes]:
     """`value` for a caller that accepts `accept`: content type and body. ResultNotEncodable says what is in the way.
 
     >>> encode_result({"labels": ("cat", "dog")}, "application/json")
@@ -116,9 +116,9 @@ def encode_result(value: Any, accept: str) -> tuple[str, bytes]:
             raise ResultNotEncodable(
                 f"the result{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
             ) from error
-    if len(body) > INLINE_BYTES:
+    if len(body) > limit_bytes:
         raise ResultNotEncodable(
-            f"the result takes {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call: "
+            f"the result takes {len(body):,} bytes, more than the {limit_bytes:,} of one call: "
             "store it and return where it is, or yield it in parts"
         )
     return kind, body
@@ -298,7 +298,7 @@ def _is_pydantic(kind: type) -> bool:
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
-def _decode_native(body: bytes, *, allow_pickle: bool) -> Any:
+def _decode_native(body: bytes | memoryview, *, allow_pickle: bool) -> Any:
     def hook(code: int, data: memoryview) -> Any:
         if code == _PICKLE:
             if not allow_pickle:

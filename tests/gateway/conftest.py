@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from gpufn.bus.calls import CallRequest
 from gpufn.bus.kv import Entry
 from gpufn.errors import GpufnError, InvocationCancelled
 from gpufn.ids import Digest, new_invocation_id
@@ -29,6 +30,7 @@ from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access
 from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.oip import Inference
@@ -117,11 +119,10 @@ class StubQueue:
     def pending(self) -> int:
         return sum(not call.future.done() for call in self.calls)
 
-    def invoke(self, revision: Revision, method: str, content_type: str, body: bytes, **fields: Any) -> Any:
+    def invoke(self, request: CallRequest) -> Any:
         if self.refuses is not None:
             raise self.refuses
-        given = {"revision": revision, "method": method, "content_type": content_type, "body": body} | fields
-        call = StubCall(self, given)
+        call = StubCall(self, request._asdict())
         self.calls.append(call)
         self.answer(call)
         return call
@@ -154,13 +155,14 @@ class Gateway:
         self.telemetry = Telemetry(lambda: self.queue.pending)
         self.reason: str | None = None
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
+        call_bodies = CallBodies(bodies, bodies, None)
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
             registry=self.registry,
             access=self.access,
             telemetry=self.telemetry,
-            bodies=bodies,
+            bodies=call_bodies,
             clock=clock,
         )
         bus: Any = self.bus
@@ -191,7 +193,7 @@ class Gateway:
             *OipRoutes(self.registry, self.telemetry, lambda: self.reason).routes(),
             *operations.routes(),
         ]
-        self.app = App(self.invoke, Inference(self.calls, self.invoke, bodies), self.access, routes)
+        self.app = App(self.invoke, Inference(self.calls, self.invoke, call_bodies), self.access, routes)
 
     def deploy(self, spec: FunctionSpec, number: int = 1, engines: Any = None, **fields: Any) -> None:
         """As the watches would tell it."""

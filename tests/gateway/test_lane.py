@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gpufn.bus.calls import Caller
+from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.streams import depths, ensure_streams
@@ -86,7 +86,7 @@ class Scene:
 
     def invoke(self, body: bytes = b"{}") -> Any:
         deadline = SystemClock().time() + 30
-        return self.caller.invoke(REVISION, "", "application/json", body, accept="application/json", deadline=deadline)
+        return self.caller.invoke(CallRequest(REVISION, "", "application/json", body, "application/json", deadline))
 
     async def call_on_the_lane(self) -> tuple[Any, InvocationMessage]:
         """A call that was offered: what is said of the room arrives at some time."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus.calls import PendingStream
+from gpufn.bus.calls import CallRequest, PendingStream
 from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, InvocationExpired
 from gpufn.invocation import OutcomeKind
@@ -45,8 +45,9 @@ def streaming(gateway: Any, make: Any) -> Any:
     gateway.caller = StubCaller()
     gateway.streams = []
 
-    def open_stream(revision: Any, method: str, content_type: str, body: bytes, **fields: Any) -> PendingStream:
-        message = InvocationMessage(f"i{len(gateway.streams)}", "count", 1, method, content_type, "", "", 1000.0)
+    def open_stream(request: CallRequest) -> PendingStream:
+        name = f"i{len(gateway.streams)}"
+        message = InvocationMessage(name, "count", 1, request.method, request.content_type, "", "", 1000.0)
         stream = PendingStream(gateway.caller, message, asyncio.get_running_loop().create_future())
         gateway.streams.append(stream)
         return stream

@@ -26,6 +26,7 @@ from gpufn_gateway.auth import Access
 from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
@@ -72,13 +73,14 @@ class Whole:
         self.caller = Caller(bus, name="gw-test", clock=clock)
         telemetry = Telemetry(lambda: self.caller.pending)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
+        call_bodies = CallBodies(bodies, bodies, None)
         calls = Calls(
             bus=bus,
             queue=self.caller,
             registry=self.registry,
             access=self.access,
             telemetry=telemetry,
-            bodies=bodies,
+            bodies=call_bodies,
             clock=clock,
         )
         submissions = Submissions(bus, calls)
@@ -113,7 +115,7 @@ class Whole:
             ).routes(),
         ]
         invoke = Invoke(calls, submissions)
-        self.app = App(invoke, Inference(calls, invoke, bodies), self.access, routes)
+        self.app = App(invoke, Inference(calls, invoke, call_bodies), self.access, routes)
         self.leads = True
         self.finishing = Finishing(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads

@@ -357,6 +357,7 @@ class Agent:
             bundle_dir=bundle,
             engines=engines,
             socket=os.fspath(self._home.worker_socket(record.worker)),
+            parcels=os.fspath(self._home.parcels / record.worker),
             launched_at=launched_at,
             memory_limit_bytes=self._memory_limit(revision) if group is None else None,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),

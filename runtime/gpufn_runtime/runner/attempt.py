@@ -20,7 +20,7 @@ class Attempt:
 
     __slots__ = (
         "began", "calls", "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
-        "number", "started_at", "touched_at", "while_ending_until",
+        "number", "parcel", "started_at", "touched_at", "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class Attempt:
         self.began = 0.0
         self.touched_at = 0.0
         self.must_end_at = math.inf
+        self.parcel = ""  # its input's name in the worker's folder, when it is one
         self.items = 0  # sent to the reader of its stream
         self.granted = 0  # items that it may have sent by now
         self.cold = False  # it waited for its worker to start

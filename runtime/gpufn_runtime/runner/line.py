@@ -1,4 +1,4 @@
-"""The line: short calls that stand behind the busy slots of a Revision, so that the next one is here when a slot is free.
+"""The line: short calls that stand behind the busy slots of a Revision, so that one is here when a slot is free.
 
 A credit takes half a millisecond to become a delivery: as long as many a call. So once calls are known to be short, a
 runner takes a few milliseconds' worth of them more than it has free slots. When one turns out to last, the line is

@@ -39,6 +39,7 @@ from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
+from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
@@ -82,6 +83,7 @@ class Runner:
         self._circuits = Circuits(bus, self._caller)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
+        self._parcels = NodeParcels(home.parcels)
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
         self._queues: dict[tuple[str, int], RevisionQueue] = {}
@@ -102,6 +104,7 @@ class Runner:
         await self._directory.open()
         await self._lane.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
+        self._parcels.keep_only(set(self._desired))
         try:
             while True:
                 try:
@@ -217,6 +220,7 @@ class Runner:
             nested=self._nested,
             output=self._output,
             running=self._running,
+            parcels=self._parcels,
             inbox=subjects.runner_inbox(self._name),
             on_change=self.report,
             on_room=self._lane.room,
@@ -230,6 +234,7 @@ class Runner:
             if worker in queue.links:
                 queue.remove(worker)
                 self._output.forget(worker)
+                self._parcels.forget(worker)
                 if not queue.links:
                     queue.close()
                     del self._queues[key]

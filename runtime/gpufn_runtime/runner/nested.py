@@ -11,7 +11,7 @@ import asyncio
 import logging
 
 from gpufn.bus import records
-from gpufn.bus.calls import Caller
+from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import ErrorInfo, GpufnError, InvalidInput, InvocationNotFound, PlatformError
@@ -119,8 +119,10 @@ class NestedCalls:
         self._circuits.check(revision)
         self._ring(revision)
         pending = self._caller.invoke(
-            revision, call.method, call.content_type, body,
-            accept=call.accept, deadline=self._deadline(revision, call, parent), parent=_id(parent),
+            CallRequest(
+                revision, call.method, call.content_type, body, call.accept,
+                self._deadline(revision, call, parent), _id(parent),
+            )
         )  # fmt: skip
         try:
             reply, result = await pending.future
@@ -136,8 +138,10 @@ class NestedCalls:
         self._circuits.check(revision)
         self._ring(revision)
         pending = self._caller.open_stream(
-            revision, call.method, call.content_type, body,
-            accept=call.accept, deadline=self._deadline(revision, call, parent), parent=_id(parent),
+            CallRequest(
+                revision, call.method, call.content_type, body, call.accept,
+                self._deadline(revision, call, parent), _id(parent),
+            )
         )  # fmt: skip
         window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
         try:

@@ -32,6 +32,7 @@ from gpufn.errors import (
     InvocationExpired,
     InvocationTimedOut,
     ProtocolMismatch,
+    ResultNotEncodable,
     WorkerLost,
 )
 from gpufn.invocation import Outcome, OutcomeKind
@@ -47,6 +48,7 @@ from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import LASTS_S, Line, Waiting
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
+from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
 from gpufn_runtime.runner.worker_link import WorkerLink
@@ -74,6 +76,7 @@ class RevisionQueue:
         nested: NestedCalls,
         output: Output,
         running: dict[str, Attempt],
+        parcels: NodeParcels,
         inbox: str,
         on_change: Callable[[], None],
         on_room: Callable[[Revision, int], None],
@@ -86,6 +89,7 @@ class RevisionQueue:
         self._nested = nested
         self._output = output
         self._running = running  # by invocation id, over all revisions of this runner
+        self._parcels = parcels
         self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
         self._on_room = on_room  # how many calls the lane may bring at a time
@@ -208,7 +212,14 @@ class RevisionQueue:
             self._settler.refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
             self._intake.offer()
         else:
+            try:
+                parcel = self._parcels.give(message, link.worker)
+            except GpufnError as error:
+                self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
+                self._intake.offer()
+                return
             attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
+            attempt.parcel = parcel
             attempt.touched_at = self._clock.monotonic()
             link.slots.take()
             link.idle_since = None
@@ -294,7 +305,7 @@ class RevisionQueue:
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-                attempt.granted > 0, attempt.granted,
+                attempt.granted > 0, attempt.granted, attempt.parcel, bool(message.parcels),
             ),
             body,
         )  # fmt: skip
@@ -311,12 +322,28 @@ class RevisionQueue:
         self._run_seconds += run_s
         self._line.ended(run_s, len(body))
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
+        parcel = ""
+        if result.parcel:
+            outcome, parcel = self._collect(attempt, outcome, result.parcel)
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
             self._log_failure(attempt.link, outcome.error, attempt.message.id)
-        self._settler.settle(attempt, outcome, result.content_type, body, run_s=run_s, now=self._clock.time())
+        self._settler.settle(
+            attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
+        )
         self._after_end(attempt.link)
+
+    def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
+        """A large result: its name in the caller's folder, or why the caller cannot have it."""
+        worker = attempt.link.worker
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            self._parcels.drop(worker, parcel)
+            return outcome, ""
+        try:
+            return outcome, self._parcels.collect(attempt.message, worker, parcel)
+        except ResultNotEncodable as error:
+            return Outcome(OutcomeKind.RAISED, error.info()), ""
 
     def _after_end(self, link: WorkerLink) -> None:
         """A slot is free again: of a worker that drains or is poisoned, or to be offered."""

@@ -52,6 +52,7 @@ class Settler:
         content_type: str = "",
         body: bytes = b"",
         *,
+        parcel: str = "",
         run_s: float = 0.0,
         now: float,
     ) -> None:
@@ -78,6 +79,7 @@ class Settler:
                 worker=attempt.link.worker,
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 items=attempt.items,
+                parcel=parcel,
             )
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)

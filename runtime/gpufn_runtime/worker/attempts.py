@@ -11,7 +11,8 @@ import enum
 import threading
 from collections.abc import Callable
 
-from gpufn.errors import ProtocolMismatch
+from gpufn.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
+from gpufn.parcels import Parcels
 from gpufn.protocol.frames import Run
 
 
@@ -24,23 +25,40 @@ class State(enum.Enum):
 class Attempt:
     """One Run. `link` counts connections to the runner: numbers are unique within one."""
 
-    __slots__ = ("body", "cancel_requested", "credits", "link", "on_change", "run", "state")
+    __slots__ = ("_body", "_parcels", "cancel_requested", "credits", "link", "on_change", "run", "state")
 
-    def __init__(self, run: Run, body: bytes, link: int) -> None:
+    def __init__(self, run: Run, body: bytes, link: int, parcels: Parcels) -> None:
         self.run = run
-        self.body = body
+        self._body = body
+        self._parcels = parcels
         self.link = link
         self.state = State.QUEUED
         self.credits = run.credits
         self.cancel_requested = False
         self.on_change: Callable[[], None] | None = None  # called when a Cancel or a Credit came
 
+    def take_body(self) -> bytes | memoryview:
+        """The input; once. Raises InvalidInput when it was a parcel that is gone."""
+        if self.run.parcel:
+            try:
+                return self._parcels.take(self.run.parcel)
+            except ArtifactUnavailable as error:
+                raise InvalidInput(error.message) from error
+        body, self._body = self._body, b""
+        return body
+
+    def drop_body(self) -> None:
+        """It will not be taken."""
+        if self.run.parcel:
+            self._parcels.remove(self.run.parcel)
+
     def __repr__(self) -> str:
         return f"Attempt({self.run.attempt}, {self.state.name})"
 
 
 class Attempts:
-    def __init__(self) -> None:
+    def __init__(self, parcels: Parcels) -> None:
+        self._parcels = parcels
         self._lock = threading.Lock()
         self._held: dict[int, Attempt] = {}
         self._stale = 0  # still running for a link that is gone
@@ -61,7 +79,7 @@ class Attempts:
         return len(self._held) + self._stale
 
     def add(self, run: Run, body: bytes, link: int) -> Attempt:
-        attempt = Attempt(run, body, link)
+        attempt = Attempt(run, body, link, self._parcels)
         with self._lock:
             if run.attempt in self._held:
                 raise ProtocolMismatch(f"attempt {run.attempt} was given twice")
@@ -106,6 +124,7 @@ class Attempts:
             if attempt.state is State.QUEUED:
                 attempt.state = State.ENDED
                 del self._held[number]
+                attempt.drop_body()
                 return attempt
             on_change = attempt.on_change
         if on_change is not None:
@@ -130,6 +149,7 @@ class Attempts:
             for attempt in held:
                 if attempt.state is State.QUEUED:
                     attempt.state = State.ENDED
+                    attempt.drop_body()
                 else:
                     attempt.cancel_requested = True
                     self._stale += 1

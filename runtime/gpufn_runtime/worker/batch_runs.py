@@ -25,10 +25,9 @@ class BatchRuns:
         for attempt in batch:
             if self._attempts.start(attempt):
                 try:
-                    inputs.append((attempt, method.parameters.by_name(attempt.run.content_type, attempt.body)))
+                    inputs.append((attempt, method.parameters.by_name(attempt.run.content_type, attempt.take_body())))
                 except RequestError as error:
                     self._results.rejected(attempt, error, started)
-                attempt.body = b""
         if inputs:
             self._run(inputs, call, started)
 

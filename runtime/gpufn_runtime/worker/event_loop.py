@@ -81,11 +81,10 @@ class EventLoop:
         current_attempt.set(attempt)
         started = time.perf_counter()
         try:
-            args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.body)
+            args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.take_body())
         except RequestError as error:
             self._results.rejected(attempt, error, started)
             return
-        attempt.body = b""
         try:
             if method.kind.streams:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)

@@ -174,11 +174,10 @@ class Executor:
         started = time.perf_counter()
         try:
             try:
-                args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.body)
+                args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.take_body())
             except RequestError as error:
                 self._results.rejected(attempt, error, started)
                 return
-            attempt.body = b""
             try:
                 result = method.call(*args, **kwargs)
                 if method.kind is CallKind.GENERATOR:

@@ -24,6 +24,7 @@ import msgspec
 
 from gpufn import _transport
 from gpufn.errors import FunctionStartFailed, ProtocolMismatch
+from gpufn.parcels import Parcels
 from gpufn.protocol.frames import (
     Answer,
     AnswerItem,
@@ -63,9 +64,10 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        self._attempts = Attempts()
+        parcels = Parcels(config.parcels)
+        self._attempts = Attempts(parcels)
         self._output = Output(self._link)
-        self._results = Results(self._link, self._attempts, self._output, config.bundle_dir)
+        self._results = Results(self._link, self._attempts, self._output, config.bundle_dir, parcels)
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
         self._calls = NestedCalls(self._link)
         self._draining = False  # it is to end

@@ -30,9 +30,9 @@ _NOT_GIVEN: Any = object()
 class Reader(Protocol):
     """Reads a call's body."""
 
-    def bind(self, content_type: str, body: bytes) -> tuple[list[Any], dict[str, Any]]: ...
+    def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]: ...
 
-    def by_name(self, content_type: str, body: bytes) -> dict[str, Any]: ...
+    def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]: ...
 
 
 class Parameters:
@@ -64,7 +64,7 @@ class Parameters:
         self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
         self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
 
-    def bind(self, content_type: str, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments. RequestError says what does not fit."""
         try:
             return self._bind(values.media_type(content_type), body, content_type)
@@ -73,14 +73,14 @@ class Parameters:
         except Exception as error:  # a validator or a constructor of the user's own
             raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
 
-    def by_name(self, content_type: str, body: bytes) -> dict[str, Any]:
+    def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
         """One value for each parameter, defaults filled in."""
         args, kwargs = self.bind(content_type, body)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _bind(self, kind: str, body: bytes, content_type: str) -> tuple[list[Any], dict[str, Any]]:
+    def _bind(self, kind: str, body: bytes | memoryview, content_type: str) -> tuple[list[Any], dict[str, Any]]:
         if kind == values.JSON:
             return self._from_map(self._from_json, body or b"{}", "JSON")
         if kind == values.MSGPACK:
@@ -91,9 +91,11 @@ class Parameters:
             if body:
                 raise values.unsupported(content_type)
             return self._checked([], {})
-        return self._placed(self._checked([], {self._raw_parameter: body})[1])
+        return self._placed(self._checked([], {self._raw_parameter: bytes(body)})[1])
 
-    def _from_map(self, decode: Callable[[bytes], Any], body: bytes, form: str) -> tuple[list[Any], dict[str, Any]]:
+    def _from_map(
+        self, decode: Callable[[bytes | memoryview], Any], body: bytes | memoryview, form: str
+    ) -> tuple[list[Any], dict[str, Any]]:
         try:
             decoded = decode(body)
         except msgspec.ValidationError as error:
@@ -111,7 +113,7 @@ class Parameters:
                 raise self._refusal(str(error), within=name) from error
         return self._placed(self._checked([], converted)[1])
 
-    def _from_native(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+    def _from_native(self, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = self._checked(*values.decode_call(body, allow_pickle=True))
         if values.has_record(args) or values.has_record(kwargs):
             names = [p.name for p in self.signature.parameters.values() if p.kind < p.KEYWORD_ONLY]

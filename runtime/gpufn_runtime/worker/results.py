@@ -6,9 +6,11 @@ import time
 from typing import Any
 
 from gpufn import values
-from gpufn.errors import ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.errors import CapacityError, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
+from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol.frames import Item, Result
+from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
@@ -18,22 +20,28 @@ from gpufn_runtime.worker.output import Output
 class Results:
     """`started` is what `time.perf_counter` said when the attempt began."""
 
-    def __init__(self, link: Link, attempts: Attempts, output: Output, bundle_dir: str) -> None:
+    def __init__(self, link: Link, attempts: Attempts, output: Output, bundle_dir: str, parcels: Parcels) -> None:
         self._link = link
         self._attempts = attempts
         self._output = output
         self._bundle_dir = bundle_dir
+        self._parcels = parcels
 
     def returned(self, attempt: Attempt, value: Any, started: float) -> None:
         try:
-            content_type, body = values.encode_result(value, attempt.run.accept)
-        except ResultNotEncodable as error:
+            takes_parcel = attempt.run.takes_parcel
+            limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
+            content_type, body = values.encode_result(value, attempt.run.accept, limit_bytes=limit)
+            parcel = ""
+            if takes_parcel and len(body) >= LEAST_BYTES:
+                parcel, body = self._parcels.write([body]), b""
+        except CapacityError as error:
+            self.raised(attempt, ResultNotEncodable(error.message), started)
+            return
+        except BaseException as error:  # ResultNotEncodable, or code of the value's own: a property, a __reduce__
             self.raised(attempt, error, started)
             return
-        except BaseException as error:  # code of the value's own: a property, a __reduce__
-            self.raised(attempt, error, started)
-            return
-        self._end(attempt, OutcomeKind.SUCCEEDED, started, content_type=content_type, body=body)
+        self._end(attempt, OutcomeKind.SUCCEEDED, started, content_type=content_type, body=body, parcel=parcel)
 
     def exhausted(self, attempt: Attempt, started: float) -> None:
         """A stream ended; its items are sent."""
@@ -69,9 +77,13 @@ class Results:
         *,
         content_type: str = "",
         body: bytes = b"",
+        parcel: str = "",
     ) -> None:
         run_s = time.perf_counter() - started
         self._output.end(attempt)
         if self._attempts.end(attempt):
-            self._link.send(Result(attempt.run.attempt, kind, error, content_type, run_s), body, link=attempt.link)
+            result = Result(attempt.run.attempt, kind, error, content_type, run_s, parcel)
+            self._link.send(result, body, link=attempt.link)
+        elif parcel:
+            self._parcels.remove(parcel)
         self._attempts.check_idle()

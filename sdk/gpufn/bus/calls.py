@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple, Protocol
 
 from gpufn.bus import jetstream, streams
 from gpufn.bus.connection import Bus, Message
@@ -57,6 +57,23 @@ _LOST_RETRY_S = 0.25
 _LOOKS_AT_A_TIME = 64
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
+
+
+class CallRequest(NamedTuple):
+    """What a caller asks for. `deadline` is in unix seconds; `parent` the invocation that asks; `trace` a traceparent.
+
+    `parcel` names the body in the caller's folder (`gpufn.parcels`), when `body` is not it.
+    """
+
+    revision: Revision
+    method: str
+    content_type: str
+    body: bytes
+    accept: str
+    deadline: float
+    parent: str = ""
+    trace: str = ""
+    parcel: str = ""
 
 
 class Lane(Protocol):
@@ -164,13 +181,19 @@ class Caller:
         self._name = name
         self._clock = clock
         self._lane: Lane | None = None
+        self._parcels = ""
+        self._drop: Callable[[str], None] | None = None
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → when it expires, of calls given up before their PubAck came
         self._loop = asyncio.get_running_loop()
         self._rescue: asyncio.Task[None] | None = None
 
-    def start(self, lane: Lane | None = None) -> None:
+    def start(self, lane: Lane | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None) -> None:
+        """`parcels` is our folder in Home.parcels, if results may come as parcels; `drop` removes one that came for a
+        call that had ended."""
         self._lane = lane
+        self._parcels = parcels
+        self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
         self._bus.on_reconnect(self._on_reconnect)
 
@@ -181,61 +204,22 @@ class Caller:
     def pending_of(self, function: str) -> int:
         return sum(call.function == function for call in self._pending.values())
 
-    def invoke(
-        self,
-        revision: Revision,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        accept: str,
-        deadline: float,
-        parent: str = "",
-        trace: str = "",
-    ) -> PendingCall:
-        """Queue one invocation; `deadline` in unix seconds. Raises BusUnavailable at once."""
-        message = self._message(
-            revision,
-            method,
-            content_type,
-            accept=accept,
-            deadline=deadline,
-            parent=parent,
-            trace=trace,
-            stream=False,
-        )
+    def invoke(self, request: CallRequest) -> PendingCall:
+        """Have it run, for its result. Raises BusUnavailable at once."""
+        message = self._message(request, stream=False)
         call = PendingCall(self, message, self._loop.create_future())
-        if self._lane is not None and self._lane.offer(revision, message, body):
-            call.offered = (message, body)
+        if self._lane is not None and self._lane.offer(request.revision, message, request.body):
+            call.offered = (message, request.body)
             self._pending[call.id] = call
         else:
-            self._publish(call, message, body)
+            self._publish(call, message, request.body)
         return call
 
-    def open_stream(
-        self,
-        revision: Revision,
-        method: str,
-        content_type: str,
-        body: bytes,
-        *,
-        accept: str,
-        deadline: float,
-        parent: str = "",
-        trace: str = "",
-    ) -> PendingStream:
-        message = self._message(
-            revision,
-            method,
-            content_type,
-            accept=accept,
-            deadline=deadline,
-            parent=parent,
-            trace=trace,
-            stream=True,
-        )
+    def open_stream(self, request: CallRequest) -> PendingStream:
+        """Have it run, for its items. Raises BusUnavailable at once."""
+        message = self._message(request, stream=True)
         call = PendingStream(self, message, self._loop.create_future())
-        self._publish(call, message, body)
+        self._publish(call, message, request.body)
         return call
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None:
@@ -260,6 +244,8 @@ class Caller:
         call = self._pending.get(reply.invocation)
         if call is not None:
             call.take(reply, body)
+        else:
+            self._drop_parcel(reply)
 
     def on_refused(self, invocation: str) -> None:
         """An offered call has to be queued after all."""
@@ -280,32 +266,24 @@ class Caller:
 
     # --- what the calls and the bus do to us --------------------------------------------------------------------------
 
-    def _message(
-        self,
-        revision: Revision,
-        method: str,
-        content_type: str,
-        *,
-        accept: str,
-        deadline: float,
-        parent: str,
-        trace: str,
-        stream: bool,
-    ) -> InvocationMessage:
+    def _message(self, request: CallRequest, *, stream: bool) -> InvocationMessage:
         invocation = new_invocation_id()
+        function = request.revision.function
         return InvocationMessage(
             id=invocation,
-            function=revision.function,
-            revision=revision.number,
-            method=method,
-            content_type=content_type,
-            accept=accept,
-            reply=subjects.reply(revision.function, self._name, invocation),
+            function=function,
+            revision=request.revision.number,
+            method=request.method,
+            content_type=request.content_type,
+            accept=request.accept,
+            reply=subjects.reply(function, self._name, invocation),
             submitted_at=self._clock.time(),
-            deadline=deadline,
+            deadline=request.deadline,
             stream=stream,
-            parent=parent,
-            trace=trace,
+            parent=request.parent,
+            trace=request.trace,
+            parcels="" if stream else self._parcels,
+            parcel=request.parcel,
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
@@ -340,6 +318,9 @@ class Caller:
             if self._abandoned.pop(token, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
+            elif self._parcels and payload and payload[0] != _BRACE:
+                with contextlib.suppress(ProtocolMismatch):
+                    self._drop_parcel(unpack_reply(payload)[0])
             return
         if payload and payload[0] != _BRACE:
             try:
@@ -355,6 +336,10 @@ class Caller:
             call.queue_seq = jetstream.read_pub_ack(payload, call.function).seq
         except GpufnError as error:
             call.fail(error)
+
+    def _drop_parcel(self, reply: Reply) -> None:
+        if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:
+            self._drop(reply.parcel)
 
     def _on_reconnect(self) -> None:
         if self._rescue is not None:

@@ -33,7 +33,11 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
-    """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit."""
+    """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit.
+
+    `parcel` is the input's name in the worker's folder of parcels, when it is not the body; `takes_parcel` allows the
+    result to be one.
+    """
 
     attempt: int
     invocation: str
@@ -43,6 +47,8 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     number: int = 1
     stream: bool = False
     credits: int = 0
+    parcel: str = ""
+    takes_parcel: bool = False
 
 
 class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):
@@ -101,13 +107,15 @@ class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
 
 
 class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
-    """The end of an Attempt; the slot is free when this is sent."""
+    """The end of an Attempt; the slot is free when this is sent. `parcel` is the result's name in the worker's folder
+    of parcels, when it is not the body."""
 
     attempt: int
     kind: OutcomeKind
     error: ErrorInfo | None
     content_type: str
     run_s: float
+    parcel: str = ""
 
 
 class Item(_Frame, tag=14, frozen=True, array_like=True, gc=False):

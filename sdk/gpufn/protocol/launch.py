@@ -21,6 +21,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     spec: FunctionSpec
     bundle_dir: str  # the unpacked bundle, read-only, shared between workers
     socket: str  # the runner listens here
+    parcels: str = ""  # folder of the large bodies that are this worker's to read, and where it writes its own
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # a model's parameter → folders of its engines, the best first
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it

@@ -3,6 +3,7 @@
 a request's body   REQUEST_BYTES   of any request to the gateway; a bundle is the largest
 a call's body      INLINE_BYTES    the arguments of one call, one result, one item: it travels inside one message
 a message          MESSAGE_BYTES   what our own nats-server takes (`max_payload`): a body and the header beside it
+a parcel           PARCEL_BYTES    a body that is handed on by reference between processes of one host (gpufn.parcels)
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 """
 
@@ -12,6 +13,7 @@ MESSAGE_BYTES = 8 << 20
 HEADER_BYTES = 512 << 10  # kept for the header: ids, and an error with its traceback
 INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
+PARCEL_BYTES = 1 << 30
 
 
 def inline_bytes(max_payload: int) -> int:

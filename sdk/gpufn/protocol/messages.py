@@ -25,7 +25,11 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
-    """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none."""
+    """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none.
+
+    `parcels` is the caller's folder in `Home.parcels`, if it can take the result as a parcel. `parcel` is the body's
+    name in it, when the body is not beside this header.
+    """
 
     id: str
     function: str
@@ -41,10 +45,14 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     not_before: float = 0.0  # a retry waits until then
     parent: str = ""  # the invocation that made this one
     trace: str = ""  # W3C traceparent
+    parcels: str = ""
+    parcel: str = ""
 
 
 class ResultReply(_Wire, tag=1, frozen=True, array_like=True, gc=False):
-    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start."""
+    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start. `parcel` is
+    the result's name in the caller's folder, when it is not beside this header.
+    """
 
     invocation: str
     kind: OutcomeKind
@@ -57,6 +65,7 @@ class ResultReply(_Wire, tag=1, frozen=True, array_like=True, gc=False):
     worker: str = ""
     cold_start: ColdStart | None = None
     items: int = 0  # how many ItemReplies came before
+    parcel: str = ""
 
 
 class ItemReply(_Wire, tag=2, frozen=True, array_like=True, gc=False):

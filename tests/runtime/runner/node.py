@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.bus.calls import Caller
+from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
@@ -176,10 +176,11 @@ class Node:
         return fake
 
     def invoke(self, revision: Revision, body: bytes = b"{}", timeout_s: float = 30.0) -> Any:
-        return self.caller.invoke(
-            revision, "", "application/json", body, accept="application/json",
-            deadline=self.clock.time() + timeout_s,
-        )  # fmt: skip
+        return self.caller.invoke(self.request(revision, body, timeout_s))
+
+    def request(self, revision: Revision, body: bytes = b"{}", timeout_s: float = 30.0) -> CallRequest:
+        deadline = self.clock.time() + timeout_s
+        return CallRequest(revision, "", "application/json", body, "application/json", deadline)
 
 
 @contextlib.asynccontextmanager

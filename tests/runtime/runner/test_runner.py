@@ -282,9 +282,7 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
     async def test(node: Node) -> None:
         revision = await node.deploy("stream", kind=CallKind.GENERATOR)
         worker = await node.worker(revision)
-        stream = node.caller.open_stream(
-            revision, "", "application/json", b"{}", accept="application/json", deadline=node.clock.time() + 30
-        )
+        stream = node.caller.open_stream(node.request(revision))
         run, _ = await worker.run()
         assert run.stream
 
@@ -312,9 +310,7 @@ def test_an_item_without_credit_ends_the_link(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("greedy", kind=CallKind.GENERATOR)
         worker = await node.worker(revision)
-        stream = node.caller.open_stream(
-            revision, "", "application/json", b"{}", accept="application/json", deadline=node.clock.time() + 30
-        )
+        stream = node.caller.open_stream(node.request(revision))
         run, _ = await worker.run()
         for _ in range(run.credits + 1):
             worker.send(frames.Item(run.attempt, "application/json"), b"1")

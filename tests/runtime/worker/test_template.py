@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.protocol.frames import Drain
 from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
 from tests.runtime.worker.engines.engines import write_negation
 
@@ -149,7 +150,7 @@ def test_workers_of_one_template_share_no_random_numbers(make_peer: Start, make_
         worker.ready()
         drawn += msgspec.json.decode(worker.call())
         worker.process = None
-        os.kill(reply.pid, 15)
+        worker.send(Drain())
         assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == 0
     assert len(set(drawn)) == 4
 

@@ -45,11 +45,11 @@ class ModelFunction:
 
     # --- what the executor knows as parameters ------------------------------------------------------------------------
 
-    def bind(self, content_type: str, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+    def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         """The arguments of `call`. RequestError says what does not fit."""
         return [self._read(content_type, body)], {}
 
-    def by_name(self, content_type: str, body: bytes) -> dict[str, Any]:
+    def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
         """One call's part of the arguments of `call_all`. RequestError says what does not fit."""
         return {"asked": self._read(content_type, body)}
 
@@ -72,7 +72,7 @@ class ModelFunction:
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    def _read(self, content_type: str, body: bytes) -> Asked:
+    def _read(self, content_type: str, body: bytes | memoryview) -> Asked:
         try:
             return self._decoded(content_type, body)
         except RequestError:
@@ -80,7 +80,7 @@ class ModelFunction:
         except Exception as error:  # nested a thousand levels deep, say
             raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
 
-    def _decoded(self, content_type: str, body: bytes) -> Asked:
+    def _decoded(self, content_type: str, body: bytes | memoryview) -> Asked:
         kind = values.media_type(content_type)
         if kind == media.TENSORS:
             request = oip.decode(content_type, body, self._session.inputs, self._session.outputs)
@@ -95,7 +95,7 @@ class ModelFunction:
         return values.Encoded(*oip.encode(asked.request, outputs, self._session.outputs, self._name, self._version))
 
 
-def _arguments(kind: str, content_type: str, body: bytes) -> dict[str, Any]:
+def _arguments(kind: str, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
     try:
         if kind == media.JSON:
             given = msgspec.json.decode(body or b"{}")

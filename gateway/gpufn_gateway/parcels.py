@@ -1,0 +1,112 @@
+"""This gateway's parcels: large bodies that runners of the same host take by reference (`gpufn.parcels`).
+
+Its folder is locked as long as the gateway lives, so that the next one can tell what a dead one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gpufn.parcels import LEAST_BYTES, Parcels
+from gpufn_gateway.bodies import BodyBudget
+
+_LOCK: Final = "lock"
+_FORGOTTEN_S: Final = 3600.0  # so old is nothing that somebody still wants: it came for a call that had ended
+
+
+class Parcel(NamedTuple):
+    name: str
+    size: int
+
+
+class GatewayParcels:
+    """`root` is Home.parcels, `name` the gateway's. `reaches_all()`: any runner that may get a call is on this host."""
+
+    def __init__(self, root: Path, name: str, *, budget: BodyBudget, reaches_all: Callable[[], bool]) -> None:
+        self.folder = name
+        self._path = root / name
+        self._parcels = Parcels(self._path)
+        self._budget = budget
+        self._reaches_all = reaches_all
+        self._kept: set[str] = set()
+        self._lock = -1
+
+    def open(self) -> None:
+        """Claim the folder, and remove those of gateways that are gone. Raises OSError."""
+        for left in self._path.parent.glob("gw-*"):
+            _remove_if_dead(left)
+        self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        self._parcels.remove_all()
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    def is_for(self, size: int) -> bool:
+        """Whether a body of so many bytes travels as a parcel."""
+        return size >= LEAST_BYTES and self._reaches_all()
+
+    async def receive(self, parts: AsyncIterator[bytes], size: int) -> Parcel:
+        """A body of `size` bytes as it arrives. Raises CapacityError when there is no room for it."""
+        self._budget.take(size)
+        try:
+            with self._parcels.writer() as writer:
+                async for part in parts:
+                    writer.write(part)
+                name = writer.keep()
+        except BaseException:
+            self._budget.give_back(size)
+            raise
+        self._kept.add(name)
+        return Parcel(name, size)
+
+    def keep(self, body: bytes) -> Parcel:
+        """A body that is here. Raises CapacityError when there is no room for it."""
+        self._budget.take(len(body))
+        try:
+            name = self._parcels.write([body])
+        except BaseException:
+            self._budget.give_back(len(body))
+            raise
+        self._kept.add(name)
+        return Parcel(name, len(body))
+
+    def discard(self, parcel: Parcel) -> None:
+        """Its call has ended."""
+        self._parcels.remove(parcel.name)
+        self._kept.discard(parcel.name)
+        self._budget.give_back(parcel.size)
+
+    def take(self, name: str) -> memoryview:
+        """A result. Raises ArtifactUnavailable."""
+        return self._parcels.take(name)
+
+    def remove(self, name: str) -> None:
+        """A result that nobody waits for any more."""
+        self._parcels.remove(name)
+
+    def sweep(self) -> None:
+        """Remove results that came for nobody; now and then."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self._path):
+                is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > _FORGOTTEN_S
+                if is_old and entry.name != _LOCK and entry.name not in self._kept:
+                    self._parcels.remove(entry.name)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Parcels(folder).remove_all()
+        finally:
+            os.close(lock)

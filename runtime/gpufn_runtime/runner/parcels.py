@@ -1,0 +1,70 @@
+"""Large bodies between callers of this host and its workers: the runner gives each worker what is its, and no more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gpufn.errors import ArtifactUnavailable, GpufnError, ResultNotEncodable
+from gpufn.parcels import Parcels
+from gpufn.protocol.limits import PARCEL_BYTES
+from gpufn.protocol.messages import InvocationMessage
+
+_CALLER = re.compile(r"[a-z0-9-]{1,40}")
+
+
+class NodeParcels:
+    """`root` is Home.parcels."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def give(self, message: InvocationMessage, worker: str) -> str:
+        """The call's parcel for its worker: the name of it there, empty when there is none. The caller keeps its own
+        until the call has ended, for it may run again. Raises ArtifactUnavailable."""
+        if not message.parcel:
+            return ""
+        return self._of_caller(message).hand_on(message.parcel, self._of(worker))
+
+    def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
+        """A worker's result for its caller: the name of it there. Raises ResultNotEncodable, whatever is wrong with
+        what the worker claims."""
+        theirs = self._of(worker)
+        try:
+            size = theirs.size(parcel)
+            if size > PARCEL_BYTES:
+                raise ResultNotEncodable(f"the result takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call")
+            return theirs.hand_on(parcel, self._of_caller(message))
+        except ResultNotEncodable:
+            raise
+        except GpufnError as error:
+            raise ResultNotEncodable(error.message) from error
+        finally:
+            self.drop(worker, parcel)
+
+    def drop(self, worker: str, parcel: str) -> None:
+        """A result that nobody wants."""
+        if parcel:
+            try:
+                self._of(worker).remove(parcel)
+            except GpufnError:
+                return  # its worker made that name up
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone."""
+        self._of(worker).remove_all()
+
+    def keep_only(self, workers: set[str]) -> None:
+        """At the start: remove what the workers of an earlier runner left."""
+        for folder in self._root.glob("w-*"):
+            if folder.name not in workers:
+                Parcels(folder).remove_all()
+
+    def _of(self, worker: str) -> Parcels:
+        return Parcels(self._root / worker)
+
+    def _of_caller(self, message: InvocationMessage) -> Parcels:
+        folder = self._root / message.parcels
+        if _CALLER.fullmatch(message.parcels) is None or not folder.is_dir():
+            raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
+        return Parcels(folder)

@@ -1,0 +1,152 @@
+"""Parcels: large bodies of calls, handed on by reference between processes of one host instead of copied.
+
+A parcel is a file in memory (tmpfs), named by its writer. A gateway writes a call's body while it arrives; the runner
+links it into the folder of the worker that runs the call; the worker maps it and reads arrays in place. Results come
+back the same way. Whoever takes a parcel removes its name; the memory is free when the last map of it is gone.
+
+    folder/g          what gateways wrote, and results for them
+    folder/<worker>   what one worker may see
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterable
+from typing import Final
+
+from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
+from gpufn.ids import new_ulid
+
+LEAST_BYTES: Final = 256 << 10  # what is smaller is copied in less time than a file is made
+_NAME = re.compile(r"[0-9a-z]{26}")
+
+
+class Parcels:
+    """The parcels in one folder, which is made on first use."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.fspath(folder)
+
+    def write(self, parts: Iterable[bytes | memoryview]) -> str:
+        """A new parcel of `parts`, one after the other; its name. Raises CapacityError when memory is full."""
+        with self.writer() as writer:
+            for part in parts:
+                writer.write(part)
+            return writer.keep()
+
+    def writer(self) -> ParcelWriter:
+        """Raises CapacityError."""
+        name = new_ulid()
+        try:
+            try:
+                file = self._create(name)
+            except FileNotFoundError:
+                os.makedirs(self.folder, 0o700, exist_ok=True)
+                file = self._create(name)
+        except OSError as error:
+            raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
+        return ParcelWriter(self, name, file)
+
+    def take(self, name: str) -> memoryview:
+        """The parcel's bytes, read-only and not copied, and its name is gone. Raises ArtifactUnavailable."""
+        view = self.look(name)
+        self.remove(name)
+        return view
+
+    def look(self, name: str) -> memoryview:
+        """As `take`, and the name stays."""
+        try:
+            file = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise ProtocolMismatch("a parcel is a file")
+            if not found.st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file, found.st_size, prot=mmap.PROT_READ))
+        finally:
+            os.close(file)
+
+    def size(self, name: str) -> int:
+        """In bytes. Raises ArtifactUnavailable, ProtocolMismatch for what is no file."""
+        try:
+            found = os.lstat(self._path(name))
+        except OSError as error:
+            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise ProtocolMismatch("a parcel is a file")
+        return found.st_size
+
+    def hand_on(self, name: str, other: Parcels) -> str:
+        """Another name for the parcel, in `other`; ours stays. Raises ArtifactUnavailable."""
+        theirs = new_ulid()
+        try:
+            try:
+                os.link(self._path(name), other._path(theirs), follow_symlinks=False)
+            except FileNotFoundError:
+                os.makedirs(other.folder, 0o700, exist_ok=True)
+                os.link(self._path(name), other._path(theirs), follow_symlinks=False)
+        except OSError as error:
+            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
+        return theirs
+
+    def remove(self, name: str) -> None:
+        """Absent is fine."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(name))
+
+    def remove_all(self) -> None:
+        """The folder with all that is in it."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder):
+                os.unlink(entry.path)
+            os.rmdir(self.folder)
+
+    def _create(self, name: str) -> int:
+        return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def _path(self, name: str) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise ProtocolMismatch(f"{name[:40]!r} is not the name of a parcel")
+        return os.path.join(self.folder, name)
+
+
+class ParcelWriter:
+    """A parcel that is being written; on the way out it is removed unless it was kept."""
+
+    def __init__(self, parcels: Parcels, name: str, file: int) -> None:
+        self._parcels = parcels
+        self._name = name
+        self._file = file
+        self._is_kept = False
+        self.size = 0
+
+    def write(self, part: bytes | memoryview) -> None:
+        """Raises CapacityError when memory is full."""
+        left = memoryview(part).cast("B")
+        try:
+            while left:
+                written = os.write(self._file, left)
+                self.size += written
+                left = left[written:]
+        except OSError as error:
+            raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
+
+    def keep(self) -> str:
+        """The parcel is whole; its name."""
+        self._is_kept = True
+        return self._name
+
+    def __enter__(self) -> ParcelWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+        if not self._is_kept:
+            self._parcels.remove(self._name)

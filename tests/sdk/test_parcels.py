@@ -1,0 +1,77 @@
+"""Large bodies handed on by reference (gpufn.parcels)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
+from gpufn.parcels import Parcels
+
+
+def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path / "a")
+    name = parcels.write([b"one", memoryview(b"two")])
+    view = parcels.take(name)
+    assert bytes(view) == b"onetwo"
+    assert view.readonly
+    assert list((tmp_path / "a").iterdir()) == []
+    with pytest.raises(ArtifactUnavailable):
+        parcels.take(name)
+
+
+def test_an_empty_parcel_is_one(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path)
+    assert bytes(parcels.take(parcels.write([]))) == b""
+
+
+def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
+    ours, theirs = Parcels(tmp_path / "a"), Parcels(tmp_path / "b")
+    name = ours.write([b"shared"])
+    other = ours.hand_on(name, theirs)
+    assert os.stat(tmp_path / "a" / name).st_ino == os.stat(tmp_path / "b" / other).st_ino
+    assert bytes(theirs.take(other)) == b"shared"
+    assert ours.size(name) == 6, "ours stays: the call may run again"
+    ours.remove(name)
+    ours.remove(name)
+
+
+def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
+    with Parcels(tmp_path / "a").writer() as writer:
+        writer.write(b"half of it")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "x", "/etc/passwd", "a" * 25 + "/", "A" * 26])
+def test_a_name_is_nothing_but_a_name(tmp_path: Path, name: str) -> None:
+    parcels = Parcels(tmp_path)
+    for use in (parcels.take, parcels.look, parcels.size, parcels.remove):
+        with pytest.raises(ProtocolMismatch):
+            use(name)
+
+
+def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    link, fifo, folder = "0" * 26, "1" * 26, "2" * 26
+    (tmp_path / link).symlink_to(secret)
+    os.mkfifo(tmp_path / fifo)
+    (tmp_path / folder).mkdir()
+    for name in (link, fifo, folder):
+        with pytest.raises((ArtifactUnavailable, ProtocolMismatch)):
+            parcels.look(name)
+        with pytest.raises(ProtocolMismatch):
+            parcels.size(name)
+
+
+def test_full_memory_is_a_capacity_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CapacityError, match="No space left"):
+        Parcels(tmp_path / "a").write([b"x"])
+    assert list((tmp_path / "a").iterdir()) == []
