@@ -29,8 +29,8 @@ CMD ["python", "-m", "gpufn_runtime.runner"]
 FROM worker AS agent
 CMD ["python", "-m", "gpufn_runtime.agent"]
 
-# Holds the place of the builder, which has nothing to run yet.
+# Engines for the CPU; for GPUs put the extra `gpu` on top. It needs no other process of the node, only its name.
 FROM base AS builder
-RUN pip install ".[bus]"
+RUN pip install ".[builder]"
 USER gpufn
 CMD ["python", "-m", "gpufn_builder"]

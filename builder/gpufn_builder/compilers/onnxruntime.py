@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import Counter
@@ -40,7 +39,9 @@ _ERRORS_ONLY: Final = 3
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
 _TRIAL_S: Final = 0.1
-_WORTH: Final = 0.9  # more threads, or threads that spin while they wait, are to save a tenth at least
+# What more threads, or threads that spin while they wait, are to save of a run: they are the whole machine's.
+_WORTH_SHARE: Final = 0.1
+_WORTH_S: Final = 50e-6
 
 
 def compiler(backend: Backend) -> OnnxRuntime:
@@ -122,7 +123,7 @@ class OnnxRuntime:
         def seconds_with(threads: int, spinning: int) -> float:
             settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
             with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
-                seconds = _quickest(engine.bind(job.golden))
+                seconds = _median_of_runs(engine.bind(job.golden))
             notes.append(f"{threads} {'spinning ' if spinning else ''}threads: {seconds * 1e3:.3g} ms")
             return seconds
 
@@ -165,18 +166,21 @@ def choose_threads(cores: int, seconds_with: Callable[[int, int], float]) -> tup
     >>> choose_threads(4, lambda threads, spinning: {1: 8.0, 2: 4.1, 4: 3.9}[threads])
     (2, 0)
     """
-    choices = [count for count in (1, 2, 4, 8, 16, 32) if count < cores] + [cores]
-    best, best_s = 1, math.inf
-    for threads in choices:
-        if (seconds := seconds_with(threads, 0)) >= best_s * _WORTH:
+    best, best_s = 1, seconds_with(1, 0)
+    for threads in sorted({count for count in (2, 4, 8, 16, 32, cores) if 1 < count <= cores}):
+        if not _is_worth(best_s, seconds := seconds_with(threads, 0)):
             break
         best, best_s = threads, seconds
-    if best > 1 and seconds_with(best, 1) < best_s * _WORTH:
+    if best > 1 and _is_worth(best_s, seconds_with(best, 1)):
         return best, 1
     return best, 0
 
 
-def _quickest(run: Callable[[], None]) -> float:
+def _is_worth(before_s: float, after_s: float) -> bool:
+    return before_s - after_s > max(_WORTH_S, before_s * _WORTH_SHARE)
+
+
+def _median_of_runs(run: Callable[[], None]) -> float:
     """Seconds of the median run, after the first two."""
     taken: list[float] = []
     end = time.monotonic() + _TRIAL_S
