@@ -56,7 +56,7 @@ class TensorRT:
         else:
             config.clear_flag(trt.BuilderFlag.TF32)  # it is on by default
         for profile in job.profiles:
-            _add_profile(builder, network, config, profile, log)
+            _add_profile(builder, config, profile, log)
         monitor = _Monitor(tell)
         config.progress_monitor = monitor
         cache = job.caches / f"tensorrt-{trt.__version__}.timing"
@@ -257,12 +257,9 @@ def _parse_failed(parser: Any, log: _Log) -> BuildFailed:
     )
 
 
-def _add_profile(builder: Any, network: Any, config: Any, profile: ShapeProfile, log: _Log) -> None:
+def _add_profile(builder: Any, config: Any, profile: ShapeProfile, log: _Log) -> None:
     if not profile.inputs:
         return
-    shape_inputs = [tensor.name for tensor in _inputs(network) if tensor.is_shape_tensor]
-    if shape_inputs:
-        raise BuildFailed(f"TensorRT needs bounds for the values of {', '.join(shape_inputs)}", stage="compile")
     made = builder.create_optimization_profile()
     for name, ranged in profile.inputs.items():
         made.set_shape(name, ranged.min, ranged.opt, ranged.max)
@@ -272,10 +269,6 @@ def _add_profile(builder: Any, network: Any, config: Any, profile: ShapeProfile,
 
 def _contiguous(inputs: Arrays) -> Arrays:
     return {name: np.require(array, requirements=["C", "A"]) for name, array in inputs.items()}
-
-
-def _inputs(network: Any) -> list[Any]:
-    return [network.get_input(index) for index in range(network.num_inputs)]
 
 
 def _described(log: _Log, plan: Path) -> Compiled:
