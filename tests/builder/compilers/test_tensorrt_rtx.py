@@ -1,0 +1,95 @@
+"""The TensorRT compiler against a real parser and builder, without a GPU: those of TensorRT-RTX, which parse and build
+on the CPU, behind the real bindings.
+
+The mix is nobody's promise, so it is for tests alone, where somebody has put the parts together:
+`pip install --no-deps tensorrt-cu13-bindings==11.4.0.106 onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0`. Such an engine
+cannot be loaded without a GPU; that is where each build that goes well ends here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from onnx import ModelProto
+
+from gpufn.model import ShapeProfile, ShapeRange
+from tests.builder import models
+
+_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[3]
+_PROFILE = ShapeProfile({"x": ShapeRange((1, 8), (4, 8), (8, 8))})
+
+
+def _folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return Path(spec.origin).parent
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where the bindings find RTX's libraries under the names that they look for."""
+    bindings, rtx = _folder_of("tensorrt_bindings"), _folder_of("onnxruntime_ep_nv_tensorrt_rtx")
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("there is no gcc to make the nine functions with")
+    folder = tmp_path_factory.mktemp("libraries")
+    for name in ("libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1"):
+        (folder / name).symlink_to(next(rtx.glob(f"{name}*")))
+    for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
+        target = folder / f"lib{name}.so.11"
+        subprocess.run([compiler, "-shared", "-fPIC", _HERE / "nine_functions.c", "-o", target, "-ldl"], check=True)
+    search = [str(_ROOT), str(bindings.parent), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(search)}
+
+
+def _compiled(folder: Path, environ: dict[str, str], proto: ModelProto, *profiles: ShapeProfile) -> Any:
+    models.put(proto, folder)
+    (folder / "profiles.json").write_bytes(msgspec.json.encode(profiles))
+    command = [sys.executable, str(_HERE / "with_rtx.py"), str(folder)]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str], tmp_path: Path) -> None:
+    found = _compiled(tmp_path, environ, models.mlp(), _PROFILE)
+    assert found["message"].startswith("TensorRT does not load the engine that it built: ")
+    assert (tmp_path / "engine.plan").stat().st_size > 1000
+    assert found["told"] == sorted(found["told"])
+    assert found["told"][-1] > 0.5
+    assert next(tmp_path.glob("*.timing")).stat().st_size > 0
+
+
+def test_what_it_cannot_do_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    found = _compiled(tmp_path, environ, models.texts())
+    assert found["message"].startswith("TensorRT does not take this model: UNSUPPORTED_NODE: ")
+
+
+def test_an_operator_that_nobody_has_is_told_with_its_node(environ: dict[str, str], tmp_path: Path) -> None:
+    unknown = models.model([models.node("NoSuch", "x", "y")], [models.value("x", ["N", 8])], [models.value("y", None)])
+    found = _compiled(tmp_path, environ, unknown, _PROFILE)
+    assert "INVALID_NODE (NoSuch): " in found["message"]
+    assert found["node"] == "y_node"
+
+
+def test_dynamic_shapes_without_a_profile_are_told(environ: dict[str, str], tmp_path: Path) -> None:
+    found = _compiled(tmp_path, environ, models.mlp())
+    assert "no optimization profile has been defined" in found["message"]
+    assert not (tmp_path / "engine.plan").exists()
+
+
+def test_a_profile_that_contradicts_the_model_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+    wrong = ShapeProfile({"x": ShapeRange((1, 9), (4, 9), (8, 9))})
+    found = _compiled(tmp_path, environ, models.mlp(), wrong)
+    assert found["message"].startswith("TensorRT could not build an engine: ")
+    assert not (tmp_path / "engine.plan").exists()

@@ -1,0 +1,44 @@
+"""Compiles the model in a folder with the TensorRT compiler; prints how that ended as JSON.
+
+A process of its own, because it stands in TensorRT's place with what test_tensorrt_rtx.py put together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+
+from gpufn.engine import Backend
+from gpufn.errors import BuildFailed
+from gpufn.model import ShapeProfile
+from gpufn_builder.compilers.base import CompileJob
+
+
+def main(folder: Path) -> None:
+    sys.modules["tensorrt"] = importlib.import_module("tensorrt_bindings")
+    compiler = importlib.import_module("gpufn_builder.compilers.tensorrt").compiler(Backend.TENSORRT)
+    job = CompileJob(
+        model=folder / "model.onnx",
+        inputs=(),
+        outputs=(),
+        profiles=msgspec.json.decode((folder / "profiles.json").read_bytes(), type=tuple[ShapeProfile, ...]),
+        flags={"builder_optimization_level": "3", "tf32": "0"},
+        golden={},
+        folder=folder,
+        caches=folder,
+    )
+    told: list[float] = []
+    message = node = ""
+    try:
+        compiler.compile(job, lambda progress, detail: told.append(progress))
+    except BuildFailed as failure:
+        message, node = failure.message, failure.node
+    print(json.dumps({"message": message, "node": node, "told": told}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
