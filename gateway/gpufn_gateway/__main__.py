@@ -150,7 +150,7 @@ async def main(settings: GatewaySettings) -> None:
         lane = Lane(home.lane_socket, caller)
         stack.callback(lane.close)
         parcels = GatewayParcels(
-            home.parcels,
+            home.claim_parcels(),
             name,
             budget=BodyBudget(settings.max_parcels_bytes),
             reaches_all=lambda: lane.is_connected and len(registry.live_nodes()) == 1,

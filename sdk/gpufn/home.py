@@ -95,9 +95,17 @@ class Home:
                 _make_private(self.run)
             else:
                 _claim(self.run)
+        except OSError as error:
+            raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
+
+    def claim_parcels(self) -> Path:
+        """`parcels`, made for its owner only; by who writes there. Raises PlatformError."""
+        try:
+            self.parcels.parent.mkdir(parents=True, exist_ok=True)
             _claim(self.parcels)
         except OSError as error:
             raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
+        return self.parcels
 
     def worker(self, worker_id: str) -> Path:
         return self.run / "w" / worker_id

@@ -102,11 +102,12 @@ class Parcels:
             os.unlink(self._path(name))
 
     def remove_all(self) -> None:
-        """The folder with all that is in it."""
+        """The folder with all that is in it, and the one that it is in, when that is empty then."""
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.folder):
                 os.unlink(entry.path)
             os.rmdir(self.folder)
+            os.rmdir(os.path.dirname(self.folder))
 
     def _create(self, name: str) -> int:
         return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

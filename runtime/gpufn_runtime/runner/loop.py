@@ -104,6 +104,7 @@ class Runner:
         await self._directory.open()
         await self._lane.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
+        self._home.claim_parcels()
         self._parcels.keep_only(set(self._desired))
         try:
             while True:

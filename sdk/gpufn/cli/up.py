@@ -7,6 +7,7 @@ import errno
 import http.client
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
         cwd=home.root,
         ready_timeout_s=_READY_TIMEOUT_S,
     ).run()
+    shutil.rmtree(home.parcels, ignore_errors=True)  # nobody is left who would take one
     say("stopped", err=True)
 
 
