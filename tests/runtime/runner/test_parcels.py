@@ -39,6 +39,10 @@ def worker_parcels(node: Node, worker: FakeWorker) -> Parcels:
     return Parcels(node.home.parcels / worker.worker)
 
 
+def _exists(parcels: Parcels) -> bool:
+    return os.path.exists(parcels.folder)
+
+
 def answer(worker: FakeWorker, run: frames.Run, parcel: str) -> None:
     worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.0, parcel))
 
@@ -137,7 +141,7 @@ def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
         theirs = worker_parcels(node, worker)
         theirs.write([b"left"])
         await node.unassign(worker.worker)
-        while os.path.exists(theirs.folder):
+        while _exists(theirs):
             await node.reports.get()
 
     on_node(url, tmp_path, test)
