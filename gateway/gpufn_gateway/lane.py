@@ -16,7 +16,7 @@ from gpufn.errors import PayloadTooLarge, ProtocolMismatch
 from gpufn.protocol import frames, lane
 from gpufn.protocol.messages import InvocationMessage, ResultReply
 from gpufn.revision import Revision
-from gpufn.sockets import peer_uid
+from gpufn.sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +149,11 @@ class _Runner(asyncio.Protocol):
         self._reader: frames.FrameReader[lane.RunnerFrame] = frames.FrameReader(lane.RunnerFrame)
 
     def send(self, frame: lane.GatewayFrame, body: bytes = b"") -> None:
-        self.transport.write(frames.encode(frame, body))
+        self._out.write(frames.encode(frame, body))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
+        self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != os.getuid():
             log.warning("the socket of this host's runner belongs to uid %d: not used", uid)

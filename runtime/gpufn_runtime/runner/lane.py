@@ -21,7 +21,7 @@ from gpufn.protocol import frames, lane, subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import InvocationMessage, ResultReply
 from gpufn.revision import Revision
-from gpufn.sockets import peer_uid
+from gpufn.sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class _Gateway(asyncio.Protocol):
         self.under_way: dict[str, DirectDelivery] = {}
 
     def send(self, frame: lane.RunnerFrame, body: bytes = b"") -> None:
-        self.transport.write(frames.encode(frame, body))
+        self._out.write(frames.encode(frame, body))
 
     def ended(self, reply: ResultReply, body: bytes) -> None:
         try:
@@ -150,6 +150,7 @@ class _Gateway(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
+        self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != os.getuid():
             log.warning("refused a connection of uid %d to the lane", uid)

@@ -23,7 +23,7 @@ from gpufn.errors import ErrorInfo, ProtocolMismatch
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
-from gpufn.sockets import peer_uid
+from gpufn.sockets import Outbox, peer_uid
 from gpufn.workers import ColdStart, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.slots import SlotPool
@@ -97,7 +97,7 @@ class WorkerLink:
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
         if self._peer is not None:
-            self._peer.transport.write(frames.encode(frame, body))
+            self._peer.out.write(frames.encode(frame, body))
 
     def drain(self) -> None:
         """Take nothing new; when nothing runs, tell the worker to end. One that is not READY yet hears it then."""
@@ -233,6 +233,7 @@ class _Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
+        self.out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != os.getuid() or not self._link._accept(self):
             log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
