@@ -13,7 +13,7 @@ MESSAGE_BYTES = 8 << 20
 HEADER_BYTES = 512 << 10  # kept for the header: ids, and an error with its traceback
 INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
-PARCEL_BYTES = 1 << 30
+PARCEL_BYTES = REQUEST_BYTES
 
 
 def inline_bytes(max_payload: int) -> int:
