@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gpufn_builder.exchange import CandidateRequest, CandidateResult, Told
 from gpufn_builder.process import Work
 
 PROCESS: Final = "gpufn_builder.compile_process"
+
+
+class RunCandidate(Protocol):
+    """What makes the engine of one candidate: `run_candidate`, or what shall take its place."""
+
+    def __call__(
+        self,
+        request: CandidateRequest,
+        folder: Path,
+        environ: Mapping[str, str],
+        *,
+        timeout_s: float,
+        on_told: Callable[[Told], None],
+    ) -> CandidateResult: ...
 
 
 def run_candidate(

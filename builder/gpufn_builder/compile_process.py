@@ -40,6 +40,7 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
         golden=measured,
         folder=Path(request.folder),
         caches=Path(request.caches),
+        trial_s=request.measuring.trial_s,
     )
     job.folder.mkdir(parents=True, exist_ok=True)
     began = clock()

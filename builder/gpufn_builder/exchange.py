@@ -22,11 +22,13 @@ PUBLISH_BEGINS: Final = 0.95  # of a build's progress; what comes before is the 
 
 
 class MeasurePlan(msgspec.Struct, frozen=True):
-    """How long an engine runs before it counts, for how long it counts at least, and how long it may take to settle."""
+    """How long an engine runs before it counts, for how long it counts at least, and how long it may take to settle;
+    before that, how long each setting runs that a compiler chooses by trying."""
 
     warm_up_s: float = 0.2
     least_s: float = 3.0
     most_s: float = 12.0
+    trial_s: float = 0.1
 
 
 THOROUGH: Final = MeasurePlan()

@@ -20,7 +20,7 @@ from gpufn.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn.errors import BuildFailed
 from gpufn.model import ModelFile, ShapeProfile, TensorSpec
 from gpufn_builder import golden, samples
-from gpufn_builder.candidates import PROCESS, run_candidate
+from gpufn_builder.candidates import RunCandidate, run_candidate
 from gpufn_builder.exchange import (
     MODEL,
     PUBLISH_BEGINS,
@@ -75,7 +75,7 @@ class Pipeline:
         environ: Mapping[str, str],
         clock: Callable[[], float],
         now: Callable[[], float],
-        candidate_process: str = PROCESS,
+        run_candidate: RunCandidate = run_candidate,
     ) -> None:
         self._request = request
         self._spec = request.spec
@@ -84,7 +84,7 @@ class Pipeline:
         self._environ = environ
         self._clock = clock
         self._now = now
-        self._candidate_process = candidate_process
+        self._run_candidate = run_candidate
         self._must_end_at = clock() + request.spec.max_build_s
         self._stages: list[StageRow] = []
         self._candidates: list[CandidateRow] = []
@@ -216,13 +216,12 @@ class Pipeline:
             detail = f"{identity.backend}: {told.detail}" if told.detail else str(identity.backend)
             self._tell(told.stage, begin + told.progress * span, detail)
 
-        result = run_candidate(
+        result = self._run_candidate(
             request,
             folder,
             self._environ,
             timeout_s=max(1.0, self._must_end_at - self._clock()),
             on_told=pass_on,
-            process=self._candidate_process,
         )
         manifest = EngineManifest(
             key=identity.key,

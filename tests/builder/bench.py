@@ -24,7 +24,7 @@ from gpufn_builder.exchange import MeasurePlan
 from gpufn_builder.store import Store
 from tests.builder.models import model, node, value
 
-_QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02)
+_QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02, trial_s=0.001)
 _ROOT = str(Path(__file__).parents[2])
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from gpufn.engine import Backend
 from gpufn.model import ShapeProfile, TensorSpec
+from gpufn_builder.exchange import THOROUGH
 from gpufn_builder.tensors import Arrays
 
 Tell = Callable[[float, str], None]  # progress from 0 to 1, and what it does
@@ -32,7 +33,7 @@ _MODULES: Final = {
 
 class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
     """`flags` are the EngineIdentity's, and hold all that is to be chosen. `golden` is an input to tune with.
-    `caches` outlives the job."""
+    `caches` outlives the job; `trial_s` is how long each setting runs that is chosen by trying."""
 
     model: Path
     inputs: tuple[TensorSpec, ...]
@@ -42,6 +43,7 @@ class CompileJob(msgspec.Struct, frozen=True, kw_only=True):
     golden: Arrays
     folder: Path
     caches: Path
+    trial_s: float = THOROUGH.trial_s
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):

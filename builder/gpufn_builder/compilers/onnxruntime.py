@@ -38,7 +38,6 @@ _LEVELS: Final = {
 _ERRORS_ONLY: Final = 3
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
-_TRIAL_S: Final = 0.1
 # What more threads, or threads that spin while they wait, are to save of a run: they are the whole machine's.
 _WORTH_SHARE: Final = 0.1
 _WORTH_S: Final = 50e-6
@@ -123,7 +122,7 @@ class OnnxRuntime:
         def seconds_with(threads: int, spinning: int) -> float:
             settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
             with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
-                seconds = _median_of_runs(engine.bind(job.golden))
+                seconds = _median_of_runs(engine.bind(job.golden), job.trial_s)
             notes.append(f"{threads} {'spinning ' if spinning else ''}threads: {seconds * 1e3:.3g} ms")
             return seconds
 
@@ -180,10 +179,10 @@ def _is_worth(before_s: float, after_s: float) -> bool:
     return before_s - after_s > max(_WORTH_S, before_s * _WORTH_SHARE)
 
 
-def _median_of_runs(run: Callable[[], None]) -> float:
+def _median_of_runs(run: Callable[[], None], trial_s: float) -> float:
     """Seconds of the median run, after the first two."""
     taken: list[float] = []
-    end = time.monotonic() + _TRIAL_S
+    end = time.monotonic() + trial_s
     while len(taken) < 5 or time.monotonic() < end:
         started = time.perf_counter()
         run()
