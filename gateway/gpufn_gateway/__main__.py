@@ -42,6 +42,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
+from gpufn_gateway.collection import Collection
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
@@ -159,7 +160,6 @@ async def main(settings: GatewaySettings) -> None:
         stack.callback(parcels.close)
         caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
         telemetry = Telemetry(lambda: caller.pending)
-        registry.on_deleted = telemetry.forget
         bodies = _Bodies(settings, int(bus.server_info["max_payload"]), parcels)
         calls = Calls(
             bus=bus,
@@ -226,10 +226,21 @@ async def main(settings: GatewaySettings) -> None:
         finishing = Finishing(
             registry=registry, builds=builds, deploys=deploys, clock=clock, leads=lambda: controller.leads
         )
+        collection = Collection(
+            bus,
+            buckets,
+            registry=registry,
+            builds=builds,
+            in_use=lambda: controller.world.in_use(clock.monotonic()) if controller.leads else None,
+            kept_revisions=settings.kept_revisions,
+            clock=clock,
+        )
+        registry.on_deleted += [telemetry.forget, collection.on_deleted]
         for doing, what in (
             (_tick(caller=caller, lane=lane, parcels=parcels, invoke=invoke, server=server, clock=clock), "ticks"),
             (_control(controller), "controller"),
             (finishing.run(), "finishing"),
+            (collection.run(), "collection"),
             (_announce(server, listener), "announce"),
         ):
             stack.push_async_callback(_cancel, asyncio.create_task(doing, name=what))

@@ -1,11 +1,11 @@
 """Functions and their revisions, changed by compare-and-set. Two changes at once both happen, one after the other.
 
-deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: the first free number
+deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: n is one above the highest
           3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY
 build     deploy of a function with models: step 2 makes the revision BUILDING, after its builds; step 3 is `finish`,
           when they have ended (`gpufn_gateway.finishing`)
-delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions stay, retired
-          or failed, so that no number ever means two things
+delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions are retired or
+          failed, and collected once nothing runs them (`gpufn_gateway.usage`), but for the highest number
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.bundles import check_bundle
 from gpufn_gateway.registry import Registry, is_usable
+from gpufn_gateway.usage import retired
 
 _TRIES: Final = 50  # each lost race means that somebody else's change went through
 
@@ -77,7 +78,8 @@ class Deploys:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     async def has_bundle(self, digest: str) -> bool:
-        return await objects.exists(self._bus, subjects.BUNDLES, digest)
+        """A bundle that is asked for is about to be deployed: it is kept as if it came now."""
+        return await objects.touch(self._bus, subjects.BUNDLES, digest)
 
     async def put_bundle(self, digest: str, data: bytes) -> None:
         """Raises InvalidBundle."""
@@ -204,7 +206,9 @@ class Deploys:
                 await self._builds.cancel(build)
 
     async def _create_revision(self, spec: FunctionSpec, bundle: Digest, builds: tuple[str, ...] = ()) -> Revision:
-        number = max(self._registry.numbers(spec.name), default=0)
+        # From the bus: our watch may lag, and below the highest there are numbers free that were collected.
+        known = await self._revisions.keys(f"{spec.name}.")
+        number = max((int(key.rpartition(".")[2]) for key in known), default=0)
         for _ in range(_TRIES):
             number += 1
             revision = Revision(
@@ -272,12 +276,15 @@ class Deploys:
 
         def change(revision: Revision) -> Revision:
             if revision.state is RevisionState.READY:
-                return msgspec.structs.replace(revision, state=RevisionState.RETIRED)
+                return retired(revision, self._clock.time())
             if revision.state is RevisionState.BUILDING:
                 return building.failed(revision, BuildFailed(f"{name} was deleted while it was built").info())
             return revision
 
-        ended = await self._change_revision(name, number, change)
+        try:
+            ended = await self._change_revision(name, number, change)
+        except RevisionNotFound:  # it was collected meanwhile
+            return
         if ended.state is RevisionState.FAILED:
             await self._cancel(ended.builds)
 

@@ -15,8 +15,8 @@ from gpufn.protocol import subjects
 from gpufn.revision import Revision
 from gpufn.spec import Packaging, function_name
 from gpufn_gateway.builds import Builds
-from gpufn_gateway.engine_use import Unused, unused, users
 from gpufn_gateway.registry import Registry
+from gpufn_gateway.usage import Unused, unused, users
 
 
 class Engines:

@@ -61,7 +61,7 @@ class Target:
 
 
 class Registry:
-    """`on_status(status)` and `on_deleted(name)` tell whoever has calls waiting."""
+    """`on_status(status)` and each of `on_deleted(name)` tell whoever is concerned."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
         self._clock = clock
@@ -73,7 +73,7 @@ class Registry:
         self._nodes: dict[str, tuple[float, NodeReport]] = {}  # heard at, by our own clock
         self._runners: dict[str, tuple[float, RunnerReport]] = {}
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
-        self.on_deleted: Callable[[str], None] = lambda name: None
+        self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
         self._epoch = 0
         self._controller_heard_at: float | None = None
@@ -105,7 +105,8 @@ class Registry:
             if self.functions.pop(key, None) is not None:
                 self._targets.clear()
                 self.statuses.pop(key, None)
-                self.on_deleted(key)
+                for tell in self.on_deleted:
+                    tell(key)
         elif entry.revision >= self._changed_at.get(f"function {key}", 0):
             self._changed_at[f"function {key}"] = entry.revision
             self.functions[key] = _function.decode(entry.value)
@@ -115,6 +116,7 @@ class Registry:
         name, _, number = key.rpartition(".")
         if entry is None:
             self.revisions.get(name, {}).pop(int(number), None)
+            self._signatures = {key: each for key, each in self._signatures.items() if key[:2] != (name, int(number))}
         else:
             self.revisions.setdefault(name, {})[int(number)] = _revision.decode(entry.value)
         self._targets.clear()
@@ -189,7 +191,7 @@ class Registry:
         return next((self.manifests[key] for key in keys if key in self.manifests), None)
 
     def numbers(self, name: str) -> list[int]:
-        """Every revision that `name` ever had, in order."""
+        """The revisions of `name` that there still are, and the newest that it ever had, in order."""
         return sorted(self.revisions.get(name, ()))
 
     def status(self, name: str) -> FunctionStatus | None:

@@ -30,6 +30,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_parcels_bytes: int = 2 << 30  # GPUFN_MAX_PARCELS_BYTES: of all large bodies of calls under way; beyond it, 503
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
+    kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -78,6 +79,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "max_model_bytes": _positive(int),
     "body_timeout_s": _positive(float),
     "shutdown_timeout_s": _positive(float),
+    "kept_revisions": _positive(int),
     "log_level": _level,
 }
 

@@ -22,7 +22,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     """Immutable Spec, Bundle and Engines, numbered per Function.
 
     `builds` are the Builds that a BUILDING revision waits for. `engines` is complete when it is READY: the parameter of
-    each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`.
+    each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`. A RETIRED one can be neither
+    called nor rolled back to, and goes once nothing runs it; the newest's number stays, with a bundle named "".
     """
 
     function: str
@@ -34,6 +35,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     builds: tuple[str, ...] = ()
     engines: dict[str, dict[str, tuple[str, ...]]] = {}
     error: ErrorInfo | None = None
+    retired_at: float | None = None  # unix seconds
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

@@ -117,3 +117,36 @@ async def test_a_stream_that_is_not_what_was_announced_leaves_nothing(connect: A
         await objects.put_stream(bus, "announced", digest, len(data), breaks())
     assert (await bus.js("STREAM.INFO.OBJ_announced"))["state"]["messages"] == 0
     assert not await objects.exists(bus, "announced", digest)
+
+
+async def test_a_blob_that_was_touched_is_young_again_and_stays(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "young")
+    assert not await objects.touch(bus, "young", "0" * 64)
+    digest = await objects.put(bus, "young", b"bytes")
+    (seen,) = await objects.blobs(bus, "young")
+    assert (seen.digest, seen.size) == (digest, 5)
+    assert await objects.touch(bus, "young", digest)
+    (again,) = await objects.blobs(bus, "young")
+    assert again.put_at > seen.put_at
+    assert not await objects.remove(bus, "young", seen)
+    assert await objects.get(bus, "young", digest) == b"bytes"
+    assert await objects.remove(bus, "young", again)
+    info = await bus.js("STREAM.INFO.OBJ_young")
+    assert info["state"]["messages"] == 0
+    await objects.put(bus, "young", b"bytes")
+    assert await objects.get(bus, "young", digest) == b"bytes"
+
+
+async def test_what_a_dead_process_uploaded_is_removed(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "broken-off")
+    await objects.put(bus, "broken-off", bytes(3 << 20))
+    for _ in range(2):
+        await bus.publish_stored("$O.broken-off.C.unfinished", b"a chunk")
+    newest = await streams.last_message(bus, "OBJ_broken-off", "$O.broken-off.C.unfinished")
+    assert newest is not None
+    assert await objects.remove_unfinished(bus, "broken-off", newest.time) == 0
+    assert await objects.remove_unfinished(bus, "broken-off", newest.time + 1) == 1
+    info = await bus.js("STREAM.INFO.OBJ_broken-off")
+    assert info["state"]["messages"] == 4

@@ -42,7 +42,7 @@ def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
 
 def test_a_deleted_function_is_gone_and_told(gateway: Any) -> None:
     told: list[str] = []
-    gateway.registry.on_deleted = told.append
+    gateway.registry.on_deleted.append(told.append)
     gateway.registry.resolve("embed")
     gateway.registry.on_function("embed", None)
     gateway.registry.on_function("embed", None)

@@ -215,6 +215,13 @@ class World:
             return None
         return self._depths.get(key, 0) + self._direct(key)
 
+    def in_use(self, now: float) -> set[Key] | None:
+        """Revisions that have workers or calls; None when unknown."""
+        if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
+            return None
+        with_calls = {key for key, count in self._depths.items() if count}
+        return with_calls | {worker.key for worker in self.workers.values()}
+
     def _direct(self, key: Key) -> int:
         """Calls that came past the queue, as last reported."""
         return sum(node.counters[key].direct for node in self.nodes.values() if key in node.counters)

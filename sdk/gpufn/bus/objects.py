@@ -7,6 +7,8 @@ hangs when a chunk is gone.
 put   1. chunks, a window of them in flight   2. size and digest must match   3. the description, create-only: whoever
       comes second removes his chunks, as does whoever fails
 get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
+keep  who is about to name a blob in a record touches it: its description is stored anew. Who removes what no record
+      names spares the young, and removes the description that he saw: one that was touched meanwhile is another
 
 A file or stream of any size takes the memory of two windows.
 """
@@ -25,7 +27,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from gpufn.bus import jetstream, streams
+from gpufn.bus import feed, jetstream, streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.jetstream import Stored
 from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidInput, PlatformError
@@ -33,6 +35,7 @@ from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidI
 _CHUNK: Final = 1 << 20
 _WINDOW: Final = 8
 _STALLED_S: Final = 10.0
+_REPLACE: Final = {"Nats-Rollup": "sub"}
 
 
 class _Info(msgspec.Struct):
@@ -43,6 +46,16 @@ class _Info(msgspec.Struct):
     chunks: int
     digest: str
     deleted: bool = False
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """A blob as `blobs` found it. `put_at`: when it was put or touched, in unix seconds by the server's clock."""
+
+    digest: str
+    size: int
+    put_at: float
+    upload: str
+    seq: int
 
 
 def digest_of(data: bytes) -> str:
@@ -63,7 +76,7 @@ async def ensure_bucket(bus: Bus, bucket: str) -> None:
 async def put(bus: Bus, bucket: str, data: bytes) -> str:
     """Store `data` unless it is there; returns its digest. The bucket must exist (`ensure_bucket`)."""
     digest = await asyncio.to_thread(digest_of, data)
-    if not await exists(bus, bucket, digest):
+    if not await touch(bus, bucket, digest):
         await put_stream(bus, bucket, digest, len(data), _parts(data))
     return digest
 
@@ -71,7 +84,7 @@ async def put(bus: Bus, bucket: str, data: bytes) -> str:
 async def put_file(bus: Bus, bucket: str, path: Path) -> str:
     """Store a file unless its bytes are there; returns their digest. Raises OSError when it cannot be read."""
     size, digest = await asyncio.to_thread(_size_and_digest, path)
-    if not await exists(bus, bucket, digest):
+    if not await touch(bus, bucket, digest):
         async with contextlib.aclosing(_parts_of_file(path)) as parts:
             await put_stream(bus, bucket, digest, size, parts)
     return digest
@@ -122,6 +135,51 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 async def exists(bus: Bus, bucket: str, digest: str) -> bool:
     return await _info(bus, bucket, digest) is not None
+
+
+async def touch(bus: Bus, bucket: str, digest: str) -> bool:
+    """Whether a blob is there; if it is, it is as young as one that was put just now."""
+    subject = _info_subject(bucket, digest)
+    while (last := await streams.last_message(bus, f"OBJ_{bucket}", subject)) is not None:
+        if msgspec.json.decode(last.payload, type=_Info).deleted:
+            return False
+        with contextlib.suppress(Conflict):
+            await bus.publish_stored(subject, last.payload, expected_last=last.seq, headers=_REPLACE)
+            return True
+    return False
+
+
+async def blobs(bus: Bus, bucket: str) -> list[Blob]:
+    """Every blob that there is, the longest untouched first."""
+    found = []
+    for message in await feed.collect(bus, f"OBJ_{bucket}", f"$O.{bucket}.M.>"):
+        info = msgspec.json.decode(message.payload, type=_Info)
+        if not info.deleted:
+            found.append(Blob(info.name, info.size, message.time, info.nuid, message.seq))
+    return found
+
+
+async def remove(bus: Bus, bucket: str, blob: Blob) -> bool:
+    """Delete a blob unless it was touched since `blobs` found it."""
+    if not await streams.delete_message(bus, f"OBJ_{bucket}", blob.seq):
+        return False
+    await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{blob.upload}")
+    return True
+
+
+async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
+    """Delete what is left of uploads whose process died, if nothing came since `before`, in unix seconds by the
+    server's clock; returns how many."""
+    stream, prefix = f"OBJ_{bucket}", f"$O.{bucket}.C."
+    uploads = await streams.messages_per_subject(bus, stream, f"{prefix}>")
+    finished = {f"{prefix}{blob.upload}" for blob in await blobs(bus, bucket)}  # after: a late end counts
+    removed = 0
+    for subject in uploads.keys() - finished:
+        newest = await streams.last_message(bus, stream, subject)
+        if newest is not None and newest.time < before:
+            await streams.purge(bus, stream, subject)
+            removed += 1
+    return removed
 
 
 async def delete(bus: Bus, bucket: str, digest: str) -> None:

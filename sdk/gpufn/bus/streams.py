@@ -115,13 +115,20 @@ async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
 
 async def _counts(bus: Bus, stream: str) -> dict[tuple[str, int], int]:
     counts: dict[tuple[str, int], int] = {}
+    for subject, count in (await messages_per_subject(bus, stream)).items():
+        owner = subjects.queue_owner(subject)
+        counts[owner] = counts.get(owner, 0) + count
+    return counts
+
+
+async def messages_per_subject(bus: Bus, stream: str, subject: str = ">") -> dict[str, int]:
+    """How many messages are stored for each subject that matches `subject`."""
+    counts: dict[str, int] = {}
     offset = 0
     while True:
-        info = await bus.js(f"STREAM.INFO.{stream}", {"subjects_filter": ">", "offset": offset})
+        info = await bus.js(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
         page: dict[str, int] = info["state"].get("subjects") or {}
-        for subject, count in page.items():
-            owner = subjects.queue_owner(subject)
-            counts[owner] = counts.get(owner, 0) + count
+        counts |= page
         offset += len(page)
         # The server sends at most `limit` (100,000) subjects at once.
         if not page or offset >= info.get("total", 0):

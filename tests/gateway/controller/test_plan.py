@@ -68,6 +68,15 @@ def test_depths_that_are_old_are_unknown() -> None:
     assert plan(idle, 110.0).statuses["f"].reason == "demand unknown: keep 1 worker"
 
 
+def test_a_revision_is_in_use_while_it_has_workers_or_calls_and_that_is_known() -> None:
+    busy = world(1)
+    busy.on_depths({("f", 2): 1, ("f", 3): 0}, 104.0, 104.0)
+    assert busy.in_use(104.0) == {("f", 1), ("f", 2)}
+    assert busy.in_use(110.0) is None
+    busy.on_depths(None, 110.0, 110.0)
+    assert busy.in_use(110.0) is None
+
+
 def test_workers_of_a_silent_runner_are_not_idle() -> None:
     idle = world(1)
     idle.on_node_report(node(), 106.0)

@@ -1,0 +1,183 @@
+"""What nobody needs any more goes, once a minute and when a function was deleted. `gpufn_gateway.usage` decides.
+
+Every gateway has one of these and the controller's leader acts, which knows what runs:
+
+1. revisions, each by compare-and-set after a look at its Function's record, and then the consumers of its queues
+2. builds' records
+3. blobs that no record names, and what is left of uploads that broke off. The watches may lag, so what they say is over
+   is looked for in the records themselves before it goes; who is about to name a blob touches it (`gpufn.bus.objects`)
+
+A pass that fails is left, and the next one begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Set
+from typing import Final, TypeVar
+
+import msgspec
+
+from gpufn.bus import objects, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import Entry, KeyValue
+from gpufn.clock import Clock
+from gpufn.engine import Build, EngineManifest
+from gpufn.errors import Conflict, PlatformError
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import encode
+from gpufn.revision import Function, Revision
+from gpufn_gateway import usage
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.builds import Builds
+from gpufn_gateway.registry import Registry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_EVERY_S: Final = 60.0
+
+_function = msgspec.msgpack.Decoder(Function)
+_revision = msgspec.msgpack.Decoder(Revision)
+_build = msgspec.msgpack.Decoder(Build)
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
+
+
+class Collection:
+    """`in_use()` tells the revisions that have workers or calls, as (function, number); None while that is not known,
+    or this process does not lead: then nothing is collected."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        buckets: Buckets,
+        *,
+        registry: Registry,
+        builds: Builds,
+        in_use: Callable[[], Set[tuple[str, int]] | None],
+        kept_revisions: int,
+        clock: Clock,
+    ) -> None:
+        self._bus = bus
+        self._buckets = buckets
+        self._registry = registry
+        self._builds = builds
+        self._in_use = in_use
+        self._kept_revisions = kept_revisions
+        self._clock = clock
+        self._asked = asyncio.Event()
+
+    def on_deleted(self, function: str) -> None:
+        """Collect soon."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EVERY_S):
+                    await self._asked.wait()
+            self._asked.clear()
+            try:
+                await self.step()
+            except PlatformError as error:
+                log.warning("what nobody needs stays for another minute: %s", error)
+            except Exception:
+                log.exception("collecting what nobody needs failed; it is tried again")
+
+    async def step(self) -> None:
+        if self._in_use() is None:
+            return
+        for name in list(self._registry.revisions):
+            await self._collect_revisions(name)
+        await self._collect_builds()
+        await self._collect_blobs()
+
+    # --- revisions ----------------------------------------------------------------------------------------------------
+
+    async def _collect_revisions(self, name: str) -> None:
+        if not self._changes(name, self._registry.functions.get(name)):
+            return
+        entry = await self._buckets.functions.get(name)
+        function = None if entry is None else _function.decode(entry.value)
+        for number, after in self._changes(name, function).items():
+            try:
+                await self._change(subjects.revision_key(name, number), self._registry.revisions[name][number], after)
+            except Conflict:
+                continue  # somebody else changed it; the next pass looks again
+            if after is None:
+                await streams.delete_consumer(self._bus, subjects.SYNC, subjects.sync_consumer(name, number))
+                await streams.delete_consumer(self._bus, subjects.ASYNC, subjects.async_consumer(name, number))
+            what = "is gone" if after is None else f"is {after.state}"
+            log.info("nobody needs %s@%d: it %s", name, number, what, extra={"function": name, "revision": number})
+
+    def _changes(self, name: str, function: Function | None) -> dict[int, Revision | None]:
+        in_use = self._in_use()
+        if in_use is None:
+            return {}
+        return usage.changes(
+            self._registry.revisions.get(name, {}),
+            function,
+            {number for each, number in in_use if each == name},
+            kept=self._kept_revisions,
+            now=self._clock.time(),
+        )
+
+    async def _change(self, key: str, before: Revision, after: Revision | None) -> None:
+        """Raises Conflict when it is not as it was decided about."""
+        entry = await self._buckets.revisions.get(key)
+        if entry is None or _revision.decode(entry.value) != before:
+            raise Conflict(f"{before} was changed meanwhile.")
+        if after is None:
+            await self._buckets.revisions.delete(key, entry.revision)
+            self._registry.on_revision(key, None)
+        else:
+            value = encode(after)
+            stored_at = await self._buckets.revisions.update(key, value, entry.revision)
+            self._registry.on_revision(key, Entry(key, value, stored_at))
+
+    # --- builds and blobs ---------------------------------------------------------------------------------------------
+
+    async def _collect_builds(self) -> None:
+        over = usage.builds_over(self._builds.known.values(), self._revisions(), self._clock.time())
+        for build in over:
+            await self._buckets.builds.delete(build.id)
+            self._builds.on_build(build.id, None)
+        if over:
+            log.info("forgot %d builds that ended long ago", len(over))
+
+    async def _collect_blobs(self) -> None:
+        before = self._clock.time() - usage.YOUNG_S
+        known = usage.named_blobs(self._revisions(), self._builds.known.values(), self._registry.manifests.values())
+        over: dict[str, list[objects.Blob]] = {}
+        for bucket, named in known.items():
+            await objects.remove_unfinished(self._bus, bucket, before)
+            blobs = await objects.blobs(self._bus, bucket)
+            over[bucket] = [blob for blob in blobs if blob.put_at < before and blob.digest not in named]
+        if not any(over.values()):
+            return
+        stored = await self._stored()
+        for bucket, blobs in over.items():
+            going = [blob for blob in blobs if blob.digest not in stored[bucket]]
+            removed = sum([blob.size for blob in going if await objects.remove(self._bus, bucket, blob)])
+            if going:
+                log.info("removed %d blobs of %s that nothing names: %d bytes", len(going), bucket, removed)
+
+    async def _stored(self) -> dict[str, set[str]]:
+        """The blobs that the records themselves name."""
+        return usage.named_blobs(
+            await _read(self._buckets.revisions, _revision),
+            await _read(self._buckets.builds, _build),
+            await _read(self._buckets.engines, _manifest),
+        )
+
+    def _revisions(self) -> Iterator[Revision]:
+        for numbered in self._registry.revisions.values():
+            yield from numbered.values()
+
+
+async def _read(bucket: KeyValue, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+    return [decoder.decode(entry.value) for entry in await bucket.entries()]

@@ -1,0 +1,187 @@
+"""What goes by itself, on a real bus. The rules are tested as tables in test_usage.py."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from typing import Any
+
+import pytest
+
+from gpufn.bus import objects, streams
+from gpufn.engine import BuildState
+from gpufn.errors import RevisionNotFound
+from gpufn.ids import digest_of
+from gpufn.protocol import subjects
+from gpufn_gateway.collection import Collection
+from tests.gateway.test_models import NET, ONNX, built, deploy, model, upload
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+
+HOUR_S = 3600.0
+
+
+class Ahead:
+    """The clock of a collection that comes by later."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.by_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.by_s
+
+
+class Collected:
+    def __init__(self, gateway: Whole) -> None:
+        self.clock = Ahead()
+        self.in_use: set[tuple[str, int]] | None = set()
+        self.collection = Collection(
+            gateway.bus,
+            gateway.buckets,
+            registry=gateway.registry,
+            builds=gateway.builds,
+            in_use=lambda: self.in_use,
+            kept_revisions=2,
+            clock=self.clock,
+        )
+
+    async def after(self, seconds: float) -> None:
+        self.clock.by_s += seconds
+        await self.collection.step()
+
+
+async def upload_bundle(gateway: Whole, text: str) -> str:
+    """One that no other test's function names; its digest."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("app.py", text)
+    digest = digest_of(buffer.getvalue())
+    await gateway.deploys.put_bundle(digest, buffer.getvalue())
+    return digest
+
+
+async def stored_numbers(gateway: Whole, name: str) -> list[int]:
+    return sorted(int(key.rpartition(".")[2]) for key in await gateway.revisions.keys(f"{name}."))
+
+
+async def consumers(gateway: Whole, stream: str) -> list[str]:
+    return (await gateway.bus.js(f"CONSUMER.NAMES.{stream}"))["consumers"] or []
+
+
+async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        for number in range(4):
+            gateway.report(make.status("many", number, ready=0))  # so that `serving` moves at once
+            await gateway.deploys.deploy(make.spec("many"), DIGEST)
+        for stream, name, queue in (
+            (subjects.SYNC, subjects.sync_consumer, subjects.sync_queue),
+            (subjects.ASYNC, subjects.async_consumer, subjects.async_queue),
+        ):
+            for number in (1, 4):
+                await streams.ensure_consumer(
+                    gateway.bus, stream, name("many", number), queue("many", number), ack_wait_s=9, max_ack_pending=9
+                )
+        collected.in_use = {("many", 2)}
+        await collected.after(0)
+        assert await stored_numbers(gateway, "many") == [1, 2, 3, 4]
+        with pytest.raises(RevisionNotFound):
+            await gateway.deploys.rollback("many", 1)
+        await collected.after(61)
+        assert await stored_numbers(gateway, "many") == gateway.registry.numbers("many") == [2, 3, 4]
+        assert await consumers(gateway, subjects.SYNC) == ["S-many-4"]
+        assert await consumers(gateway, subjects.ASYNC) == ["A-many-4-normal"]
+        assert (await gateway.deploys.rollback("many", 2)).active == 2
+        assert (await gateway.deploys.deploy(make.spec("many"), DIGEST)).active == 5
+
+
+async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        for _ in range(3):
+            await gateway.deploys.deploy(make.spec("again"), DIGEST)
+        await gateway.deploys.delete("again")
+        collected.in_use = {("again", 1)}  # a call that runs
+        await collected.after(0)
+        assert await stored_numbers(gateway, "again") == [1, 3]
+        collected.in_use = set()
+        await collected.after(0)
+        assert await stored_numbers(gateway, "again") == gateway.registry.numbers("again") == [3]
+        assert gateway.registry.revision("again", 3).bundle == ""
+        assert (await gateway.deploys.deploy(make.spec("again"), DIGEST)).active == 4
+        with pytest.raises(RevisionNotFound):
+            await gateway.deploys.rollback("again", 3)
+        await collected.after(61)
+        assert await stored_numbers(gateway, "again") == [4]
+
+
+async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        await gateway.deploys.deploy(make.spec("runs"), DIGEST)
+        await gateway.deploys.deploy(make.spec("runs"), DIGEST)
+        await gateway.deploys.delete("runs")
+        collected.in_use = None
+        await collected.after(2 * HOUR_S)
+        assert await stored_numbers(gateway, "runs") == [1, 2]
+
+
+async def test_what_the_records_say_counts_and_not_what_was_heard_of_them(nats: Any, make: Any) -> None:
+    """As if the watches had been silent since before the deploy."""
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        digest = await upload_bundle(gateway, "late")
+        await gateway.deploys.deploy(make.spec("late"), digest)
+        del gateway.registry.functions["late"]
+        await collected.after(2 * HOUR_S)
+        assert gateway.registry.revision("late", 1).state == "ready"
+        del gateway.registry.revisions["late"]
+        await collected.after(0)
+        assert await objects.exists(gateway.bus, subjects.BUNDLES, digest)
+
+
+async def test_bundles_go_an_hour_after_the_last_that_named_them_was_deployed(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        digest = await upload_bundle(gateway, "brief")
+        await gateway.deploys.deploy(make.spec("brief"), digest)
+        await gateway.deploys.delete("brief")
+        await collected.after(HOUR_S - 60)
+        assert await objects.exists(gateway.bus, subjects.BUNDLES, digest)
+        await collected.after(120)
+        assert not await objects.exists(gateway.bus, subjects.BUNDLES, digest)
+        await upload_bundle(gateway, "brief")
+        assert (await gateway.deploys.deploy(make.spec("brief"), digest)).active == 2
+        await collected.after(HOUR_S)
+        assert await objects.exists(gateway.bus, subjects.BUNDLES, digest)
+
+
+async def test_model_files_builds_and_reports_go_when_nothing_names_them(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        await deploy(gateway, model("kept"))
+        (build_id,) = gateway.registry.revision("kept", 1).builds
+        report = await objects.put(gateway.bus, subjects.ENGINE_FILES, b"a report")
+        await built(gateway, build_id, report=report, ended_at=time.time())
+        await gateway.finishing.step()
+        await upload(gateway, b"samples that nobody came back for")
+        unnamed = digest_of(b"samples that nobody came back for")
+        await collected.after(2 * HOUR_S)
+        assert not await objects.exists(gateway.bus, subjects.MODEL_FILES, unnamed)
+        assert await objects.get(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX)) == ONNX
+        assert await objects.exists(gateway.bus, subjects.ENGINE_FILES, report)
+
+        running = await gateway.builds.begin(NET, "cpu")
+        await gateway.deploys.delete("kept")
+        await collected.after(8 * 24 * HOUR_S)
+        assert list(gateway.builds.known) == [running.id]
+        assert await gateway.buckets.builds.keys() == [running.id]
+        assert not await objects.exists(gateway.bus, subjects.ENGINE_FILES, report)
+        assert await objects.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
+
+        await built(gateway, running.id, BuildState.FAILED, ended_at=time.time())
+        await collected.after(0)
+        assert not await objects.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
