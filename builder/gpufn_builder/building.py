@@ -193,7 +193,7 @@ class _Run:
     def take(self, manifest: EngineManifest, row: CandidateRow) -> None:
         """An engine that there is; one that is less exact than this Build asks for is none."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
-        if manifest.accuracy.within(self.build.model.accepted):
+        if manifest.accuracy.within(self.build.model.accepted(manifest.arithmetic)):
             self._manifests[manifest.backend] = manifest
             self._rows[manifest.backend] = row
         else:
@@ -231,7 +231,7 @@ class _Run:
             model=spec.files[0].name,
             files=spec.files,
             precision=spec.precision,
-            tolerance=spec.accepted,
+            tolerance=spec.accepted(first.arithmetic if first else spec.precision),
             device=self.target.kind,
             compute_capability=self.target.compute_capability,
             driver=self.target.driver,

@@ -17,11 +17,11 @@ from typing import Final
 
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import ModelProto, TypeProto, ValueInfoProto, checker, inliner, shape_inference
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, checker, inliner, shape_inference
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
-from gpufn.model import TensorSpec
+from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
 from gpufn_builder.ingest import SourceModel
 from gpufn_builder.tensors import datatype_of
@@ -29,6 +29,7 @@ from gpufn_builder.tensors import datatype_of
 _STAGE: Final = BuildStage.NORMALISE
 _NAME: Final = "model.onnx"
 _FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
+_HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
 _NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
 
 
@@ -38,6 +39,7 @@ class NormalModel:
 
     `batched` tells that the first dimension of every input and output is dynamic and may count rows: those of the
     inputs have one name, or none. Whether rows are independent is for `verify.rows_are_independent` to find out.
+    `arithmetic` is the coarsest that it has in its own types.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class NormalModel:
     batched: bool
     external: tuple[str, ...] = ()
     unranked: tuple[str, ...] = ()
+    arithmetic: Precision = Precision.FP32
 
 
 def normalise(source: SourceModel, into: Path) -> NormalModel:
@@ -149,7 +152,14 @@ def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> Norm
         _may_be_batched(graph.input, graph.output),
         external,
         tuple(value.name for value in graph.output if not _has_rank(value)),
+        _arithmetic(graph),
     )
+
+
+def _arithmetic(graph: GraphProto) -> Precision:
+    values = (*graph.input, *graph.value_info, *graph.output)
+    types = {value.type.tensor_type.elem_type for value in values} | {each.data_type for each in graph.initializer}
+    return next((precision for element, precision in _HALVES if element in types), Precision.FP32)
 
 
 def _spec(value: ValueInfoProto) -> TensorSpec:

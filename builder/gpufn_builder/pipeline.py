@@ -18,7 +18,7 @@ import msgspec
 
 from gpufn.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn.errors import BuildFailed
-from gpufn.model import ModelFile, ShapeProfile, TensorSpec
+from gpufn.model import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
 from gpufn_builder import golden, samples
 from gpufn_builder.candidates import RunCandidate, run_candidate
 from gpufn_builder.exchange import (
@@ -62,6 +62,7 @@ class Prepared(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     batched: bool
+    arithmetic: Precision
     cases: dict[str, str]
     measured: str
 
@@ -114,13 +115,14 @@ class Pipeline:
             model = observe(model, reference)
             found.append(f"{len(cases)} {'samples' if given else 'generated cases'}: {_listed(cases)}")
             found.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
+        arithmetic = coarser(self._spec.precision, model.arithmetic)
         with self._stage(BuildStage.TRANSFORM) as found:
             transformed = transform(
                 model,
                 self._spec.precision,
                 cases,
                 reference=reference,
-                tolerance=self._spec.accepted,
+                tolerance=self._spec.accepted(arithmetic),
                 into=self._folder_for("transformed"),
             )
             found.append(transformed.found)
@@ -131,6 +133,7 @@ class Pipeline:
             outputs=model.outputs,
             profiles=profiles,
             batched=model.batched,
+            arithmetic=arithmetic,
             cases=self._saved(cases, reference),
             measured=self._measured(cases, generated, profiles),
         )
@@ -202,7 +205,7 @@ class Pipeline:
             inputs=prepared.inputs,
             outputs=prepared.outputs,
             profiles=prepared.profiles,
-            tolerance=self._spec.accepted,
+            tolerance=self._spec.accepted(prepared.arithmetic),
             batched=prepared.batched,
             cases=prepared.cases,
             measured=prepared.measured,
@@ -237,6 +240,7 @@ class Pipeline:
             accuracy=result.accuracy,
             latency=result.latency,
             built_at=self._now(),
+            arithmetic=prepared.arithmetic,
             driver=self._request.target.driver if identity.backend.on_gpu else "",
             gpu_nodes=result.gpu_nodes,
             cpu_nodes=result.cpu_nodes,

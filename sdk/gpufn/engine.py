@@ -93,6 +93,8 @@ class Latency(msgspec.Struct, frozen=True):
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     """An engine as published. `files` holds the engine first, then what it refers to, then GOLDEN_FILE.
 
+    `arithmetic` is the coarsest in it: that of the recipe, or the model's own, which may have been in half precision.
+
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
     `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
     a run of up to `max_batch` rows.
@@ -115,6 +117,7 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: Accuracy
     latency: Latency | None
     built_at: float  # unix seconds
+    arithmetic: Precision = Precision.FP32
     driver: str = ""
     gpu_nodes: int = 0  # of the graph: how many run on the GPU
     cpu_nodes: int = 0

@@ -19,7 +19,7 @@ _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
 class Precision(enum.StrEnum):
-    """The arithmetic of an engine. Inputs and outputs keep the model's own types."""
+    """The arithmetic of an engine, the most exact first. Inputs and outputs keep the model's own types."""
 
     FP32 = "fp32"  # without TF32
     TF32 = "tf32"  # float32 storage; matrix products may round their factors to 10 bits of mantissa, where a GPU does
@@ -83,7 +83,7 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cosine: float | None = None
 
 
-# The presets, by the precision that was asked for; a ModelSpec's own tolerance takes their place.
+# The presets, by the coarsest arithmetic in an engine; a ModelSpec's own tolerance takes their place.
 TOLERANCES: dict[Precision, Tolerance] = {
     Precision.FP32: Tolerance(rel_l2=1e-5),
     Precision.TF32: Tolerance(rel_l2=2e-3),
@@ -91,6 +91,14 @@ TOLERANCES: dict[Precision, Tolerance] = {
     Precision.BF16: Tolerance(rel_l2=2e-2),
     Precision.INT8: Tolerance(cosine=0.99),
 }
+
+
+def coarser(one: Precision, other: Precision) -> Precision:
+    """
+    >>> str(coarser(Precision.TF32, Precision.FP16))
+    'fp16'
+    """
+    return max(one, other, key=tuple(Precision).index)
 
 
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +153,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.precision is Precision.INT8 and self.samples is None:
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 
-    @property
-    def accepted(self) -> Tolerance:
-        return self.tolerance or TOLERANCES[self.precision]
+    def accepted(self, arithmetic: Precision) -> Tolerance:
+        """What an engine is held to whose coarsest arithmetic is this."""
+        return self.tolerance or TOLERANCES[arithmetic]

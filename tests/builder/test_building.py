@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from gpufn.bus import objects, streams
 from gpufn.engine import Backend, BuildStage, BuildState
 from gpufn.ids import digest_of
-from gpufn.model import ModelFile, Precision, Tolerance
+from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
 from gpufn_builder import identity
 from gpufn_builder.building import Ended
@@ -67,6 +68,24 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     assert [(row["backend"], row["key"]) for row in report["candidates"]] == [("onnxruntime-cpu", manifest.key)]
     assert (await objects.get(bus, subjects.ENGINE_FILES, ended.page)).startswith(b"<!doctype html>")
     assert list((tmp_path / "builds").iterdir()) == []
+
+
+async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    for element, arithmetic, precision in (
+        (TensorProto.FLOAT16, Precision.FP16, Precision.FP32),
+        (TensorProto.FLOAT, Precision.BF16, Precision.BF16),
+    ):
+        spec = await bench.upload(bus, models.mlp(element=element), precision=precision)
+        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+        assert ended.error is None
+        manifest = await store.find(ended.engines[0])
+        assert manifest is not None
+        assert (manifest.arithmetic, manifest.identity.recipe) == (arithmetic, precision)
+        assert (await _report(bus, ended))["tolerance"]["rel_l2"] == TOLERANCES[arithmetic].rel_l2
 
 
 async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(

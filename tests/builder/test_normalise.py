@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from gpufn.errors import BuildFailed
-from gpufn.model import TensorSpec
+from gpufn.model import Precision, TensorSpec
 from gpufn_builder.ingest import IngestLimits, ingest
 from gpufn_builder.normalise import NormalModel, normalise
 from tests.builder import models
@@ -35,6 +35,32 @@ def test_inputs_and_outputs_are_told_as_the_protocol_names_them(tmp_path: Path) 
 
 def test_texts_are_bytes(tmp_path: Path) -> None:
     assert [spec.datatype for spec in normal(models.texts(), tmp_path).inputs] == ["BYTES", "BYTES"]
+
+
+@pytest.mark.parametrize(
+    ("proto", "arithmetic"),
+    [
+        (mlp(), Precision.FP32),
+        (mlp(element=TensorProto.FLOAT16), Precision.FP16),
+        (mlp(element=TensorProto.BFLOAT16), Precision.BF16),
+        (
+            model(
+                [
+                    node("Cast", "x", "half", to=TensorProto.FLOAT16),
+                    node("Add", "half half", "sum"),
+                    node("Cast", "sum", "y", to=TensorProto.FLOAT),
+                ],
+                [value("x", [2])],
+                [value("y", [2])],
+            ),
+            Precision.FP16,
+        ),
+    ],
+)
+def test_the_coarsest_arithmetic_of_a_model_is_seen_wherever_it_is(
+    proto: ModelProto, arithmetic: Precision, tmp_path: Path
+) -> None:
+    assert normal(proto, tmp_path).arithmetic is arithmetic
 
 
 def test_shapes_of_the_values_between_are_inferred(tmp_path: Path) -> None:

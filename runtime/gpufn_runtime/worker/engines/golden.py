@@ -53,7 +53,7 @@ def _compare(name: str, found: Array, recorded: Array, manifest: EngineManifest)
     now, then = now[finite], then[finite]
     size = float(np.linalg.norm(then))
     error = float(np.linalg.norm(now - then)) / (size or 1.0)
-    allowed = max(TOLERANCES[manifest.identity.recipe].rel_l2 or _USUAL, _SLACK * manifest.accuracy.rel_l2)
+    allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _USUAL, _SLACK * manifest.accuracy.rel_l2)
     if error > allowed:
         raise WrongOutput(f"{name} is not what it was when built: rel_l2 is {error:.2g}, and {allowed:.2g} is allowed")
 

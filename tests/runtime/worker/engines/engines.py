@@ -53,6 +53,7 @@ def manifest(
         key=identity.key, identity=identity, model="model.onnx", inputs=tuple(inputs), outputs=tuple(outputs),
         profiles=tuple(profiles), batched=batched, max_batch=max_batch, files=tuple(files),
         settings=dict(settings or {"intra_op_threads": 1}), accuracy=accuracy, latency=None, built_at=0.0,
+        arithmetic=recipe,
     )  # fmt: skip
 
 
