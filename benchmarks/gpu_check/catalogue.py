@@ -1,0 +1,27 @@
+"""The steps of the check, in the order in which they run: what tells most comes first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpu_check.checks import copies, engines, faults, inventory, limits, sharing, suite, torch_function
+from gpu_check.steps import Step
+
+# A machine that is lent gives ten minutes a command.
+TOTAL_S: Final = 520.0
+
+STEPS: Final = (
+    Step("inventory", "What is there", 20, inventory.inventory),
+    Step("torch", "A torch function from nothing to warm", 90, torch_function.torch_function),
+    Step("copies", "Park and resume: copies to pinned memory and back", 60, copies.park_and_resume),
+    Step("overlap", "Copies while the GPU computes", 20, copies.overlap),
+    Step("sharing-time", "Functions share the GPU in time slices", 90, sharing.by_time),
+    Step("sharing-exclusive", "Functions have the GPU in turns", 90, sharing.exclusively),
+    Step("sharing-mps", "Functions share the GPU with MPS", 90, sharing.by_mps),
+    Step("limits", "MPS limits hold", 60, limits.mps_limits),
+    Step("faults-time", "Faults beside a neighbour, time slices", 90, faults.by_time),
+    Step("faults-mps", "Faults beside a neighbour, MPS", 90, faults.by_mps),
+    Step("onnxruntime", "An ONNX Runtime engine, built, served and compared", 90, engines.onnxruntime_engine),
+    Step("tensorrt", "A TensorRT engine, built, served and compared", 150, engines.tensorrt_engine),
+    Step("tests", "tests/gpu", 120, suite.gpu_tests),
+)

@@ -1,0 +1,158 @@
+"""Engines: a model is built by the platform, served by it, and compared with ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gpu_check.findings import Finding, Table
+from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import Platform, up
+
+_CHANNELS: Final = 64
+_SIDE: Final = 56
+_LAYERS: Final = 8
+_ROWS: Final = 8
+_NAME: Final = "gpu-check-net"
+_ALLOWED_REL_L2: Final = 5e-3  # float32 stays far below it, tf32 below
+_CUDA, _TENSORRT, _CPU = "onnxruntime-cuda", "tensorrt", "onnxruntime-cpu"
+
+
+def onnxruntime_engine(machine: Machine) -> Finding:
+    """With CUDA where there is a GPU and ONNX Runtime knows it, else on the CPU."""
+    for module in ("numpy", "onnx", "onnxruntime"):
+        machine.need_module(module)
+    if not machine.gpus or machine.pretended:
+        return _built_and_served(machine, _CPU)
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        raise CannotRun(f"onnxruntime {onnxruntime.__version__} has no CUDA: install onnxruntime-gpu")
+    return _built_and_served(machine, _CUDA)
+
+
+def tensorrt_engine(machine: Machine) -> Finding:
+    machine.real_gpu()
+    for module in ("numpy", "onnx", "onnxruntime", "tensorrt"):
+        machine.need_module(module)
+    return _built_and_served(machine, _TENSORRT)
+
+
+def _built_and_served(machine: Machine, backend: str) -> Finding:
+    import numpy as np
+
+    on_gpu = backend != _CPU
+    with tempfile.TemporaryDirectory() as name, up(machine) as platform:
+        model = Path(name) / "net.onnx"
+        model.write_bytes(_network())
+        began = time.perf_counter()
+        report = _built(platform, model, Path(name) / "report.json", machine.gpus[0].name if on_gpu else None)
+        build_s = time.perf_counter() - began
+        rows = {row["backend"]: row for row in report["candidates"]}
+        made = rows.get(backend, {"reason": "the builder does not know it"})
+        if made["reason"]:
+            raise RuntimeError(f"{backend}: {made['reason']}\n{made.get('log', '')}")
+        where = ("--gpu", "any", "--require-gpu") if on_gpu else ()
+        platform.gpufn("deploy", model, "--name", _NAME, "--max-batch", _ROWS, "--idle-timeout", "60", *where)
+        images = np.random.default_rng(0).standard_normal((_ROWS, 3, _SIDE, _SIDE)).astype(np.float32)
+        first_s, scores = _infer(platform, images)
+        warm = sorted(_infer(platform, images)[0] for _ in range(50))
+        served = platform.get(f"/v1/models/{_NAME}")["engines"]
+    expected = _on_cpu(_network(), images)
+    error = float(np.linalg.norm(scores - expected) / np.linalg.norm(expected))
+    best = next(iter(served.values()))[0]["backend"] if served else ""
+    figures = {
+        "backend": backend,
+        "build_s": build_s,
+        "serves_with": best,
+        "rel_l2_of_the_answer": error,
+        "first_call_ms": first_s * 1e3,
+        "warm_p50_ms": warm[len(warm) // 2] * 1e3,
+        "candidates": list(rows.values()),
+    }
+    wrong = [] if error <= _ALLOWED_REL_L2 else [f"the answer differs from the CPU's by {error:.2g}"]
+    return Finding(
+        summary=f"{backend} built in {build_s:.0f} s, run p50 {_ms(made)}; {best} serves, rel. L2 {error:.1e}",
+        figures=figures,
+        tables=[Table(("engine", "run p50", "rel. L2", "note"), [_row(row) for row in rows.values()])],
+        wrong=wrong,
+    )
+
+
+def _built(platform: Platform, model: Path, report: Path, device: str | None) -> Any:
+    kind = ("--device", device) if device else ()
+    platform.gpufn("build", model, "--max-batch", _ROWS, "--report", report, *kind)
+    return json.loads(report.read_bytes())
+
+
+def _infer(platform: Platform, images: Any) -> tuple[float, Any]:
+    import numpy as np
+
+    head = {"name": "image", "shape": images.shape, "datatype": "FP32", "parameters": {"binary_data_size": images.nbytes}}
+    header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": False}}).encode()
+    began = time.perf_counter()
+    answer = platform.post(
+        f"/v2/models/{_NAME}/infer",
+        header + images.tobytes(),
+        {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
+    )
+    seconds = time.perf_counter() - began
+    output = answer["outputs"][0]
+    return seconds, np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def _on_cpu(model: bytes, images: Any) -> Any:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return session.run(None, {"image": images})[0]
+
+
+def _network() -> bytes:
+    """A small convolutional network with shortcuts: image FP32 [n, 3, 56, 56] → scores FP32 [n, 10]."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    drawn = np.random.default_rng(1)
+
+    def weights(name: str, *shape: int) -> Any:
+        fan_in = int(np.prod(shape[1:]))
+        return numpy_helper.from_array((drawn.standard_normal(shape) * fan_in**-0.5).astype(np.float32), name)
+
+    constants = [weights("k0", _CHANNELS, 3, 3, 3)]
+    nodes = [helper.make_node("Conv", ["image", "k0"], ["h0"], pads=[1, 1, 1, 1])]
+    for layer in range(1, _LAYERS + 1):
+        constants.append(weights(f"k{layer}", _CHANNELS, _CHANNELS, 3, 3))
+        nodes += [
+            helper.make_node("Relu", [f"h{layer - 1}"], [f"r{layer}"]),
+            helper.make_node("Conv", [f"r{layer}", f"k{layer}"], [f"c{layer}"], pads=[1, 1, 1, 1]),
+            helper.make_node("Add", [f"c{layer}", f"h{layer - 1}"], [f"h{layer}"]),
+        ]
+    constants.append(weights("w", 10, _CHANNELS))
+    nodes += [
+        helper.make_node("GlobalAveragePool", [f"h{_LAYERS}"], ["pool"]),
+        helper.make_node("Flatten", ["pool"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "w"], ["scores"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, _SIDE, _SIDE])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 10])],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    serialised: bytes = model.SerializeToString()
+    return serialised
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    accuracy = row["accuracy"]
+    return row["backend"], _ms(row), f"{accuracy['rel_l2']:.1e}" if accuracy else "", row["reason"]
+
+
+def _ms(row: dict[str, Any]) -> str:
+    return f"{row['latency']['p50_s'] * 1e3:.2f} ms" if row["latency"] else ""

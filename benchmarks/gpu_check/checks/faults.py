@@ -1,0 +1,145 @@
+"""A worker that breaks itself beside one that does not: what the neighbour notices, and how soon all is well again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from gpu_check.findings import Finding, Table
+from gpu_check.load import Caller, Seen
+from gpu_check.machine import Machine
+from gpu_check.platform import CallFailed, Platform, function_environment, up
+
+# A device-side assertion spoils the CUDA context for good: the process has to go.
+_KINDS: Final = ("assertion on the device", "more memory than there is", "segmentation fault")
+_RECOVERY_S: Final = 20.0
+_QUIET_S: Final = 1.0  # of neighbour's calls before the first fault and after each
+_SHARE_OF_MEMORY: Final = 0.2
+_FAULTY, _STEADY = "gpu-check-faulty", "gpu-check-steady"
+_SOURCE: Final = """\
+import ctypes
+
+import torch
+
+from gpufn import gpu_function
+
+DEVICE = {device!r}
+
+
+@gpu_function(name={faulty!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=60)
+def break_by(kind: str) -> float:
+    a = torch.ones(64, 64, device=DEVICE)
+    if kind == {kinds[0]!r}:
+        a[torch.tensor([1 << 40], device=DEVICE)].sum().item()
+    elif kind == {kinds[1]!r}:
+        torch.empty(1 << 50, dtype=torch.uint8, device=DEVICE)
+    elif kind == {kinds[2]!r}:
+        a @ a
+        ctypes.string_at(0)
+    return float((a @ a).mean())
+
+
+@gpu_function(name={steady!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=60)
+def go_on() -> float:
+    a = torch.ones(64, 64, device=DEVICE)
+    return float((a @ a).mean())
+"""
+
+
+def by_time(machine: Machine) -> Finding:
+    """Workers have contexts of their own: a neighbour must notice nothing."""
+    machine.gpu()
+    return _broken(machine, "time", "share='time'", contained=True)
+
+
+def by_mps(machine: Machine) -> Finding:
+    """A fault on the device reaches every client of the same MPS server; then all must come back."""
+    vram = int(machine.real_gpu().memory_bytes * _SHARE_OF_MEMORY)
+    machine.need_program("nvidia-cuda-mps-control")
+    return _broken(machine, "MPS", f"share='mps', vram={vram}", contained=False)
+
+
+def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Finding:
+    machine.need_module("torch")
+    rows: list[tuple[Any, ...]] = []
+    wrong = []
+    with up(machine) as platform:
+        platform.deploy(
+            _SOURCE.format(
+                device=machine.torch_device,
+                faulty=_FAULTY,
+                steady=_STEADY,
+                share=share,
+                env=function_environment(),
+                kinds=_KINDS,
+            )
+        )
+        for kind in _KINDS:
+            for function, arguments in ((_FAULTY, {"kind": ""}), (_STEADY, {})):
+                platform.invoke(function, **arguments)
+            with _neighbour(platform) as seen:
+                said = _fault(platform, kind)
+                recovered_s = _recovery_s(platform)
+            neighbour = seen[0]
+            rows.append((kind, said, _seconds(recovered_s), len(neighbour.calls_s), len(neighbour.failures)))
+            if recovered_s is None:
+                wrong.append(f"{kind}: the function had not recovered after {_RECOVERY_S:.0f} s")
+            if contained and neighbour.failures:
+                wrong.append(f"{kind}: {len(neighbour.failures)} calls of its neighbour failed: {neighbour.failures[0]}")
+            if why := Caller(platform.url, _STEADY, {}).call():
+                wrong.append(f"{kind}: its neighbour does not answer afterwards: {why}")
+                break
+            if recovered_s is None:
+                break
+    return Finding(
+        summary=f"{how}: {len(rows)} kinds of fault, recovered after {', '.join(row[2] for row in rows)}; "
+        f"neighbour's failed calls {', '.join(str(row[4]) for row in rows)}",
+        figures={"faults": [dict(zip(("kind", "said", "recovered", "neighbour_ok", "neighbour_failed"), row, strict=True)) for row in rows]},
+        tables=[Table(("fault", "its caller is told", "recovered after", "neighbour's calls", "failed"), rows, how)],
+        wrong=wrong,
+    )
+
+
+@contextmanager
+def _neighbour(platform: Platform) -> Iterator[list[Seen]]:
+    """Calls the steady function inside, and a moment before and after; the list then holds what it saw."""
+    stop, seen = threading.Event(), []
+    caller = Caller(platform.url, _STEADY, {})
+    thread = threading.Thread(target=lambda: seen.append(caller.for_seconds(300, stop)))
+    thread.start()
+    try:
+        time.sleep(_QUIET_S)
+        yield seen
+        time.sleep(_QUIET_S)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _fault(platform: Platform, kind: str) -> str:
+    """What its caller is told, shortened."""
+    try:
+        platform.invoke(_FAULTY, kind=kind)
+    except CallFailed as error:
+        return str(error)[:160]
+    return "a result"
+
+
+def _recovery_s(platform: Platform) -> float | None:
+    """Until a call of the function succeeds again; None when none did in time."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < _RECOVERY_S:
+        try:
+            platform.invoke(_FAULTY, kind="")
+        except CallFailed:
+            time.sleep(0.05)
+        else:
+            return time.perf_counter() - began
+    return None
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.2f} s"

@@ -1,0 +1,92 @@
+"""What is there: GPUs as NVML tells, drivers, programs, packages."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from gpu_check.findings import Finding, Table
+from gpu_check.machine import Machine
+from gpufn_runtime.agent.devices.nvml import NvmlInventory
+
+_MIB = 1 << 20
+
+
+def inventory(machine: Machine) -> Finding:
+    figures: dict[str, Any] = {"gpus": [], "driver": machine.driver, "docker": _docker(machine)}
+    tables = [
+        Table(("package", "version"), sorted(machine.packages.items()), "Packages"),
+        Table(("program", "where"), sorted(machine.programs.items()), "Programs"),
+    ]
+    if not machine.gpus or machine.pretended:
+        why = machine.why_no_gpu
+        return Finding(summary=f"no GPU: {why}", figures=figures, tables=tables)
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        for gpu in machine.gpus:
+            read = _metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            figures["gpus"].append({"uuid": gpu.uuid, "name": gpu.name, **read})
+            tables.append(Table(("metric", "value"), list(read.items()), gpu.name))
+    finally:
+        nvml.nvmlShutdown()
+    seen = {device.uuid for device in NvmlInventory().devices()}
+    lost = [f"the agent's inventory lacks {gpu.uuid}" for gpu in machine.gpus if gpu.uuid not in seen]
+    first = machine.gpus[0]
+    return Finding(
+        summary=f"{len(machine.gpus)} × {first.name}, {first.memory_bytes / 2**30:.0f} GiB, driver {machine.driver}",
+        figures=figures,
+        tables=tables,
+        wrong=lost,
+    )
+
+
+def _metrics(nvml: Any, handle: Any) -> dict[str, Any]:
+    """What the device tells; what it does not support says so in the driver's words."""
+    clock = nvml.nvmlDeviceGetClockInfo
+    memory = nvml.nvmlDeviceGetMemoryInfo
+    readers: dict[str, Callable[[], Any]] = {
+        "compute capability": lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        "memory_total_mib": lambda: memory(handle).total // _MIB,
+        "memory_used_mib": lambda: memory(handle).used // _MIB,
+        "gpu_utilisation_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "memory_utilisation_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory,
+        "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+        "sm_clock_mhz": lambda: clock(handle, nvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda: clock(handle, nvml.NVML_CLOCK_MEM),
+        "clock_limit_reasons": lambda: hex(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "compute_mode": lambda: nvml.nvmlDeviceGetComputeMode(handle),
+        "mig_mode": lambda: nvml.nvmlDeviceGetMigMode(handle)[0],
+        "ecc_mode": lambda: nvml.nvmlDeviceGetEccMode(handle)[0],
+        "ecc_uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        ),
+        "remapped_rows": lambda: str(nvml.nvmlDeviceGetRemappedRows(handle)),
+        "pcie_generation": lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle),
+        "pcie_width": lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle),
+        "processes": lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+        "mps_processes": lambda: len(nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)),
+    }
+    return {name: _read(nvml, reader) for name, reader in readers.items()}
+
+
+def _read(nvml: Any, reader: Callable[[], Any]) -> Any:
+    try:
+        return reader()
+    except (nvml.NVMLError, AttributeError) as error:
+        return str(error)
+
+
+def _docker(machine: Machine) -> str:
+    if "docker" not in machine.programs:
+        return "there is no docker on the PATH"
+    command = [machine.programs["docker"], "info", "--format", "{{.ServerVersion}}, runtimes {{.Runtimes}}"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return "docker info does not answer"
+    return ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]

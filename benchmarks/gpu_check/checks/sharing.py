@@ -1,0 +1,143 @@
+"""One to eight functions on one GPU: with MPS, in time slices, and exclusively, which means one after the other.
+
+Each call multiplies matrices for about 10 ms when it is alone. Callers that share call all at the same time; exclusive
+ones take turns, so that their calls per second hold the hand-overs of the GPU from one worker to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, Final
+
+from gpu_check.findings import Finding, Plot, Table
+from gpu_check.load import Caller, Seen, all_at_once
+from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import Platform, function_environment, up
+
+_COUNTS: Final = (1, 2, 4, 8)
+_SECONDS: Final = 4.0  # of load, for each count
+_CALL_MS: Final = 10.0
+_PROBE_TIMES: Final = 100
+_SHARE_OF_MEMORY: Final = 0.1  # of the GPU, for each of eight, under MPS
+_WORK: Final = """\
+import functools
+import time
+
+import torch
+
+from gpufn import gpu_function
+
+
+@functools.cache
+def matrix():
+    return torch.randn(1024, 1024, device={device!r}, dtype={dtype})
+
+
+def multiply(times: int) -> float:
+    # Milliseconds.
+    a = matrix()
+    began = time.perf_counter()
+    for _ in range(times):
+        a @ a
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e3
+"""
+_FUNCTION: Final = """
+
+@gpu_function(name={name!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=120)
+def tenant_{number}(times: int) -> float:
+    return multiply(times)
+"""
+
+
+def by_time(machine: Machine) -> Finding:
+    return _shared(machine, "time", "share='time'")
+
+
+def exclusively(machine: Machine) -> Finding:
+    return _shared(machine, "exclusive", "share='exclusive'")
+
+
+def by_mps(machine: Machine) -> Finding:
+    vram = int(machine.real_gpu().memory_bytes * _SHARE_OF_MEMORY)
+    machine.need_program("nvidia-cuda-mps-control")
+    return _shared(machine, "MPS", f"share='mps', vram={vram}")
+
+
+def _shared(machine: Machine, how: str, share: str) -> Finding:
+    machine.gpu()
+    machine.need_module("torch")
+    measure = _in_turns if how == "exclusive" else _together
+    with up(machine) as platform:
+        platform.deploy(_source(machine, share))
+        times = _calibrated(platform)
+        seen = {count: measure(platform, count, times) for count in _COUNTS}
+    if not seen[1].calls_s:
+        raise RuntimeError(f"no call succeeded: {seen[1].failures[:3]}")
+    per_second = [each.per_second for each in seen.values()]
+    p99 = [each.quantile_ms(0.99) for each in seen.values()]
+    rows = [
+        (count, f"{each.per_second:.1f}", _ms(each, 0.5), _ms(each, 0.99), len(each.failures))
+        for count, each in seen.items()
+    ]
+    failed = [f"{count} functions: {each.failures[0]}" for count, each in seen.items() if each.failures]
+    labels = [str(count) for count in _COUNTS]
+    return Finding(
+        summary=f"{how}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {_COUNTS[-1]} functions "
+        f"(p99 {p99[0] or 0:.0f} → {p99[-1] or 0:.0f} ms)",
+        figures={"times": times, "per_second": dict(zip(labels, per_second, strict=True)), "p99_ms": p99},
+        tables=[Table(("functions", "calls/s", "p50, ms", "p99, ms", "failed"), rows, how)],
+        plots=[
+            Plot("Calls per second by functions on one GPU", "calls/s", labels, {how: per_second}),
+            Plot("p99 by functions on one GPU", "ms", labels, {how: p99}),
+        ],
+        wrong=failed,
+    )
+
+
+def _source(machine: Machine, share: str) -> str:
+    dtype = "torch.float32" if machine.torch_device == "cpu" else "torch.float16"
+    tenant = functools.partial(_FUNCTION.format, share=share, env=function_environment())
+    tenants = [tenant(name=_name(number), number=number) for number in range(_COUNTS[-1])]
+    return _WORK.format(device=machine.torch_device, dtype=dtype) + "".join(tenants)
+
+
+def _name(number: int) -> str:
+    return f"gpu-check-tenant-{number}"
+
+
+def _calibrated(platform: Platform) -> int:
+    """How many products take `_CALL_MS` alone."""
+    platform.invoke(_name(0), times=_PROBE_TIMES)  # loads kernels
+    taken_ms = platform.invoke(_name(0), times=_PROBE_TIMES)
+    return max(round(_PROBE_TIMES * _CALL_MS / taken_ms), 1)
+
+
+def _together(platform: Platform, count: int, times: int) -> Seen:
+    callers = [Caller(platform.url, _name(number), {"times": times}) for number in range(count)]
+    for number, caller in enumerate(callers):
+        if why := caller.call():
+            raise CannotRun(_refusal(platform, number, why))
+    began = time.perf_counter()
+    seen = all_at_once(callers, _SECONDS)
+    return Seen.together(seen, time.perf_counter() - began)
+
+
+def _in_turns(platform: Platform, count: int, times: int) -> Seen:
+    """A caller's first call waits until the GPU has changed hands."""
+    began = time.perf_counter()
+    seen = []
+    for number in range(count):
+        seen.append(Caller(platform.url, _name(number), {"times": times}).for_seconds(_SECONDS / count))
+    return Seen.together(seen, time.perf_counter() - began)
+
+
+def _refusal(platform: Platform, number: int, why: str) -> str:
+    return f"{_name(number)} could not be called: {why}; {platform.why(_name(number))}"
+
+
+def _ms(seen: Seen, share: float) -> Any:
+    value = seen.quantile_ms(share)
+    return "" if value is None else f"{value:.1f}"

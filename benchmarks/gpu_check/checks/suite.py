@@ -1,0 +1,36 @@
+"""The tests in tests/gpu, with pytest where it is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_check.findings import Finding
+from gpu_check.machine import CannotRun, Machine
+
+_ROOT = Path(__file__).parents[3]
+_ENDED_WITHOUT_TESTS = 5
+_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
+# A machine that is lent has a pytest of its own, with plugins that our tests do not expect.
+_QUIETLY = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def gpu_tests(machine: Machine) -> Finding:
+    machine.need_module("pytest")
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
+    environ = os.environ | _QUIETLY | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
+    ended = subprocess.run(command, cwd=_ROOT, env=environ, capture_output=True, text=True, check=False)
+    print(ended.stdout, ended.stderr)
+    if ended.returncode == _ENDED_WITHOUT_TESTS:
+        raise CannotRun("pytest found no tests")
+    told = (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1]
+    counts = {what: int(number) for number, what in _COUNT.findall(told)}
+    why = [line.removeprefix("SKIPPED ") for line in ended.stdout.splitlines() if line.startswith("SKIPPED")]
+    return Finding(
+        summary=told.strip("= "),
+        figures={"counts": counts, "skipped": why},
+        wrong=[] if ended.returncode == 0 else [told.strip("= ")],
+    )

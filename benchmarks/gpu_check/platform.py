@@ -1,0 +1,141 @@
+"""A platform of a step's own, as its users see it: `gpufn up` in a temporary folder, deploys, calls.
+
+What goes wrong inside carries the ends of the platform's logs as a note, for they are gone with the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+import measure
+from gpu_check.machine import CannotRun, Machine
+from gpufn.device import Device, DeviceType
+from gpufn.home import Home
+
+_TAIL_LINES = 25
+_CALL_TIMEOUT_S = 60.0
+_NOT_BUILT = "does not have"  # how gpufn refuses an option that it knows and has not built
+
+
+class CallFailed(RuntimeError):
+    """The platform's answer was not a result."""
+
+
+class Platform:
+    def __init__(self, server: measure.Server, client: httpx.Client) -> None:
+        self._server = server
+        self._client = client
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def logs(self) -> Path:
+        return Home(Path(self._server.environ["GPUFN_HOME"])).logs
+
+    def gpufn(self, *arguments: str | Path) -> str:
+        """What the command prints. CannotRun when this release has not built what it asks for; else RuntimeError."""
+        command = [sys.executable, "-m", "gpufn", *map(str, arguments)]
+        ended = subprocess.run(command, env=self._server.environ, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            said = ended.stderr.strip() or ended.stdout.strip()
+            if _NOT_BUILT in said:
+                raise CannotRun(said.splitlines()[-1])
+            raise RuntimeError(f"gpufn {' '.join(map(str, arguments))}: {said}")
+        return ended.stdout
+
+    def deploy(self, source: str) -> None:
+        """The functions of one file."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "checked.py"
+            file.write_text(source)
+            self.gpufn("deploy", file)
+
+    def get(self, path: str) -> Any:
+        return self._client.get(path).raise_for_status().json()
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> Any:
+        """The answer. Raises CallFailed with what the platform says."""
+        try:
+            answer = self._client.post(path, content=body, headers=headers)
+        except httpx.TransportError as error:
+            raise CallFailed(f"{path}: {error!r}") from error
+        if not answer.is_success:
+            raise CallFailed(f"{path}: {answer.status_code} {answer.text}")
+        return answer.json()
+
+    def invoke(self, function: str, **arguments: Any) -> Any:
+        """The result. Raises CallFailed."""
+        body = json.dumps(arguments).encode()
+        return self.post(f"/v1/functions/{function}/invoke", body, {"Content-Type": "application/json"})
+
+    def timed(self, function: str, **arguments: Any) -> tuple[float, Any]:
+        """Seconds of a call, and its result."""
+        began = time.perf_counter()
+        result = self.invoke(function, **arguments)
+        return time.perf_counter() - began, result
+
+    def wait_for_zero(self, function: str, timeout_s: float = 30.0) -> None:
+        """Until no worker of it is left, and a moment more, for the standby is made again meanwhile."""
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            if not any(self.get(f"/v1/functions/{function}")["workers"].values()):
+                time.sleep(1.0)
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"{function} did not scale to zero in {timeout_s:.0f} s: {self.why(function)}")
+
+    def why(self, function: str) -> str:
+        reason: str = self.get(f"/v1/functions/{function}/why")["reason"]
+        return reason
+
+
+@contextlib.contextmanager
+def up(machine: Machine, **environ: str) -> Iterator[Platform]:
+    """A platform with the device that is measured and no other."""
+    with measure.gpufn_up(**_devices(machine), **environ) as server:
+        with httpx.Client(base_url=server.url, timeout=_CALL_TIMEOUT_S) as client:
+            platform = Platform(server, client)
+            try:
+                yield platform
+            except CannotRun:
+                raise
+            except BaseException as error:
+                error.add_note(tails(platform.logs))
+                raise
+
+
+def tails(folder: Path, lines: int = _TAIL_LINES) -> str:
+    """The last lines of each log that says something."""
+    parts = []
+    for log in sorted(folder.glob("*.log")):
+        if text := log.read_text(errors="replace").strip():
+            parts.append(f"--- {log.name}\n" + "\n".join(text.splitlines()[-lines:]))
+    return "\n".join(parts)
+
+
+def function_environment() -> dict[str, str]:
+    """What functions need besides what gpufn gives them: where the driver's libraries are, when only that tells."""
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)}
+
+
+def _devices(machine: Machine) -> dict[str, str]:
+    """Declared where the driver would tell of none, or of several."""
+    if not machine.pretended and len(machine.gpus) < 2:
+        return {}
+    gpu = machine.gpu()
+    device = Device(gpu.uuid, DeviceType.GPU, gpu.name, gpu.memory_bytes, compute_capability=gpu.compute_capability)
+    return {"GPUFN_DEVICES": json.dumps(msgspec.to_builtins((device,)))}

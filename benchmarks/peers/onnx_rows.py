@@ -1,0 +1,31 @@
+"""A peer's model: the ONNX file and the threads that gpufn's engine has, by MODEL, THREADS and SPINNING."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnxruntime
+
+MAX_BATCH = int(os.environ["MAX_BATCH"])
+_DTYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
+
+
+class Rows:
+    """One input and one output, both with a free first dimension."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(os.environ["THREADS"])
+        options.add_session_config_entry("session.intra_op.allow_spinning", os.environ["SPINNING"])
+        self._session = onnxruntime.InferenceSession(os.environ["MODEL"], options, providers=["CPUExecutionProvider"])
+        self.input, self.output = self._session.get_inputs()[0], self._session.get_outputs()[0]
+        self.dtype = _DTYPES[self.input.type]
+        self.shape = self.input.shape[1:]  # of a row
+
+    def read(self, body: bytes) -> np.ndarray:
+        """One row: its numbers as they are in memory."""
+        return np.frombuffer(body, self.dtype).reshape(self.shape)
+
+    def run(self, rows: np.ndarray) -> np.ndarray:
+        return self._session.run([self.output.name], {self.input.name: rows})[0]
