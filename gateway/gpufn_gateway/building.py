@@ -12,7 +12,7 @@ from gpufn.errors import BuildFailed, ErrorInfo, NoCapacity
 from gpufn.protocol.messages import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import Resources
-from gpufn_gateway.controller.placement import ANY_KIND, has_kind
+from gpufn_gateway.controller.gpus import ANY_KIND, has_kind
 
 RECORDED_WITHIN_S = 60.0  # a build's record is made before its revision's, and may be heard of after it
 

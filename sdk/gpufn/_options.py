@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 
 from gpufn._models import Model
+from gpufn.device import Share
 from gpufn.errors import InvalidSpec
 from gpufn.model import ModelSpec
 from gpufn.spec import (
@@ -25,16 +26,12 @@ from gpufn.spec import (
     Resources,
     Retry,
     ScalingPolicy,
-    Share,
     parse_bytes,
 )
 
-_GPU_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]*")
-_GPU_COUNT = re.compile(r"(.+):(\d+)")
+_GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Named in the design, built later: refused with the reason, so that nobody relies on them in silence.
 _NOT_YET = {
-    "vram": "a limit of GPU memory",
-    "sm": "a ceiling of GPU cores",
     "image": "an image of one's own; workers use the platform's Python environment",
     "secrets": "secrets; use env=... for what is not secret",
     "volumes": "volumes",
@@ -61,10 +58,17 @@ class PlainOptions(TypedDict, total=False):
     """Those that leave the function's parameters to its callers."""
 
     name: Annotated[str, "how it is deployed; else its Python name, with hyphens for underscores"]
-    gpu: Annotated[str | Sequence[str] | None, '`"any"`, a name such as `"L4"`, or a list, the preferred one first']
-    share: Annotated[
-        Literal["exclusive", "time"], '`"exclusive"`: a GPU of its own; `"time"`: together with others that say so'
+    gpu: Annotated[
+        str | Sequence[str] | None,
+        '`"any"`, a name such as `"L4"`, `"H100:2"` for two, or a list, the preferred one first',
     ]
+    share: Annotated[
+        Literal["exclusive", "mps", "time"],
+        '`"exclusive"`: a GPU of its own; `"mps"`: a part of one, of so much `vram`; `"time"`: one in turn with others',
+    ]
+    vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` needs it']
+    sm: Annotated[int | None, 'with `share="mps"`: at most so many percent of the multiprocessors, reserved for nobody']
+    trust_domain: Annotated[str | None, "a shared GPU is shared only with functions that name the same one"]
     cpu: Annotated[float, "cores that one worker takes; a share of time, not cores of its own"]
     memory: Annotated[str | int | None, 'memory of one worker, reserved and enforced: bytes or text such as `"2Gi"`']
     env: Annotated[Mapping[str, str], "environment variables of its workers"]
@@ -165,12 +169,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
     _refuse_unknown(options)
     fields: dict[str, Any] = {
         "name": _name(options.get("name", default_name)),
-        "resources": Resources(
-            gpu=_gpu(options.get("gpu")),
-            share=_share(options.get("share", Share.EXCLUSIVE)),
-            cpu=options.get("cpu", Resources().cpu),
-            memory_bytes=_memory(options.get("memory")),
-        ),
+        "resources": _resources(options),
         "scaling": ScalingPolicy(**{field: options[name] for name, field in _SCALING.items() if name in options}),
         "batch": _batch(options.get("batch")),
         "retries": _retries(options.get("retries")),
@@ -200,33 +199,59 @@ def _name(name: Any) -> str:
     return name
 
 
-def _gpu(gpu: Any) -> tuple[str, ...]:
+def _resources(options: Mapping[str, Any]) -> Resources:
+    names, count = _gpu(options.get("gpu"))
+    return Resources(
+        gpu=names,
+        gpu_count=count,
+        share=_share(options.get("share", Share.EXCLUSIVE)),
+        cpu=options.get("cpu", Resources().cpu),
+        memory_bytes=_bytes("memory", options.get("memory")),
+        vram_bytes=_bytes("vram", options.get("vram")),
+        sm_percent=options.get("sm"),
+        trust_domain=_trust_domain(options.get("trust_domain")),
+    )
+
+
+def _gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
+    """The acceptable names, and how many GPUs of one of them."""
     if gpu is None:
-        return ()
-    names = (gpu,) if isinstance(gpu, str) else gpu
-    if not isinstance(names, (list, tuple)) or not names:
+        return (), 1
+    wanted = (gpu,) if isinstance(gpu, str) else gpu
+    if not isinstance(wanted, (list, tuple)) or not wanted:
         raise InvalidSpec(f"gpu is None, 'any', a name such as 'L4', or a list of names, not {gpu!r}")
-    for name in names:
-        if isinstance(name, str) and (match := _GPU_COUNT.fullmatch(name)):
-            raise InvalidSpec(f"gpu={name!r}: this release of gpufn gives a worker one GPU; write gpu={match[1]!r}")
-        if not isinstance(name, str) or _GPU_NAME.fullmatch(name) is None:
-            raise InvalidSpec(f"gpu: {name!r} is not the name of a GPU; write for example 'L4' or 'any'")
-        if name.lower() == "cpu":
-            raise InvalidSpec(f"gpu={name!r} is no GPU; leave gpu out to run on the CPU")
-    return tuple(names)
+    names: list[str] = []
+    counts: set[int] = set()
+    for each in wanted:
+        match = _GPU.fullmatch(each) if isinstance(each, str) else None
+        if match is None:
+            raise InvalidSpec(f"gpu: {each!r} is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'")
+        if match["name"].lower() == "cpu":
+            raise InvalidSpec(f"gpu={each!r} is no GPU; leave gpu out to run on the CPU")
+        names.append(match["name"])
+        counts.add(int(match["count"] or 1))
+    if len(counts) > 1:
+        raise InvalidSpec(f"gpu={gpu!r}: a worker has the same number of GPUs wherever it runs; write it at each name")
+    return tuple(names), counts.pop()
 
 
 def _share(share: Any) -> Share:
     if share not in tuple(Share):
-        raise InvalidSpec(f"share is 'exclusive' or 'time', not {share!r}")
+        raise InvalidSpec(f"share is 'exclusive', 'mps' or 'time', not {share!r}")
     return Share(share)
 
 
-def _memory(memory: Any) -> int | None:
+def _bytes(option: str, quantity: Any) -> int | None:
     try:
-        return None if memory is None else parse_bytes(memory)
+        return None if quantity is None else parse_bytes(quantity)
     except InvalidSpec as error:
-        raise InvalidSpec(f"memory: {error}") from error
+        raise InvalidSpec(f"{option}: {error}") from error
+
+
+def _trust_domain(name: Any) -> str:
+    if name is not None and not isinstance(name, str):
+        raise InvalidSpec(f"trust_domain is a name, not {name!r}")
+    return name or ""
 
 
 def _batch(batch: Any) -> Batch | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpufn.device import Share
 from gpufn.errors import InvalidSpec
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
@@ -25,6 +26,9 @@ _MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 _RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
+_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_MOST_GPUS = 16
+_LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
 _MOST_MODULES = 256
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
@@ -68,6 +72,11 @@ def _number(option: str, value: float, low: float, high: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise InvalidSpec(f"{option} is a number from {low:g} to {high:g}, not {value!r}")
     return value
+
+
+def _whole(option: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidSpec(f"{option} is a whole number from {low} to {high}, not {value!r}")
 
 
 class CallKind(enum.StrEnum):
@@ -186,30 +195,55 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
 
 
-class Share(enum.StrEnum):
-    EXCLUSIVE = "exclusive"
-    MPS = "mps"
-    TIME = "time"
-
-
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one worker takes of a node.
 
-    `gpu` lists acceptable device names in order of preference, empty for none. `cpu` is in cores and reserves a share
-    of time, not a core of one's own. `memory_bytes`, when given, is both reserved and enforced.
+    `gpu` lists acceptable device names in order of preference, empty for none; a worker has `gpu_count` of one name.
+    `cpu` is in cores and reserves a share of time, not a core of one's own. `memory_bytes`, when given, is both
+    reserved and enforced. Under MPS `vram_bytes` of the GPU's memory are, and `sm_percent` is a ceiling of its
+    multiprocessors. A GPU that is shared is shared with functions of the same `trust_domain` only.
     """
 
     gpu: tuple[str, ...] = ()
     share: Share = Share.EXCLUSIVE
     cpu: float = 0.1
     memory_bytes: int | None = None
+    gpu_count: int = 1
+    vram_bytes: int | None = None
+    sm_percent: int | None = None
+    trust_domain: str = ""
 
     def __post_init__(self) -> None:
-        if self.share is Share.MPS:
-            raise InvalidSpec("share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'")
         _number("cpu", self.cpu, 0.01, 1024)
         if self.memory_bytes is not None:
             parse_bytes(self.memory_bytes)
+        _whole("gpu", self.gpu_count, 1, _MOST_GPUS)
+        if self.trust_domain and _DOMAIN.fullmatch(self.trust_domain) is None:
+            raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
+        if self.share is Share.MPS:
+            self._check_fraction()
+        elif (option := _given(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
+            raise InvalidSpec(f"{option}=... is a limit that only share='mps' has, not share={self.share.value!r}")
+        if self.share is not Share.EXCLUSIVE and self.gpu_count > 1:
+            raise InvalidSpec(
+                f"share={self.share.value!r} is a part of one GPU, and gpu=... asks for {self.gpu_count}: "
+                "several GPUs are exclusive"
+            )
+
+    def _check_fraction(self) -> None:
+        if not self.gpu:
+            raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
+        if self.vram_bytes is None:
+            raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
+        if parse_bytes(self.vram_bytes) < _LEAST_VRAM_BYTES:
+            raise InvalidSpec(f"vram is at least {_LEAST_VRAM_BYTES >> 20} MiB, not {self.vram_bytes:,} bytes")
+        if self.sm_percent is not None:
+            _whole("sm", self.sm_percent, 1, 100)
+
+
+def _given(**options: object) -> str | None:
+    """The first that is not None."""
+    return next((name for name, value in options.items() if value is not None), None)
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from gpufn.device import DeviceType
+from gpufn.device import DeviceType, Health, Share
 from gpufn.errors import BY_CODE
 from gpufn.invocation import InvocationState, OutcomeKind, Settlement
 from gpufn.revision import RevisionState
-from gpufn.spec import Share
 from gpufn.workers import Desired, WorkerState
 from tests.conftest import ROOT
 
@@ -77,7 +76,7 @@ def test_every_command_and_option_has_its_line() -> None:
 
 @pytest.mark.parametrize(
     "states",
-    [WorkerState, InvocationState, RevisionState, OutcomeKind, Settlement, Desired, Share, DeviceType],
+    [WorkerState, InvocationState, RevisionState, OutcomeKind, Settlement, Desired, Share, DeviceType, Health],
     ids=lambda states: states.__name__,
 )
 def test_every_state_is_in_the_glossary(states: type[enum.StrEnum]) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method  # noqa: A004
 from gpufn._options import Options, settings_from
+from gpufn.device import Share
 from gpufn.errors import InvalidSpec
-from gpufn.spec import CallKind, FunctionSpec, ScalingPolicy, Share, spec_from_json
+from gpufn.spec import CallKind, FunctionSpec, ScalingPolicy, spec_from_json
 
 
 def _declared(**options: Any) -> FunctionSpec:
@@ -63,20 +64,38 @@ def test_a_spec_survives_its_journey_as_json() -> None:
     assert spec_from_json(msgspec.json.encode(spec)) == spec
 
 
+def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
+    part = _declared(gpu=["L4", "any"], share="mps", vram="6Gi", sm=25, trust_domain="team-a").resources
+    assert (part.share, part.vram_bytes, part.sm_percent, part.trust_domain) == (Share.MPS, 6 << 30, 25, "team-a")
+    several = _declared(gpu=["H100:2", "A100:2"]).resources
+    assert (several.gpu, several.gpu_count, several.vram_bytes) == (("H100", "A100"), 2, None)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_worker": 1}, "work: there is no option 'max_worker'; did you mean 'max_workers'?"),
         ({"zzz": 1}, "there is no option 'zzz'"),
-        ({"share": "mps"}, "share='mps': this release of gpufn does not have it yet; use 'exclusive' or 'time'"),
-        ({"share": "half"}, "share is 'exclusive' or 'time', not 'half'"),
-        ({"vram": "6Gi"}, "vram='6Gi': this release of gpufn does not have a limit of GPU memory yet"),
-        ({"sm": 25}, "sm=25: this release of gpufn does not have a ceiling of GPU cores yet"),
+        ({"share": "mps"}, "share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'"),
+        ({"share": "mps", "gpu": "any"}, "share='mps' needs a limit of GPU memory: write for example vram='6Gi'"),
+        ({"share": "mps", "gpu": "L4", "sm": 25}, "share='mps' needs a limit of GPU memory"),
+        ({"share": "mps", "gpu": "L4", "vram": "6 gig"}, "vram: '6 gig' is not a memory size"),
+        ({"share": "mps", "gpu": "L4", "vram": 1000}, "vram is at least 64 MiB, not 1,000 bytes"),
+        ({"share": "mps", "gpu": "L4", "vram": "6Gi", "sm": 0}, "sm is a whole number from 1 to 100, not 0"),
+        ({"share": "mps", "gpu": "L4", "vram": "6Gi", "sm": 12.5}, "sm is a whole number from 1 to 100, not 12.5"),
+        ({"share": "mps", "gpu": "L4:2", "vram": "6Gi"}, "share='mps' is a part of one GPU, and gpu=... asks for 2"),
+        ({"share": "time", "gpu": "L4:2"}, "share='time' is a part of one GPU, and gpu=... asks for 2: several GPUs"),
+        ({"share": "half"}, "share is 'exclusive', 'mps' or 'time', not 'half'"),
+        ({"gpu": "L4", "vram": "6Gi"}, "vram=... is a limit that only share='mps' has, not share='exclusive'"),
+        ({"gpu": "L4", "share": "time", "sm": 25}, "sm=... is a limit that only share='mps' has, not share='time'"),
+        ({"gpu": "L4", "trust_domain": "Team A"}, "trust_domain='Team A': use a to z, 0 to 9 and hyphens"),
         ({"image": "x"}, "image='x': this release of gpufn does not have an image of one's own"),
         ({"secrets": ["T"]}, "secrets=['T']: this release of gpufn does not have secrets"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority='high': this release of gpufn has only 'normal'"),
-        ({"gpu": "H100:2"}, "gpu='H100:2': this release of gpufn gives a worker one GPU; write gpu='H100'"),
+        ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
+        ({"gpu": "H100:two"}, "gpu: 'H100:two' is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'"),
+        ({"gpu": ["H100:2", "L4"]}, "a worker has the same number of GPUs wherever it runs; write it at each name"),
         ({"gpu": []}, "gpu is None, 'any', a name such as 'L4', or a list of names, not []"),
         ({"gpu": 1}, "gpu is None"),
         ({"gpu": "cpu"}, "gpu='cpu' is no GPU"),

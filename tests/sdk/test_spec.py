@@ -31,7 +31,8 @@ def test_it_is_refused_as_json_too() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"resources": {"gpu": ["L4"], "share": "mps"}}, "share='mps': this release of gpufn does not have it yet"),
+        ({"resources": {"gpu": ["L4"], "share": "mps"}}, "share='mps' needs a limit of GPU memory"),
+        ({"resources": {"gpu": ["L4"], "gpu_count": 0}}, "gpu is a whole number from 1 to 16, not 0"),
         ({"methods": [{"name": "a"}, {"name": "a"}], "is_class": True}, "f: two methods have the same name"),
         ({"methods": [{"name": "a/../b"}], "is_class": True}, "f: 'a/../b' is not the name of a method"),
         ({"methods": [{"name": "a" * 101}], "is_class": True}, "is not the name of a method"),

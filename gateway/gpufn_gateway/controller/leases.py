@@ -6,10 +6,11 @@ A lease exists as long as its Assignment does: it outlives the worker's process,
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
-from gpufn.device import DeviceShare
+from gpufn.device import DeviceShare, Share
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -18,12 +19,22 @@ class Lease(msgspec.Struct, frozen=True):
     share: DeviceShare
 
 
+class GpuUse(msgspec.Struct, frozen=True):
+    """What is leased of one GPU. `sm_percent` is the sum of the ceilings, which may be more than 100."""
+
+    mode: Share
+    trust_domain: str = ""
+    workers: int = 1
+    vram_bytes: int = 0
+    sm_percent: int = 0
+
+
 class Used(msgspec.Struct, frozen=True):
-    """What is leased of one node. `gpus` holds the leases on each GPU that has any: how many, and whether exclusive."""
+    """What is leased of one node. `gpus` has those that anybody holds a lease on."""
 
     cores: float = 0.0
     memory_bytes: int = 0
-    gpus: dict[str, tuple[int, bool]] = {}
+    gpus: dict[str, GpuUse] = {}
 
 
 class LeaseBook:
@@ -38,6 +49,7 @@ class LeaseBook:
         self._leases: dict[str, Lease] = {}
         self._of_node: dict[str, dict[str, Lease]] = {}
         self._used: dict[str, Used] = {}
+        self._notes: dict[str, dict[Any, Any]] = {}
         for lease in leases:
             self.grant(lease.worker, lease.node, lease.share)
 
@@ -53,7 +65,7 @@ class LeaseBook:
         lease = Lease(worker, node, share)
         self._leases[worker] = lease
         self._of_node.setdefault(node, {})[worker] = lease
-        self._used.pop(node, None)
+        self._has_changed(node)
 
     def release(self, worker: str) -> None:
         """Absent is fine."""
@@ -64,7 +76,7 @@ class LeaseBook:
         del leases[worker]
         if not leases:
             del self._of_node[lease.node]
-        self._used.pop(lease.node, None)
+        self._has_changed(lease.node)
 
     def used(self, node: str) -> Used:
         found = self._used.get(node)
@@ -72,23 +84,45 @@ class LeaseBook:
             found = self._used[node] = _sum(self._of_node.get(node, {}).values())
         return found
 
+    def notes(self, node: str) -> dict[Any, Any]:
+        """For what follows from `used(node)` and takes long to find out: gone as soon as that changes."""
+        return self._notes.setdefault(node, {})
+
+    def _has_changed(self, node: str) -> None:
+        self._used.pop(node, None)
+        self._notes.pop(node, None)
+
     def copy(self) -> LeaseBook:
         """One to try things in."""
         twin = LeaseBook()
         twin._leases = dict(self._leases)
         twin._of_node = {node: dict(leases) for node, leases in self._of_node.items()}
         twin._used = dict(self._used)
+        twin._notes = {node: dict(notes) for node, notes in self._notes.items()}
         return twin
 
 
 def _sum(leases: Iterable[Lease]) -> Used:
     cores, memory_bytes = 0.0, 0
-    gpus: dict[str, tuple[int, bool]] = {}
+    gpus: dict[str, GpuUse] = {}
     for lease in leases:
         share = lease.share
         cores += share.cores
         memory_bytes += share.memory_bytes
-        if share.gpu_device is not None:
-            count, is_exclusive = gpus.get(share.gpu_device, (0, False))
-            gpus[share.gpu_device] = (count + 1, is_exclusive or share.exclusive)
+        for uuid in share.gpus:
+            gpus[uuid] = _with(gpus.get(uuid), share)
     return Used(cores, memory_bytes, gpus)
+
+
+def _with(use: GpuUse | None, share: DeviceShare) -> GpuUse:
+    sm_percent = share.sm_percent if share.sm_percent < 100 else 0
+    if use is None:
+        return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent)
+    return GpuUse(
+        # Two modes on one GPU cannot be; should they, nobody else comes in.
+        use.mode if use.mode is share.mode else Share.EXCLUSIVE,
+        use.trust_domain,
+        use.workers + 1,
+        use.vram_bytes + share.vram_bytes,
+        use.sm_percent + sm_percent,
+    )

@@ -41,7 +41,7 @@ from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired
 
 from .actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
-from .placement import Limits
+from .limits import Limits
 from .plan import plan
 from .world import World
 

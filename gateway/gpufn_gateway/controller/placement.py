@@ -8,29 +8,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from gpufn.device import Device, DeviceShare, DeviceType
+from gpufn.device import DeviceShare, DeviceType, Share
 from gpufn.engine import CPU_KIND
 from gpufn.protocol.messages import NodeReport
-from gpufn.spec import Resources, Share
+from gpufn.spec import Resources
 
+from .gpus import GpuFit, choose, has_kind, size
 from .leases import LeaseBook, Used
+from .limits import Limits
 
 UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not say what it needs
-ANY_KIND = "any"
-_GIB = 1 << 30
 _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """CPU time is compressible and memory is not: cores may be promised `cpu_oversubscription` times over."""
-
-    cpu_oversubscription: float = 8.0
-    time_shares_per_gpu: int = 8
-    starts_per_node: int = 16
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -70,10 +62,16 @@ def place(
     missing: dict[str, str] = {}
     for kind in resources.gpu or (None,):
         fits: list[_Fit] = []
+        question = resources, kind, limits, engine_kinds
         for report in nodes:
-            offered = report if engine_kinds is None else _with_engines(report, kind, engine_kinds)
-            used = leases.used(report.node)
-            fit = offered if isinstance(offered, str) else _fit(resources, kind, offered, used, limits)
+            # Many workers of one function are placed at a time, and each changes one node.
+            notes = leases.notes(report.node)
+            asked_of, fit = notes.get(question, (None, ""))
+            if asked_of is not report:
+                offered = report if engine_kinds is None else _with_engines(report, kind, engine_kinds)
+                used = leases.used(report.node)
+                fit = offered if isinstance(offered, str) else _fit(resources, kind, offered, used, limits)
+                notes[question] = report, fit
             if isinstance(fit, str):
                 # The first kind's shortage is told: it is the one that the user would rather have.
                 missing.setdefault(report.node, fit)
@@ -83,11 +81,6 @@ def place(
             best = min(fits, key=lambda fit: (fit.score, fit.node))
             return Placement(best.node, best.share, best.why)
     return NoRoom(tuple(sorted(missing.items())))
-
-
-def has_kind(device: Device, wanted: str) -> bool:
-    """Whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU."""
-    return wanted.lower() == ANY_KIND or wanted.lower() in device.kind.lower()
 
 
 def _with_engines(report: NodeReport, kind: str | None, engine_kinds: frozenset[str]) -> NodeReport | str:
@@ -112,18 +105,17 @@ def _fit(resources: Resources, kind: str | None, report: NodeReport, used: Used,
     if resources.cpu > pool.cores:
         return f"needs {resources.cpu:g} cores, it has {pool.cores:g}"
     if left_bytes < 0:
-        return f"needs {_size(memory_bytes)} of memory, {_size(left_bytes + memory_bytes)} are free"
+        return f"needs {size(memory_bytes)} of memory, {size(left_bytes + memory_bytes)} are free"
     if left_cores < -_ROUNDING:
         return f"needs {resources.cpu:g} cores, {max(0.0, left_cores + resources.cpu):.3g} are free"
-    gpu = None
-    gpu_score = 0.0
     if kind is not None:
-        found = _gpu(resources.share, kind, report.devices, used, limits)
+        found = choose(resources, kind, report, used, limits)
         if isinstance(found, str):
             return found
-        gpu, gpu_score = found
+        fit = found
     else:
-        gpu_score = sum(device.type is DeviceType.GPU and device.uuid not in used.gpus for device in report.devices)
+        free = sum(device.type is DeviceType.GPU and device.uuid not in used.gpus for device in report.devices)
+        fit = GpuFit((), (free,))
     is_oversubscribed = used.cores + resources.cpu > pool.cores + _ROUNDING
     return _Fit(
         report.node,
@@ -131,33 +123,20 @@ def _fit(resources: Resources, kind: str | None, report: NodeReport, used: Used,
             cpu_device=pool.uuid,
             cores=resources.cpu,
             memory_bytes=memory_bytes,
-            gpu_device=gpu.uuid if gpu else None,
-            exclusive=gpu is not None and resources.share is Share.EXCLUSIVE,
+            gpus=tuple(gpu.uuid for gpu in fit.gpus),
+            mode=resources.share if fit.gpus else Share.EXCLUSIVE,
+            vram_bytes=resources.vram_bytes or 0,
+            sm_percent=resources.sm_percent or 100,
+            trust_domain=resources.trust_domain,
         ),
-        f"{gpu.kind if gpu else 'CPU'} on {report.node}, {_size(left_bytes)} of its memory left",
-        (is_oversubscribed, gpu_score, left_bytes, left_cores),
+        f"{_named(fit)} on {report.node}, {size(left_bytes)} of its memory left",
+        (is_oversubscribed, *fit.score, left_bytes, left_cores),
     )
 
 
-def _gpu(share: Share, kind: str, devices: Iterable[Device], used: Used, limits: Limits) -> tuple[Device, float] | str:
-    """The GPU to take and its score, lower is better: the smallest that does, the fullest that may be shared."""
-    of_kind = [device for device in devices if device.type is DeviceType.GPU and has_kind(device, kind)]
-    if not of_kind:
-        return "it has no GPU" if kind.lower() == ANY_KIND else f"it has no {kind} GPU"
-    free: list[tuple[float, str, Device]] = []
-    for device in of_kind:
-        count, is_exclusive = used.gpus.get(device.uuid, (0, False))
-        if is_exclusive or (share is Share.EXCLUSIVE and count) or count >= limits.time_shares_per_gpu:
-            continue
-        free.append((device.memory_bytes / _GIB - 1000.0 * bool(count), device.uuid, device))
-    if not free:
-        named = "" if kind.lower() == ANY_KIND else f" {kind}"
-        return f"its{named} GPU is in use" if len(of_kind) == 1 else f"its {len(of_kind)}{named} GPUs are in use"
-    score, _, device = min(free, key=lambda entry: entry[:2])
-    return device, score
-
-
-def _size(count: int) -> str:
-    if count < 0:
-        return "0 MiB"
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB else f"{count / (1 << 20):.0f} MiB"
+def _named(fit: GpuFit) -> str:
+    """As ``2 x NVIDIA H100``: several are of one model."""
+    if not fit.gpus:
+        return "CPU"
+    count = len(fit.gpus)
+    return fit.gpus[0].kind if count == 1 else f"{count} x {fit.gpus[0].kind}"

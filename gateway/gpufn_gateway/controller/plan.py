@@ -25,7 +25,8 @@ from gpufn.workers import WorkerState
 from . import policy, rollout
 from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Plan, Start
 from .circuit import CircuitState
-from .placement import Limits, NoRoom
+from .limits import Limits
+from .placement import NoRoom
 from .policy import ScaleDecision
 from .rollout import Role, Standing
 from .room import Room, idle_longest_first

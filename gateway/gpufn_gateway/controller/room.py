@@ -10,7 +10,8 @@ from gpufn.workers import WorkerState
 from . import policy
 from .actions import Need
 from .leases import LeaseBook
-from .placement import Limits, NoRoom, Placement, place
+from .limits import Limits
+from .placement import NoRoom, Placement, place
 from .views import WorkerView
 from .world import World
 

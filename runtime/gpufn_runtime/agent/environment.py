@@ -24,14 +24,14 @@ _THREADS = (
 )
 
 
-def worker_environment(spec: FunctionSpec, scratch: Path, gpu: str | None) -> dict[str, str]:
-    """`gpu` is the uuid of the leased device; without one the process sees none."""
+def worker_environment(spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...]) -> dict[str, str]:
+    """`gpus` are the uuids of the leased devices; without one the process sees none."""
     threads = str(max(1, math.ceil(spec.resources.cpu)))
     return {
         **_base(scratch),
         **dict.fromkeys(_THREADS, threads),
         **spec.env,
-        "CUDA_VISIBLE_DEVICES": gpu or "",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
 
 

@@ -365,8 +365,8 @@ class Agent:
 
     def _kind(self, assignment: Assignment) -> str:
         """The DeviceKind whose engines the worker runs."""
-        gpu = assignment.share.gpu_device
-        return next((device.kind for device in self._devices if device.uuid == gpu), CPU_KIND) if gpu else CPU_KIND
+        gpus = assignment.share.gpus
+        return next((device.kind for device in self._devices if device.uuid in gpus), CPU_KIND)
 
     def _order(
         self, record: WorkerRecord, revision: Revision, folder: WorkerFolder, assignment: Assignment
@@ -376,7 +376,7 @@ class Agent:
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment=worker_environment(revision.spec, folder.scratch, assignment.share.gpu_device),
+            environment=worker_environment(revision.spec, folder.scratch, assignment.share.gpus),
             modules=self._preparation.modules(revision),
         )
 

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from gpufn.device import Device
+from gpufn.device import Device, DeviceLink, NodeFacts
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol.codec import Unpacker
@@ -187,6 +187,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     node: str
     sent_at: float
     devices: tuple[Device, ...]
+    links: tuple[DeviceLink, ...] = ()
+    facts: NodeFacts = NodeFacts()
     processes: tuple[ProcessReport, ...] = ()
     templates: tuple[str, ...] = ()  # the standbys' module sets, as "a,b,c"
     hostname: str = ""

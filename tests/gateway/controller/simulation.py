@@ -20,7 +20,7 @@ from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, StartFailure, WorkerState
 from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
-from gpufn_gateway.controller.placement import Limits
+from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.views import Key
 from gpufn_gateway.controller.world import World

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn.device import DeviceShare
-from gpufn.spec import Resources, Share
-from gpufn_gateway.controller.leases import Lease, LeaseBook, Used
-from gpufn_gateway.controller.placement import Limits, NoRoom, Placement, has_kind, place
+from gpufn.device import DeviceShare, Share
+from gpufn.spec import Resources
+from gpufn_gateway.controller.gpus import has_kind
+from gpufn_gateway.controller.leases import GpuUse, Lease, LeaseBook, Used
+from gpufn_gateway.controller.limits import Limits
+from gpufn_gateway.controller.placement import NoRoom, Placement, place
 from tests.gateway.controller.simulation import GIB, cpu, gpu, node
 
 
@@ -16,9 +18,9 @@ def lease(
     cores: float = 0.1,
     *,
     gpu: str | None = None,
-    exclusive: bool = False,
+    mode: Share = Share.TIME,
 ) -> Lease:
-    return Lease(worker, on, DeviceShare("cpu", cores, memory_bytes, gpu, exclusive))
+    return Lease(worker, on, DeviceShare("cpu", cores, memory_bytes, (gpu,) if gpu else (), mode))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +41,15 @@ def test_the_share_holds_what_was_asked_for_or_128_mib() -> None:
 def test_the_first_kind_that_has_room_is_taken() -> None:
     nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4")), node("b", cpu(), gpu("g2", "NVIDIA A100"))]
     wants = Resources(gpu=("A100", "L4"))
-    taken = [lease("w", "b", gpu="g2", exclusive=True)]
+    taken = [lease("w", "b", gpu="g2", mode=Share.EXCLUSIVE)]
     chosen = [place(wants, nodes, LeaseBook(leases)) for leases in ([], taken)]
-    assert [found.share.gpu_device for found in chosen if isinstance(found, Placement)] == ["g2", "g1"]
+    assert [found.share.gpus for found in chosen if isinstance(found, Placement)] == [("g2",), ("g1",)]
 
 
 def test_an_exclusive_gpu_has_one_worker_and_a_time_shared_one_several() -> None:
     nodes = [node("a", cpu(), gpu("g"))]
     shared = LeaseBook([lease("w", "a", gpu="g")])
-    alone = LeaseBook([lease("w", "a", gpu="g", exclusive=True)])
+    alone = LeaseBook([lease("w", "a", gpu="g", mode=Share.EXCLUSIVE)])
     exclusive, timed = Resources(gpu=("L4",)), Resources(gpu=("L4",), share=Share.TIME)
     fits = [
         isinstance(place(wants, nodes, book), Placement) for wants in (exclusive, timed) for book in (shared, alone)
@@ -59,7 +61,7 @@ def test_time_shared_workers_go_together_so_that_a_whole_gpu_stays_free() -> Non
     nodes = [node("a", cpu(), gpu("g1"), gpu("g2"))]
     found = place(Resources(gpu=("any",), share=Share.TIME), nodes, LeaseBook([lease("w", "a", gpu="g2")]))
     assert isinstance(found, Placement)
-    assert found.share.gpu_device == "g2"
+    assert found.share.gpus == ("g2",)
 
 
 def test_the_tightest_fit_leaves_the_largest_hole() -> None:
@@ -99,7 +101,7 @@ def test_cores_are_promised_eight_times_over_but_on_a_free_node_first() -> None:
     ],
 )
 def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
-    book = LeaseBook([lease("w", "a", GIB, 0.5, gpu="g", exclusive=True)])
+    book = LeaseBook([lease("w", "a", GIB, 0.5, gpu="g", mode=Share.EXCLUSIVE)])
     found = place(resources, [node("a", cpu(), gpu("g"))], book, Limits(cpu_oversubscription=1.0))
     assert isinstance(found, NoRoom)
     assert str(found) == text
@@ -108,25 +110,25 @@ def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "engine_kinds", "placed"),
     [
-        (("any",), {"NVIDIA L4"}, "g1"),
-        (("A100", "L4"), {"NVIDIA L4"}, "g1"),
-        (("A100", "L4"), {"NVIDIA L4", "NVIDIA A100"}, "g2"),
+        (("any",), {"NVIDIA L4"}, ("g1",)),
+        (("A100", "L4"), {"NVIDIA L4"}, ("g1",)),
+        (("A100", "L4"), {"NVIDIA L4", "NVIDIA A100"}, ("g2",)),
         (
             ("any",),
             {"NVIDIA H200"},
             "a: there is no engine for NVIDIA A100 or NVIDIA L4: deploy again to have one built",
         ),
         (("L4",), set(), "a: there is no engine for NVIDIA L4: deploy again to have one built"),
-        ((), {"cpu"}, None),
+        ((), {"cpu"}, ()),
         ((), {"NVIDIA L4"}, "a: there is no engine for the CPU"),
     ],
 )
 def test_a_worker_with_models_goes_where_they_have_engines(
-    wanted: tuple[str, ...], engine_kinds: set[str], placed: str | None
+    wanted: tuple[str, ...], engine_kinds: set[str], placed: str | tuple[str, ...]
 ) -> None:
     nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
     found = place(Resources(gpu=wanted), nodes, LeaseBook(), engine_kinds=frozenset(engine_kinds))
-    assert (found.share.gpu_device if isinstance(found, Placement) else str(found)) == placed
+    assert (found.share.gpus if isinstance(found, Placement) else str(found)) == placed
 
 
 def test_no_nodes_is_no_room() -> None:
@@ -134,8 +136,8 @@ def test_no_nodes_is_no_room() -> None:
 
 
 def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
-    book = LeaseBook([lease("w1", "a", 10, 0.5, gpu="g", exclusive=True), lease("w2", "a", 5, 0.25)])
-    assert book.used("a") == Used(0.75, 15, {"g": (1, True)})
+    book = LeaseBook([lease("w1", "a", 10, 0.5, gpu="g", mode=Share.EXCLUSIVE), lease("w2", "a", 5, 0.25)])
+    assert book.used("a") == Used(0.75, 15, {"g": GpuUse(Share.EXCLUSIVE)})
     trial = book.copy()
     trial.release("w1")
     assert (trial.used("a"), book.used("a").memory_bytes) == (Used(0.25, 5, {}), 15)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpufn.spec import Resources, ScalingPolicy
 from gpufn_gateway.controller.actions import Drain, EndQueued, MoveServing, Start
-from gpufn_gateway.controller.placement import Limits
+from gpufn_gateway.controller.limits import Limits
 from tests.gateway.controller.simulation import Sim, cpu, gpu, node, revision
 
 WHOLE_CORE = Resources(cpu=1.0)

@@ -199,7 +199,7 @@ class Node:
             node=self.name,
             function=self.function,
             revision=revision,
-            share=DeviceShare(f"cpu-{self.name}", 0.1, 1 << 28, gpu_device=gpu),
+            share=DeviceShare(f"cpu-{self.name}", 0.1, 1 << 28, gpus=(gpu,) if gpu else ()),
             epoch=epoch,
             created_at=time.time(),
             desired=desired,
