@@ -26,7 +26,7 @@ from gpufn.home import Home
 
 ROOT = Path(__file__).parent.parent
 # Fast ones first: what is wrong in a table of decisions shows before any process is started.
-_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "e2e", "examples", "gpu")
+_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "e2e", "conformance", "examples", "gpu")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 

@@ -1,0 +1,107 @@
+"""One process that builds the engines of many cases: `python -m tests.conformance.build_all FOLDER`.
+
+The stages are those of a build's own processes, here in this one and without measuring: to start two processes for
+each of more than a thousand models would take all the time. An Outcome per case goes to standard output as it comes,
+in a line of JSON; the engine of one that was built lies in FOLDER/<case>.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from gpufn.engine import MANIFEST_FILE, Backend
+from gpufn.ids import digest_of
+from gpufn.model import ModelFile, ModelSpec
+from gpufn_builder import compile_process, identity
+from gpufn_builder.compilers.base import compiler_for
+from gpufn_builder.exchange import MODEL, SAMPLES, BuildRequest, CandidateRequest, CandidateResult, MeasurePlan, Told
+from gpufn_builder.pipeline import Pipeline
+from tests.conformance import suite
+
+_UNMEASURED = MeasurePlan(warm_up_s=0, least_s=0, most_s=0, trial_s=0)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Where and why a case failed; with no `reason` it passed, so far."""
+
+    case: str
+    stage: str = ""
+    reason: str = ""
+
+
+def build(case: suite.Case, engine: Path) -> Outcome:
+    """The engine of `case` into a new folder `engine`, as on a node."""
+    folder = engine.with_name(f"{engine.name}.build")
+    try:
+        result = Pipeline(
+            _request(case, folder),
+            lambda stage, progress, detail: None,
+            environ=os.environ,
+            clock=time.monotonic,
+            now=time.time,
+            run_candidate=_run_here,
+        ).run()
+        if result.error is not None:
+            return Outcome(case.name, result.error.stage or "", result.error.message)
+        [made] = result.engines
+        (Path(made.folder) / MANIFEST_FILE).write_bytes(msgspec.json.encode(made.manifest))
+        Path(made.folder).rename(engine)
+        return Outcome(case.name)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _request(case: suite.Case, folder: Path) -> BuildRequest:
+    model, samples = suite.write(case, folder)
+    spec = ModelSpec(
+        parameter="net",
+        files=(_moved(model, folder / MODEL),),
+        samples=_moved(samples, folder / SAMPLES) if samples else None,
+        max_batch=suite.max_batch(case),
+    )
+    target = identity.cpu_target()
+    versions = identity.installed()[Backend.ORT_CPU]
+    return BuildRequest(
+        build=case.name,
+        spec=spec,
+        target=target,
+        candidates=(identity.identity(spec, target, Backend.ORT_CPU, versions),),
+        folder=str(folder),
+        caches=str(folder / "caches"),
+        measuring=_UNMEASURED,
+    )
+
+
+def _moved(file: Path, folder: Path) -> ModelFile:
+    folder.mkdir()
+    moved = file.rename(folder / file.name)
+    return ModelFile(moved.name, digest_of(moved.read_bytes()), moved.stat().st_size)
+
+
+def _run_here(
+    request: CandidateRequest,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    timeout_s: float,
+    on_told: Callable[[Told], None],
+) -> CandidateResult:
+    compiler = compiler_for(request.identity.backend)
+    return compile_process.make(request, compiler, lambda stage, progress, detail: None, time.perf_counter)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for case in suite.cases().values():
+        print(msgspec.json.encode(build(case, folder / case.name)).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

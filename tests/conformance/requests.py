@@ -1,0 +1,76 @@
+"""A case as a request of the Open Inference Protocol, made and read by tritonclient, and so not by us.
+
+What tritonclient sends in binary only, half floats, is put into JSON here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tritonclient import http as triton
+from tritonclient.utils import np_to_triton_dtype
+
+from gpufn import media
+from tests.conformance.suite import Case
+
+
+def inputs(case: Case) -> list[Any]:
+    """As `infer` takes them, in binary."""
+    asked = []
+    for name, array in case.inputs.items():
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(np.array(array, order="C"))
+        asked.append(tensor)
+    return asked
+
+
+def wanted(case: Case) -> list[Any]:
+    return [triton.InferRequestedOutput(name) for name in case.outputs]
+
+
+def binary(case: Case) -> tuple[str, bytes]:
+    """Content type, as between gateway and worker, and body."""
+    body, header_bytes = triton.InferenceServerClient.generate_request_body(inputs(case), outputs=wanted(case))
+    return media.tensors(header_bytes), body
+
+
+def in_json(case: Case) -> tuple[str, bytes] | None:
+    """None for a case that JSON cannot say: there are no infinities in it, and no NaN."""
+    tensors = [
+        {
+            "name": name,
+            "shape": array.shape,
+            "datatype": np_to_triton_dtype(array.dtype),
+            "data": array.reshape(-1).tolist(),
+        }
+        for name, array in case.inputs.items()
+    ]
+    try:
+        return media.tensors(None), json.dumps({"inputs": tensors}, allow_nan=False).encode()
+    except ValueError:
+        return None
+
+
+def can_be_read_in_json(case: Case) -> bool:
+    return all(array.dtype == np.object_ or bool(np.isfinite(array).all()) for array in case.outputs.values())
+
+
+def outputs(case: Case, content_type: str, body: bytes) -> Sequence[Any]:
+    """The arrays of an answer, in the model's order."""
+    result = triton.InferResult.from_response_body(body, header_length=media.header_bytes(content_type))
+    return arrays(case, result)
+
+
+def arrays(case: Case, result: Any) -> list[Any]:
+    """Of tritonclient's result; texts as str, as ONNX has them."""
+    return [_decoded(result.as_numpy(name)) for name in case.outputs]
+
+
+def _decoded(array: Any) -> Any:
+    if array.dtype != np.object_:
+        return array
+    texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
+    return np.array(texts, np.object_).reshape(array.shape)

@@ -1,0 +1,75 @@
+"""One process that loads the engines of many cases and answers for each, as a worker does, one after the other.
+
+`python -m tests.conformance.serve_all FOLDER` reads Outcomes, a line of JSON each, from standard input, as `build_all`
+writes them, and passes them on: those that were built, with what came of loading and calling them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpufn.model import ModelFile, ModelSpec
+from gpufn.protocol.launch import WorkerConfig
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_runtime.worker.engines.load import load_session
+from gpufn_runtime.worker.engines.model_function import ModelFunction
+from tests.conformance import requests, suite
+from tests.conformance.build_all import Outcome
+
+_PARAMETER = "net"
+
+
+def serve(case: suite.Case, engine: Path) -> Outcome:
+    """The case in binary, in JSON as far as JSON can say it, and twice in one batch."""
+    stage = "load"
+    try:
+        function = ModelFunction(load_session(_config(engine), _PARAMETER), case.name, 1)
+        stage = "binary"
+        case.check(_answers(case, function, requests.binary(case), 1)[0])
+        stage = "JSON"
+        asked = requests.in_json(case)
+        if asked is not None and requests.can_be_read_in_json(case):
+            case.check(_answers(case, function, asked, 1)[0])
+        stage = "batch"
+        for outputs in _answers(case, function, requests.binary(case), 2):
+            case.check(outputs)
+    except Exception as error:  # whatever it is, the others are served
+        return Outcome(case.name, stage, f"{type(error).__name__}: {error}")
+    return Outcome(case.name)
+
+
+def _answers(case: suite.Case, function: ModelFunction, asked: tuple[str, bytes], times: int) -> list[Any]:
+    calls = [function.by_name(*asked)["asked"] for _ in range(times)]
+    return [requests.outputs(case, *answer) for answer in function.call_all(calls)]
+
+
+def _config(engine: Path) -> WorkerConfig:
+    model = ModelSpec(parameter=_PARAMETER, files=(ModelFile("model.onnx", "0" * 64, 1),))
+    spec = FunctionSpec(
+        name="f", entry=EntryPoint("", "", Packaging.MODEL), methods=(MethodSpec(),), models=(model,)
+    )  # fmt: skip
+    return WorkerConfig(
+        worker="w", function="f", revision=1, spec=spec, bundle_dir="", socket="", launched_at=time.time(),
+        engines={_PARAMETER: (str(engine),)},
+    )  # fmt: skip
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for line in sys.stdin.buffer:
+        outcome = msgspec.json.decode(line, type=Outcome)
+        if not outcome.reason:
+            engine = folder / outcome.case
+            outcome = serve(suite.cases()[outcome.case], engine)
+            shutil.rmtree(engine)
+        print(msgspec.json.encode(outcome).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The node tests of ONNX itself: a model of a node or two each, with inputs and what has to come out.
+
+`bare` is what ONNX Runtime makes of a case by itself, without anything of ours: what passes there has to pass here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from gpufn_builder.tensors import datatype_of
+
+_SILENT = 4
+_NEWEST_IR = 13  # that this ONNX Runtime takes; the suite's newest models are of 14 and use nothing of it
+Tensors = Mapping[str, Any]  # by name: an array; of sequences a list, and of what is optional None
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: ModelProto
+    inputs: Tensors
+    outputs: Tensors
+    rtol: float
+    atol: float
+
+    @property
+    def is_of_tensors(self) -> bool:
+        """Whether the protocol carries its inputs and outputs: tensors of elements that it has a name for."""
+        values = (*self.inputs.values(), *self.outputs.values())
+        return all(isinstance(value, np.ndarray) and _datatype(value) is not None for value in values)
+
+    def check(self, outputs: Sequence[Any]) -> None:
+        """AssertionError, in ONNX's own words, for outputs that are not near enough."""
+        Runner.assert_similar_outputs(list(self.outputs.values()), outputs, self.rtol, self.atol)
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """All of them, by name. They are the same in each process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it overflows and divides by zero on purpose
+        found = {test.name: _case(test) for test in load_model_tests(kind="node")}
+    return dict(sorted(found.items()))
+
+
+def bare(case: Case) -> None:
+    """Raises whatever ONNX Runtime does, and AssertionError as `Case.check`."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _SILENT
+    session = onnxruntime.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = list(case.outputs)
+    if all(_is_plain(value) for value in (*case.inputs.values(), *case.outputs.values())):
+        case.check(session.run(names, dict(case.inputs)))
+        return
+    values = {name: _ort_value(array) for name, array in case.inputs.items()}
+    case.check([_array(value) for value in session.run_with_ort_values(names, values)])
+
+
+def write(case: Case, folder: Path) -> tuple[Path, Path | None]:
+    """The case as a user would bring it: the model, and its inputs as the one sample, if it has any that go in a
+    file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model, samples = folder / f"{case.name}.onnx", folder / f"{case.name}.npz"
+    model.write_bytes(case.model.SerializeToString())
+    if not (case.inputs and case.is_of_tensors):
+        return model, None
+    np.savez(samples, **{name: _stacked(value) for name, value in case.inputs.items()})
+    return model, samples
+
+
+def max_batch(case: Case) -> int:
+    """That lets the inputs in, where their first size is dynamic."""
+    rows = [array.shape[0] for array in case.inputs.values() if isinstance(array, np.ndarray) and array.ndim]
+    return int(max(rows, default=1)) or 1
+
+
+def _stacked(value: Any) -> Any:
+    """One sample along a new first axis."""
+    array = np.asarray(value)[None]
+    return array.astype(np.str_) if array.dtype == np.object_ else array
+
+
+def _case(test: Any) -> Case:
+    model = test.model
+    model.ir_version = min(model.ir_version, _NEWEST_IR)
+    [(inputs, outputs)] = test.data_sets
+    return Case(
+        test.name, model, _named(model.graph.input, inputs), _named(model.graph.output, outputs), test.rtol, test.atol
+    )
+
+
+def _named(values: Sequence[Any], data: Sequence[Any]) -> Tensors:
+    return {value.name: _plain(each) for value, each in zip(values, data, strict=False)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TensorProto):
+        return numpy_helper.to_array(value)
+    return value if isinstance(value, list) or value is None else np.asarray(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether `InferenceSession.run` takes and gives it; arrays of other types, BF16 say, go as OrtValues."""
+    return not isinstance(value, np.ndarray) or _is_numpys(value.dtype)
+
+
+def _datatype(array: np.ndarray[Any, Any]) -> str | None:
+    return datatype_of(helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def _is_numpys(dtype: np.dtype[Any]) -> bool:
+    return dtype.isbuiltin == 1
+
+
+def _ort_value(array: Any) -> Any:
+    element = helper.np_dtype_to_tensor_dtype(array.dtype)
+    if _is_plain(array):
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, element)
+
+
+def _array(value: Any) -> Any:
+    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
+    if _is_numpys(dtype):
+        return value.numpy()
+    shape = tuple(value.shape())
+    return np.frombuffer(ctypes.string_at(value.data_ptr(), dtype.itemsize * math.prod(shape)), dtype).reshape(shape)
