@@ -37,6 +37,7 @@ async def serve(settings: BuilderSettings) -> None:
             environ=os.environ,
             clock=clock,
             memory_limit_bytes=settings.memory_limit_bytes,
+            measuring=settings.measuring,
         )
         builds = await KeyValue.open(bus, subjects.BUILDS)
         builder = Builder(bus, builds=builds, building=building, node=settings.node, clock=clock)

@@ -30,6 +30,11 @@ class MeasurePlan(msgspec.Struct, frozen=True):
     most_s: float = 12.0
     trial_s: float = 0.1
 
+    def scaled(self, least_s: float) -> MeasurePlan:
+        """The same in proportion."""
+        factor = least_s / self.least_s
+        return MeasurePlan(self.warm_up_s * factor, least_s, self.most_s * factor, self.trial_s * factor)
+
 
 THOROUGH: Final = MeasurePlan()
 

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.spec import parse_bytes
+from gpufn_builder.exchange import THOROUGH, MeasurePlan
 
 _NODE = re.compile(r"[a-z0-9-]{1,40}")
 _SHARE = 0.75  # of the machine's memory
+_LONGEST_MEASURE_S = 600
 
 
 @dataclass(frozen=True)
 class BuilderSettings:
     """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name. GPUFN_HOME: where its state is.
     GPUFN_BUILD_MEMORY: what each process that compiles may use, such as "16Gi"; three quarters of the machine's memory
-    by default."""
+    by default. GPUFN_BUILD_MEASURE: for how many seconds an engine is measured at least; 3 by default."""
 
     nats_url: str
     node: str
     home: Home
     memory_limit_bytes: int
+    measuring: MeasurePlan
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> BuilderSettings:
@@ -35,7 +38,13 @@ class BuilderSettings:
         node = environ.get("GPUFN_NODE", "local")
         if _NODE.fullmatch(node) is None:
             raise ValueError(f"GPUFN_NODE={node!r} is not a node name: use a to z, 0 to 9 and hyphens")
-        return cls(url, node, Home.from_env(environ), _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")))
+        return cls(
+            url,
+            node,
+            Home.from_env(environ),
+            _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")),
+            _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),
+        )
 
 
 def _memory_limit(text: str) -> int:
@@ -45,3 +54,15 @@ def _memory_limit(text: str) -> int:
         return parse_bytes(text)
     except InvalidSpec as error:
         raise ValueError(f"GPUFN_BUILD_MEMORY: {error.message}") from error
+
+
+def _measuring(text: str) -> MeasurePlan:
+    if not text:
+        return THOROUGH
+    try:
+        least_s = float(text)
+    except ValueError:
+        least_s = -1.0
+    if not 0 <= least_s <= _LONGEST_MEASURE_S:
+        raise ValueError(f"GPUFN_BUILD_MEASURE={text!r} is not a number of seconds up to {_LONGEST_MEASURE_S}")
+    return THOROUGH.scaled(least_s)

@@ -24,6 +24,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.messages import NodeReport, encode
 from gpufn_builder import loop
 from gpufn_builder.building import PROCESS
+from gpufn_builder.exchange import THOROUGH, MeasurePlan
 from gpufn_builder.loop import Builder
 from gpufn_builder.settings import BuilderSettings
 from tests.builder import bench, models
@@ -239,6 +240,16 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
     given = {"GPUFN_NATS_URL": "nats://h", "GPUFN_BUILD_MEMORY": "2Gi"}
     assert BuilderSettings.from_env(given).memory_limit_bytes == 2 << 30
     assert BuilderSettings.from_env({"GPUFN_NATS_URL": "nats://h"}).memory_limit_bytes > 1 << 28
-    for change in ({"GPUFN_NATS_URL": ""}, {"GPUFN_NODE": "A node"}, {"GPUFN_BUILD_MEMORY": "much"}):
+    assert BuilderSettings.from_env(given).measuring == THOROUGH
+    quick = BuilderSettings.from_env(given | {"GPUFN_BUILD_MEASURE": "1.5"}).measuring
+    assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.05)
+    for change in (
+        {"GPUFN_NATS_URL": ""},
+        {"GPUFN_NODE": "A node"},
+        {"GPUFN_BUILD_MEMORY": "much"},
+        {"GPUFN_BUILD_MEASURE": "long"},
+        {"GPUFN_BUILD_MEASURE": "nan"},
+        {"GPUFN_BUILD_MEASURE": "601"},
+    ):
         with pytest.raises(ValueError, match=next(iter(change))):
             BuilderSettings.from_env(given | change)
