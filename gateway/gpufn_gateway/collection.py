@@ -6,6 +6,7 @@ Every gateway has one of these and the controller's leader acts, which knows wha
 2. builds' records
 3. blobs that no record names, and what is left of uploads that broke off. The watches may lag, so what they say is over
    is looked for in the records themselves before it goes; who is about to name a blob touches it (`gpufn.bus.objects`)
+4. queued calls that are past their deadline, whose caller is gone
 
 A pass that fails is left, and the next one begins anew.
 """
@@ -20,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpufn.bus import objects, streams
+from gpufn.bus import objects, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
@@ -95,6 +96,8 @@ class Collection:
             await self._collect_revisions(name)
         await self._collect_builds()
         await self._collect_blobs()
+        if ended := await records.end_overdue(self._bus, self._clock.time()):
+            log.info("ended %d queued calls that were past their deadline", ended)
 
     # --- revisions ----------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn.bus import streams
 from gpufn.bus.connection import JetStreamError
+from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.streams import Depth
-from gpufn.errors import QueueFull
+from gpufn.errors import InvalidSpec, QueueFull
 from gpufn.protocol import subjects
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
 
 async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
@@ -122,3 +125,35 @@ async def test_a_consumer_can_be_made_and_deleted_again_and_again(connect: Any, 
     assert (info["config"]["ack_wait"], info["config"]["max_deliver"]) == (20_000_000_000, -1)
     await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
     await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
+
+
+async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(connect: Any, nats: Any, until: Any) -> None:
+    """Why an invocation's stream keeps it for longer than any deadline."""
+    bus = await connect(nats)
+    config = {"subjects": ["brief"], "retention": "workqueue", "storage": "memory", "max_age": 200_000_000}
+    await streams.ensure_stream(bus, "BRIEF", config)
+    await streams.ensure_consumer(bus, "BRIEF", "c", "brief", ack_wait_s=60, max_ack_pending=10)
+    got: list[Delivery] = []
+    pull = Pull(bus, "BRIEF", "c", got.append)
+    pull.grant(2)
+    await bus.publish_stored("brief", b"runs")
+    await until(lambda: got)
+    while await streams.messages_per_subject(bus, "BRIEF"):
+        got[0].touch()
+    got[0].nak()
+    await bus.flush()
+    info = await bus.js("CONSUMER.INFO.BRIEF.c")
+    assert (len(got), info["num_pending"], info["num_ack_pending"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("stream", [subjects.SYNC, subjects.ASYNC])
+def test_no_call_outlives_its_message(stream: str) -> None:
+    longest_s = 7 * 86_400.0
+    spec = FunctionSpec(
+        name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), timeout_s=longest_s, queue_timeout_s=longest_s
+    )
+    with pytest.raises(InvalidSpec, match="timeout"):
+        msgspec.convert(msgspec.to_builtins(spec) | {"timeout_s": longest_s + 1}, FunctionSpec)
+    with pytest.raises(InvalidSpec, match="queue_timeout"):
+        msgspec.convert(msgspec.to_builtins(spec) | {"queue_timeout_s": longest_s + 1}, FunctionSpec)
+    assert streams.STREAMS[stream]["max_age"] / 1e9 > 2 * longest_s

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from gpufn.bus import objects, streams
+from gpufn.bus.calls import CallRequest
 from gpufn.engine import BuildState
 from gpufn.errors import RevisionNotFound
 from gpufn.ids import digest_of
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
 from gpufn_gateway.collection import Collection
 from tests.gateway.test_models import NET, ONNX, built, deploy, model, upload
@@ -185,3 +187,30 @@ async def test_model_files_builds_and_reports_go_when_nothing_names_them(nats: A
         await built(gateway, running.id, BuildState.FAILED, ended_at=time.time())
         await collected.after(0)
         assert not await objects.exists(gateway.bus, subjects.MODEL_FILES, digest_of(ONNX))
+
+
+async def test_calls_whose_gateway_died_end_when_they_are_past_their_deadline(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        await gateway.deploys.deploy(make.spec("stuck"), DIGEST)
+        revision = gateway.registry.revision("stuck", 1)
+        queue = subjects.sync_queue("stuck", 1)
+        calls = [
+            gateway.caller.invoke(
+                CallRequest(
+                    revision=revision, method="", content_type="", accept="", body=b"", deadline=time.time() + s
+                )
+            )
+            for s in (10, 20, 500, 10)
+        ]
+        await gateway.bus.flush()
+        await collected.after(75)
+        assert (await streams.messages_per_subject(gateway.bus, subjects.SYNC))[queue] == 2
+        await collected.after(10)
+        assert (await streams.messages_per_subject(gateway.bus, subjects.SYNC))[queue] == 1
+        for call in (calls[0], calls[1], calls[3]):
+            reply, _ = await call.future
+            assert (reply.kind, reply.error and reply.error.code) == (OutcomeKind.EXPIRED, "invocation_expired")
+        assert not calls[2].future.done()
+        for call in calls:
+            call.cancel()

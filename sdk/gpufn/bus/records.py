@@ -16,7 +16,7 @@ import msgspec
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message, NoResponders
-from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, InvocationNotFound
+from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, InvocationExpired, InvocationNotFound
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
@@ -39,6 +39,8 @@ _ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
 
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
+
+_OVERDUE_S = 60.0
 
 _SUMMARY = "Gpufn-Record"
 
@@ -203,10 +205,32 @@ async def end_queued(
     return ended
 
 
-async def _queued(bus: Bus, stream: str, queue: str, seq: int) -> list[tuple[int, InvocationMessage]]:
+async def end_overdue(bus: Bus, now: float) -> int:
+    """End the calls at or near the heads of the sync queues whose deadline was over a minute ago; returns how many.
+
+    Whoever waits ends his call himself, and a runner refuses it: these are what a gateway leaves that died, of
+    functions that no worker can run.
+    """
+    error = InvocationExpired("it was still queued a minute after its deadline").info()
+    outcome = Outcome(OutcomeKind.EXPIRED, error)
+    ended = 0
+    for queue in await streams.messages_per_subject(bus, subjects.SYNC):
+        most, seq = 1, 1
+        while batch := await _queued(bus, subjects.SYNC, queue, seq, most):
+            late = [each for each in batch if each[1].deadline and now - each[1].deadline > _OVERDUE_S]
+            ended += sum(await asyncio.gather(*(_end_unless_held(bus, *each, outcome, now) for each in late)))
+            if len(late) < len(batch):
+                break
+            most, seq = _ASK_AT_ONCE, batch[-1][0] + 1
+    return ended
+
+
+async def _queued(
+    bus: Bus, stream: str, queue: str, seq: int, most: int = _ASK_AT_ONCE
+) -> list[tuple[int, InvocationMessage]]:
     """The next calls of a queue from `seq` on, without their arguments: those may be megabytes each."""
     found: list[tuple[int, InvocationMessage]] = []
-    while len(found) < _ASK_AT_ONCE and (message := await streams.next_message(bus, stream, queue, seq)) is not None:
+    while len(found) < most and (message := await streams.next_message(bus, stream, queue, seq)) is not None:
         found.append((message.seq, unpack_invocation(message.payload)[0]))
         seq = message.seq + 1
     return found

@@ -1,6 +1,9 @@
 """The streams for invocations, results and logs, and what one asks of a stream.
 
 `ensure_streams` runs at every start and after every reconnect: SYNC lives in the server's memory and goes with it.
+
+A message that is older than its stream's `max_age` is gone without a word, also while it runs: then nobody counts it,
+and nobody has it again when its runner dies. So an invocation's stream keeps it for longer than any deadline.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "storage": "memory",
         "max_msgs_per_subject": 2_000,  # a queue this long is minutes of waiting: 429 serves the caller better
         "max_bytes": 512 * _MIB,
-        "max_age": 60 * _MINUTE,
+        "max_age": 15 * _DAY,  # seven in the queue, seven at work, and one to spare
         "duplicate_window": 2 * _MINUTE,
     },
     subjects.ASYNC: {
@@ -48,7 +51,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "allow_atomic": True,  # map: a batch is stored whole or not at all
         "max_msgs_per_subject": 100_000,
         "max_bytes": 16_384 * _MIB,
-        "max_age": 14 * _DAY,
+        "max_age": 30 * _DAY,  # as long as its record
         "duplicate_window": 10 * _MINUTE,
     },
     subjects.BUILD: {
