@@ -12,7 +12,7 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.messages import CallRecord, Progress
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive, Send
 from gpufn_gateway.calls import Calls
@@ -94,6 +94,7 @@ class Submissions:
 
     async def view(self, record: CallRecord) -> dict[str, Any]:
         """The status. Records are written at both ends only; in between the runners say who runs it."""
+        progress = None
         if not record.state.ended and (held := await records.where(self._bus, record.id)) is not None:
             record = msgspec.structs.replace(
                 record,
@@ -102,9 +103,10 @@ class Submissions:
                 attempt=held.attempt,
                 queue_s=max(held.started_at - record.submitted_at, 0.0),
             )
-        return self._view(record)
+            progress = held.progress
+        return self._view(record, progress)
 
-    def _view(self, record: CallRecord) -> dict[str, Any]:
+    def _view(self, record: CallRecord, progress: Progress | None = None) -> dict[str, Any]:
         status = self._calls.registry.status(record.function)
         waits = record.state is InvocationState.QUEUED and status is not None
         return {
@@ -116,6 +118,7 @@ class Submissions:
             "started_at": record.started_at,
             "ended_at": record.ended_at,
             "attempt": record.attempt,
+            "progress": progress,
             "queue_s": record.queue_s,
             "run_s": record.run_s,
             "error": record.error,

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpufn._client import Client as Client
+    from gpufn._context import Context as Context
+    from gpufn._context import current as current
     from gpufn._decorator import enter as enter
     from gpufn._decorator import exit as exit  # noqa: A004  named as its siblings are elsewhere
     from gpufn._decorator import gpu_function as gpu_function
@@ -57,6 +59,9 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "Batch",
     "Model",
     "Retry",
+    # Inside a call
+    "current",
+    "Context",
     # Call and manage
     "Function",
     "Call",
@@ -78,6 +83,8 @@ _HOMES = {
     "Batch": "spec",
     "Model": "_models",
     "Retry": "spec",
+    "current": "_context",
+    "Context": "_context",
     "Function": "_function",
     "Call": "_function",
     "Client": "_client",

@@ -10,7 +10,7 @@ from gpufn.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
-from gpufn.protocol.messages import Waiting, WorkerCounts
+from gpufn.protocol.messages import Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 
 
@@ -156,6 +156,7 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     attempt: int = 1
+    progress: Progress | None = None
     queue_s: float | None = None
     run_s: float | None = None
     error: dict[str, Any] | None = None

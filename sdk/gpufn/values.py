@@ -94,8 +94,11 @@ def decode_call(body: bytes | memoryview, *, allow_pickle: bool = False) -> tupl
     return args, kwargs
 
 
-def encode_result(value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES) -> tuple[str, bytes]:
-    """`value` for a caller that accepts `accept`: content type and body. ResultNotEncodable says what is in the way.
+def encode_result(
+    value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES, what: str = "result"
+) -> tuple[str, bytes]:
+    """`value` for a caller that accepts `accept`: content type and body. ResultNotEncodable says what is in the way,
+    and calls the value `what`.
 
     >>> encode_result({"labels": ("cat", "dog")}, "application/json")
     ('application/json', b'{"labels":["cat","dog"]}')
@@ -110,11 +113,11 @@ def encode_result(value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES) -
         try:
             body = encode(value)
         except RecursionError as error:
-            raise ResultNotEncodable("the result contains itself, or is nested too deeply to be sent") from error
+            raise ResultNotEncodable(f"the {what} contains itself, or is nested too deeply to be sent") from error
         except Exception as error:
             path, culprit = _locate(value, encode)
             raise ResultNotEncodable(
-                f"the result{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
+                f"the {what}{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
             ) from error
     if len(body) > limit_bytes:
         raise ResultNotEncodable(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpufn.bus.consumer import Delivery
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.messages import InvocationMessage, Progress
 from gpufn.spec import MethodSpec
 from gpufn_runtime.runner.lane import DirectDelivery
 
@@ -19,8 +19,8 @@ class Attempt:
     """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
 
     __slots__ = (
-        "began", "calls", "cold", "delivery", "ending", "granted", "items", "link", "message", "method", "must_end_at",
-        "number", "parcel", "started_at", "touched_at", "while_ending_until",
+        "began", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items", "link", "message",
+        "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at", "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,8 @@ class Attempt:
         self.granted = 0  # items that it may have sent by now
         self.cold = False  # it waited for its worker to start
         self.calls: set[int] = set()  # that it has made of the platform and waits for
+        self.progress: Progress | None = None  # as it said last
+        self.checkpoint_seq = 0  # where the last one is stored, of this attempt or of one before it
         self.ending: OutcomeKind | None = None
         self.while_ending_until = math.inf
 

@@ -269,7 +269,12 @@ class Runner:
         attempt = self._running.get(_where.decode(message.payload).invocation)
         if attempt is not None and message.reply:
             held = HeldBy(
-                attempt.message.id, attempt.link.worker, self._node, attempt.message.attempt, attempt.started_at
+                attempt.message.id,
+                attempt.link.worker,
+                self._node,
+                attempt.message.attempt,
+                attempt.started_at,
+                attempt.progress,
             )
             self._bus.publish(message.reply, encode(held))
 

@@ -1,4 +1,5 @@
-"""What functions ask of the platform from inside their workers: calls of other functions, and what became of them.
+"""What functions ask of the platform from inside their workers: calls of other functions, what became of them, and
+checkpoints of the calls that they run.
 
 A worker has no other way out: each Call frame becomes an invocation (or a look at one) on the worker's behalf, and
 its answer goes back over the same socket. A worker that dies takes its open calls with it, and so does an attempt that
@@ -10,15 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gpufn.bus import records
+from gpufn.bus import checkpoints, records
 from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
-from gpufn.errors import ErrorInfo, GpufnError, InvalidInput, InvocationNotFound, PlatformError
+from gpufn.errors import (
+    BusUnavailable,
+    ErrorInfo,
+    GpufnError,
+    InvalidInput,
+    InvocationNotFound,
+    PayloadTooLarge,
+    PlatformError,
+)
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import CallRecord, ResultReply
+from gpufn.protocol.limits import CHECKPOINT_BYTES
+from gpufn.protocol.messages import CallRecord, Checkpoint, ResultReply
 from gpufn.revision import Revision
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
@@ -28,6 +38,7 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 3600.0
+_RETRY_BUS_S = 0.2
 _KIND_OF_STATE = {
     InvocationState.SUCCEEDED: OutcomeKind.SUCCEEDED,
     InvocationState.FAILED: OutcomeKind.RAISED,
@@ -110,6 +121,12 @@ class NestedCalls:
                 return await self._submit(call, body, parent)
             case "status" | "result" | "cancel":
                 return await self._look(call)
+            case "checkpoint" if parent is not None:
+                return await self._keep(call, body, parent)
+            case "restore" if parent is not None:
+                return await self._restore(parent)
+            case "checkpoint" | "restore":
+                raise InvalidInput("only a call that runs has a checkpoint")
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
     async def _call(
@@ -182,6 +199,29 @@ class NestedCalls:
             was_running = await records.cancel(self._bus, record, self._clock.time())
             return OutcomeKind.SUCCEEDED, None, "application/json", b"true" if was_running else b"false"
         return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
+
+    async def _keep(
+        self, call: frames.Call, body: bytes, parent: Attempt
+    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""
+        if len(body) > CHECKPOINT_BYTES:
+            raise PayloadTooLarge(f"a checkpoint of {len(body):,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
+        kept = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
+        while True:
+            try:
+                parent.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, kept, body)
+                return OutcomeKind.SUCCEEDED, None, "", b""
+            except BusUnavailable as error:
+                log.info("a checkpoint of %s waits: %s", parent.message.id, error)
+                await asyncio.sleep(_RETRY_BUS_S)
+
+    async def _restore(self, parent: Attempt) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+        """No content type: there is none."""
+        found = await checkpoints.last(self._bus, parent.message.id)
+        if found is None:
+            return OutcomeKind.SUCCEEDED, None, "", b""
+        parent.checkpoint_seq = found.seq
+        return OutcomeKind.SUCCEEDED, None, found.checkpoint.content_type, found.body
 
     async def _state(self, record: CallRecord) -> str:
         if record.state.ended or await records.where(self._bus, record.id) is None:

@@ -36,9 +36,16 @@ from gpufn.errors import (
     WorkerLost,
 )
 from gpufn.invocation import Outcome, OutcomeKind
-from gpufn.protocol import frames
+from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import InvocationMessage, ItemReply, RevisionTraffic, unpack_invocation
+from gpufn.protocol.messages import (
+    InvocationMessage,
+    ItemReply,
+    Progress,
+    RevisionTraffic,
+    encode,
+    unpack_invocation,
+)
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
@@ -306,6 +313,7 @@ class RevisionQueue:
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
                 attempt.granted > 0, attempt.granted, attempt.parcel, bool(message.parcels),
+                attempt.started_at + attempt.must_end_at - attempt.began,
             ),
             body,
         )  # fmt: skip
@@ -476,6 +484,11 @@ class RevisionQueue:
 
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
         self._output.publish(link, attempt.message.id if attempt else "", stream, text)
+
+    def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None:
+        attempt.progress = Progress(fraction, message)
+        with contextlib.suppress(GpufnError):  # the next one tells it as well
+            self._bus.publish(subjects.progress(attempt.message.id), encode(attempt.progress))
 
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
         self._nested.open(link, call, body, link.attempts.get(call.parent))

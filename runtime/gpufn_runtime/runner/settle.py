@@ -11,6 +11,7 @@ otherwise, and the first end still wins.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import records
+from gpufn.bus import checkpoints, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
@@ -66,6 +67,7 @@ class Settler:
                 message, outcome, content_type=content_type, started_at=attempt.started_at, run_s=run_s, now=now
             )
             self._spawn(self._end(attempt.delivery, record, body))
+            self._forget_checkpoint(attempt)
         else:
             reply = ResultReply(
                 invocation=message.id,
@@ -83,6 +85,17 @@ class Settler:
             )
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
+            self._forget_checkpoint(attempt)
+
+    def _forget_checkpoint(self, attempt: Attempt) -> None:
+        """There is no next attempt. One that stays, because the bus is away, goes with its time."""
+
+        async def forget() -> None:
+            with contextlib.suppress(GpufnError):
+                await checkpoints.forget(self._bus, attempt.checkpoint_seq)
+
+        if attempt.checkpoint_seq:
+            self._spawn(forget())
 
     def refuse(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float

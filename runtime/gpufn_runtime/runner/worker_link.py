@@ -34,6 +34,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w{0,99}")
 _MAX_MODULES = 256  # that are remembered of one worker
 _LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
+_LONGEST_PROGRESS = 500  # characters
 
 
 class LinkOwner(Protocol):
@@ -45,6 +46,7 @@ class LinkOwner(Protocol):
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
     def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None: ...
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None: ...
+    def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None: ...
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
     def on_close_call(self, link: WorkerLink, call: int) -> None: ...
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
@@ -172,6 +174,12 @@ class WorkerLink:
     def _on_log(self, line: frames.Log, text: bytes) -> None:
         self._owner.on_log(self, self.attempts.get(line.attempt), line.stream, text)
 
+    def _on_progress(self, progress: frames.Progress, _: bytes) -> None:
+        """Of an attempt that has been given up already: nobody asks for it any more."""
+        if (attempt := self.attempts.get(progress.attempt)) is not None:
+            fraction = min(max(progress.fraction, 0.0), 1.0) if progress.fraction == progress.fraction else 0.0
+            self._owner.on_progress(attempt, fraction, progress.message[:_LONGEST_PROGRESS])
+
     def _on_call(self, call: frames.Call, body: bytes) -> None:
         if call.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
             raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
@@ -208,6 +216,7 @@ _TAKE: dict[type, Callable[..., None]] = {
     frames.Result: WorkerLink._on_result,
     frames.Item: WorkerLink._on_item,
     frames.Log: WorkerLink._on_log,
+    frames.Progress: WorkerLink._on_progress,
     frames.Call: WorkerLink._on_call,
     frames.CloseCall: WorkerLink._on_close_call,
     frames.CallCredit: WorkerLink._on_call_credit,

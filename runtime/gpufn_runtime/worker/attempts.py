@@ -11,6 +11,7 @@ import enum
 import threading
 from collections.abc import Callable
 
+from gpufn._context import Context
 from gpufn.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn.parcels import Parcels
 from gpufn.protocol.frames import Run
@@ -25,7 +26,7 @@ class State(enum.Enum):
 class Attempt:
     """One Run. `link` counts connections to the runner: numbers are unique within one."""
 
-    __slots__ = ("_body", "_parcels", "cancel_requested", "credits", "link", "on_change", "run", "state")
+    __slots__ = ("_body", "_parcels", "cancel_requested", "context", "credits", "link", "on_change", "run", "state")
 
     def __init__(self, run: Run, body: bytes, link: int, parcels: Parcels) -> None:
         self.run = run
@@ -36,6 +37,7 @@ class Attempt:
         self.credits = run.credits
         self.cancel_requested = False
         self.on_change: Callable[[], None] | None = None  # called when a Cancel or a Credit came
+        self.context: Context | None = None  # what `gpufn.current()` gave it
 
     def take_body(self) -> bytes | memoryview:
         """The input; once. Raises InvalidInput when it was a parcel that is gone."""

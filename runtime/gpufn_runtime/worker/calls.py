@@ -1,4 +1,4 @@
-"""Calls that the user's code makes of other functions: a Transport over the worker's socket.
+"""Calls that the user's code makes of other functions, and what it says of its own: over the worker's socket.
 
 The runner makes them for us, so a worker needs no address and no credentials. Blocking, from any thread; the SDK's
 `.aio` wraps it.
@@ -13,9 +13,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from gpufn import values
-from gpufn.errors import InvocationCancelled, InvocationExpired, PlatformError, error_from
+from gpufn._context import Context
+from gpufn.errors import InvalidInput, InvocationCancelled, InvocationExpired, PlatformError, error_from
 from gpufn.invocation import InvocationState, OutcomeKind
-from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall
+from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress
+from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 
@@ -70,9 +72,25 @@ class NestedCalls:
     def cancel(self, invocation: str) -> bool:
         return self._ask("cancel", invocation)[1] == b"true"
 
-    def _ask(self, verb: str, target: str, body: bytes = b"", **fields: Any) -> tuple[str, bytes]:
+    def context(self) -> Context:
+        """Of the call that this code runs for. Raises InvalidInput where there is none, or more than one."""
+        attempt = current_attempt.get()
+        if attempt is None:
+            raise InvalidInput(
+                "gpufn.current() is for one call: there is none in a hook, in a batch of several calls, or in a thread "
+                "of your own, which can be handed the Context"
+            )
+        if attempt.context is None:
+            run = attempt.run
+            attempt.context = Context(run.invocation, run.number, run.deadline or None, _OwnCall(self, attempt))
+        return attempt.context
+
+    def _ask(
+        self, verb: str, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
+    ) -> tuple[str, bytes]:
+        """`attempt` is the one that asks, when it is not the one that runs in this thread."""
         with _Conversation(self) as conversation:
-            conversation.open(verb, target, body, **fields)
+            conversation.open(verb, target, body, attempt=attempt, **fields)
             while True:
                 frame, data = conversation.next()
                 if isinstance(frame, Answer):
@@ -96,6 +114,25 @@ class NestedCalls:
             queue.put((None, b""))
 
 
+class _OwnCall:
+    """What a call says of itself: the `gpufn._context.Channel` of one attempt."""
+
+    def __init__(self, calls: NestedCalls, attempt: Attempt) -> None:
+        self._calls = calls
+        self._attempt = attempt
+
+    def progress(self, fraction: float, message: str) -> None:
+        progress = Progress(self._attempt.run.attempt, fraction, message)
+        self._calls._link.send(progress, link=self._attempt.link)
+
+    def keep(self, content_type: str, body: bytes) -> None:
+        self._calls._ask("checkpoint", "", body, attempt=self._attempt, content_type=content_type)
+
+    def kept(self) -> tuple[str, bytes] | None:
+        content_type, body = self._calls._ask("restore", "", attempt=self._attempt)
+        return (content_type, body) if content_type else None
+
+
 class _Conversation:
     """One Call and its answers; closed on the way out when the answer is not there yet."""
 
@@ -111,8 +148,8 @@ class _Conversation:
             self._calls._open[self._number] = self._queue
         return self
 
-    def open(self, verb: str, target: str, body: bytes, **fields: Any) -> None:
-        attempt = current_attempt.get()
+    def open(self, verb: str, target: str, body: bytes, *, attempt: Attempt | None = None, **fields: Any) -> None:
+        attempt = attempt or current_attempt.get()
         self._link_number = self._calls._link.number
         parent = attempt.run.attempt if attempt is not None and attempt.link == self._link_number else 0
         frame = Call(self._number, verb, target, parent=parent, **fields)

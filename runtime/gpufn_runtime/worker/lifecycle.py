@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
-from gpufn import _transport
+from gpufn import _context, _transport
 from gpufn.errors import FunctionStartFailed, ProtocolMismatch
 from gpufn.parcels import Parcels
 from gpufn.protocol.frames import (
@@ -89,6 +89,7 @@ class Worker:
         )
         self._output.capture()
         _transport.install(self._calls)
+        _context.install(self._calls.context)
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if unconfined is not None:
             return self._start_failed("load", unconfined)

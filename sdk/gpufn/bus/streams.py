@@ -71,6 +71,14 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 30 * _DAY,
         "duplicate_window": 2 * _MINUTE,
     },
+    subjects.CHECKPOINTS: {
+        **_RECORD,
+        "subjects": [subjects.CHECKPOINTS_FILTER],
+        "max_msgs_per_subject": 1,
+        "max_bytes": 16_384 * _MIB,
+        "max_age": 14 * _DAY,  # as long as a call may be in ASYNC
+        "duplicate_window": 2 * _MINUTE,
+    },
     subjects.LOGS: {
         **_RECORD,
         "subjects": [subjects.LOGS_FILTER],

@@ -36,7 +36,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit.
 
     `parcel` is the input's name in the worker's folder of parcels, when it is not the body; `takes_parcel` allows the
-    result to be one.
+    result to be one. `deadline` is when the runner ends it, in unix seconds.
     """
 
     attempt: int
@@ -49,6 +49,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     credits: int = 0
     parcel: str = ""
     takes_parcel: bool = False
+    deadline: float = 0.0
 
 
 class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):
@@ -136,7 +137,8 @@ class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
     """The function asks the platform for something, in the words of its HTTP interface.
 
     `verb` is ``call``, ``stream``, ``submit``, ``status``, ``result`` or ``cancel``; `target` a function for the first
-    three, an invocation id for the rest.
+    three, an invocation id for the rest. ``checkpoint`` keeps the body for the attempt's invocation, and ``restore``
+    answers with what was kept last.
     """
 
     call: int
@@ -173,7 +175,17 @@ class Draining(_Frame, tag=20, frozen=True, array_like=True, gc=False):
     """Somebody told the worker to end. It still runs what is on its way, and ends at the runner's Drain."""
 
 
-WorkerFrame = Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed | Draining
+class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
+    """How far an Attempt is, 0 to 1, and in words."""
+
+    attempt: int
+    fraction: float
+    message: str
+
+
+WorkerFrame = (
+    Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed | Draining | Progress
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -5,6 +5,7 @@ a call's body      INLINE_BYTES    the arguments of one call, one result, one it
 a message          MESSAGE_BYTES   what our own nats-server takes (`max_payload`): a body and the header beside it
 a parcel           PARCEL_BYTES    a body that is handed on by reference between processes of one host (gpufn.parcels)
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
+a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ HEADER_BYTES = 512 << 10  # kept for the header: ids, and an error with its trac
 INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
 PARCEL_BYTES = REQUEST_BYTES
+CHECKPOINT_BYTES = 4 << 20
 
 
 def inline_bytes(max_payload: int) -> int:

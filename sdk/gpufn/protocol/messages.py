@@ -122,12 +122,31 @@ class WhereIs(_Wire, frozen=True, array_like=True, gc=False):
     invocation: str
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far a call says that it is: `fraction` from 0 to 1."""
+
+    fraction: float
+    message: str = ""
+
+
 class HeldBy(_Wire, frozen=True, array_like=True, gc=False):
     invocation: str
     worker: str
     node: str
     attempt: int
     started_at: float
+    progress: Progress | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a call left for its next attempt; packed with the value as body. `attempt` made it, at `at`."""
+
+    content_type: str
+    attempt: int
+    at: float
+
+
+unpack_checkpoint: Unpacker[Checkpoint] = Unpacker(Checkpoint)
 
 
 # --- reports: broadcast each second and on change, kept in memory by who cares ----------------------------------------

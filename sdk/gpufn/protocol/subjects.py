@@ -16,12 +16,14 @@ ASYNC = "GPUFN_ASYNC"  # work queue on disk: callers come back for these
 RESULTS = "GPUFN_RESULTS"  # one record per submitted invocation
 LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
+CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
 RESULTS_FILTER = f"{PREFIX}.res.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
 BUILD_FILTER = f"{PREFIX}.bld.>"
+CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 
 # Key-value buckets and object stores
 FUNCTIONS = "gpufn_functions"  # <function> → Function
@@ -78,6 +80,15 @@ def result(function: str, invocation: str) -> str:
 def any_result(invocation: str) -> str:
     """Matches the record of `invocation`, whichever function it belongs to."""
     return f"{PREFIX}.res.*.{invocation}"
+
+
+def checkpoint(invocation: str) -> str:
+    return f"{PREFIX}.ckp.{invocation}"
+
+
+def progress(invocation: str) -> str:
+    """Where a call that runs says how far it is: core NATS, a Progress each time."""
+    return f"{PREFIX}.prg.{invocation}"
 
 
 def logs(function: str) -> str:

@@ -1,0 +1,127 @@
+"""`gpufn.current()`: what a function can know of the call that it runs, and say about it.
+
+A worker installs where to find the Context of the running call; elsewhere a function runs as plain Python, and its
+Context takes everything and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from gpufn.protocol.limits import CHECKPOINT_BYTES
+
+_PROGRESS_APART_S = 0.1
+
+
+class Channel(Protocol):
+    """Carries what a Context says to the platform."""
+
+    def progress(self, fraction: float, message: str) -> None: ...
+
+    def keep(self, content_type: str, body: bytes) -> None:
+        """Returns when it is stored."""
+        ...
+
+    def kept(self) -> tuple[str, bytes] | None:
+        """What was kept last, by whichever attempt of this call."""
+        ...
+
+
+class Context:
+    """The call that runs: its id, its attempt, its end; how far it is, and where it goes on after a crash.
+
+    >>> import gpufn
+    >>> def train(steps: int) -> int:
+    ...     ctx = gpufn.current()
+    ...     first, total = ctx.restored or (0, 0)          # an earlier attempt came so far
+    ...     for step in range(first, steps):
+    ...         total += step
+    ...         ctx.checkpoint((step + 1, total))
+    ...         ctx.progress((step + 1) / steps, f"step {step + 1}")
+    ...     return total
+    >>> train(4)
+    6
+    """
+
+    def __init__(self, invocation: str, attempt: int, deadline: float | None, channel: Channel) -> None:
+        self.invocation = invocation
+        self.attempt = attempt
+        self.deadline = deadline
+        self._channel = channel
+        self._told_at = -_PROGRESS_APART_S
+        self._restored: tuple[Any] | None = None
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and the one that is 1."""
+        now = time.monotonic()
+        if now - self._told_at >= _PROGRESS_APART_S or fraction >= 1:
+            self._told_at = now
+            self._channel.progress(float(fraction), str(message))
+
+    def checkpoint(self, state: Any) -> None:
+        """Keep `state` for the next attempt of this call; returns when it is stored, in place of the one before.
+
+        What a result may be, up to 4 MiB: larger state belongs into a file, and its name into the checkpoint. There is
+        a next attempt when the function has `retries`, or when the runner died. Raises InvalidInput, PayloadTooLarge.
+        """
+        from gpufn import values  # noqa: PLC0415
+        from gpufn.errors import InvalidInput, PayloadTooLarge, ResultNotEncodable  # noqa: PLC0415
+
+        try:
+            encoded = values.encode_result(state, values.NATIVE, limit_bytes=_ANY_SIZE, what="checkpoint")
+        except ResultNotEncodable as error:
+            raise InvalidInput(error.message, field="checkpoint") from error
+        if len(encoded[1]) > CHECKPOINT_BYTES:
+            raise PayloadTooLarge(
+                f"the checkpoint takes {len(encoded[1]):,} bytes, and {CHECKPOINT_BYTES:,} are allowed: "
+                "write the state to a file that the next attempt can read, and checkpoint its name"
+            )
+        self._channel.keep(*encoded)
+
+    @property
+    def restored(self) -> Any:
+        """The last checkpoint that an earlier attempt of this call made; None when there is none."""
+        if self._restored is None:
+            from gpufn import values  # noqa: PLC0415
+
+            kept = self._channel.kept()
+            self._restored = (None if kept is None else values.decode_value(*kept, allow_pickle=True),)
+        return self._restored[0]
+
+    def __repr__(self) -> str:
+        return f"<Context of {self.invocation or 'a call here'}, attempt {self.attempt}>"
+
+
+class _Nowhere:
+    """The Channel of a function that runs here."""
+
+    def progress(self, fraction: float, message: str) -> None: ...
+
+    def keep(self, content_type: str, body: bytes) -> None: ...
+
+    def kept(self) -> tuple[str, bytes] | None:
+        return None
+
+
+_ANY_SIZE = 1 << 62
+_find: Callable[[], Context] | None = None
+
+
+def install(find: Callable[[], Context] | None) -> None:
+    """In a worker: `find` gives the Context of the call that asks."""
+    global _find  # noqa: PLW0603  one per process, by contract
+    _find = find
+
+
+def current() -> Context:
+    """The Context of the call that this code runs for.
+
+    In a function that runs here, as plain Python, there is one too: attempt 1, no id, no deadline. In a worker but
+    outside of a call (a hook, a batch of several calls) InvalidInput is raised.
+
+    >>> current()
+    <Context of a call here, attempt 1>
+    """
+    return Context("", 1, None, _Nowhere()) if _find is None else _find()

@@ -1,0 +1,34 @@
+"""The last checkpoint of each call that made one: on disk, until the call has ended or two weeks have passed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import Checkpoint, unpack_checkpoint
+
+
+class Kept(NamedTuple):
+    """`seq` is where it is stored, to `forget` it."""
+
+    checkpoint: Checkpoint
+    body: bytes
+    seq: int
+
+
+async def keep(bus: Bus, invocation: str, checkpoint: Checkpoint, body: bytes) -> int:
+    """In place of the one before; returns where. Raises BusUnavailable, PayloadTooLarge."""
+    return (await bus.publish_stored(subjects.checkpoint(invocation), pack(checkpoint, body))).seq
+
+
+async def last(bus: Bus, invocation: str) -> Kept | None:
+    message = await streams.last_message(bus, subjects.CHECKPOINTS, subjects.checkpoint(invocation))
+    return None if message is None else Kept(*unpack_checkpoint(message.payload), message.seq)
+
+
+async def forget(bus: Bus, seq: int) -> None:
+    """Absent is fine."""
+    await streams.delete_message(bus, subjects.CHECKPOINTS, seq)

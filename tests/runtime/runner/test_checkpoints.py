@@ -1,0 +1,187 @@
+"""Checkpoints and progress, as the runner takes them from a worker that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufn.bus import checkpoints, records
+from gpufn.errors import BusUnavailable
+from gpufn.ids import new_invocation_id
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.limits import CHECKPOINT_BYTES
+from gpufn.protocol.messages import Progress
+from gpufn.revision import Revision
+from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
+
+STATE = b"\x92\x01\x02"
+
+
+async def ask(worker: FakeWorker, run: frames.Run | None, verb: str, body: bytes = b"") -> tuple[frames.Answer, bytes]:
+    worker.send(frames.Call(1, verb, "", content_type="x/state", parent=run.attempt if run else 0), body)
+    answer, data = await worker.next()
+    assert isinstance(answer, frames.Answer), answer
+    return answer, data
+
+
+async def submit(node: Node, revision: Revision) -> str:
+    record = await records.submit(
+        node.bus, revision, "", "application/json", b"{}",
+        invocation=new_invocation_id(), accept="application/json", deadline=0.0, now=node.clock.time(),
+    )  # fmt: skip
+    return record.id
+
+
+async def stored(node: Node) -> int:
+    info = await node.bus.js(f"STREAM.INFO.{subjects.CHECKPOINTS}")
+    return int(info["state"]["messages"])
+
+
+async def none_stored(node: Node) -> None:
+    while await stored(node):
+        pass
+
+
+def test_a_call_whose_worker_died_goes_on_from_its_last_checkpoint(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy(retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        await submit(node, revision)
+        run, _ = await worker.run()
+        assert (await ask(worker, run, "restore"))[0].content_type == ""
+        for body in (b"older", STATE):
+            assert (await ask(worker, run, "checkpoint", body))[0].kind is OutcomeKind.SUCCEEDED
+        worker.die()
+        await node.unassign("w-1")
+        heir = await node.worker(revision, "w-2")
+        again, _ = await heir.run()
+        assert (again.invocation, again.number) == (run.invocation, 2)
+        answer, data = await ask(heir, again, "restore")
+        assert (answer.content_type, data) == ("x/state", STATE)
+        heir.answer(again)
+        await none_stored(node)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_checkpoint_outlives_the_runner(url: str, tmp_path: Path) -> None:
+    async def first(node: Node) -> str:
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        invocation = await submit(node, revision)
+        run, _ = await worker.run()
+        await ask(worker, run, "checkpoint", STATE)
+        return invocation
+
+    async def second(node: Node) -> None:
+        kept = await checkpoints.last(node.bus, invocation)
+        assert kept is not None
+        assert (kept.checkpoint.content_type, kept.checkpoint.attempt, kept.body) == ("x/state", 1, STATE)
+
+    invocation = on_node(url, tmp_path, first)
+    on_node(url, tmp_path, second)
+
+
+def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        await ask(worker, run, "checkpoint", STATE)
+        assert await stored(node) == 1
+        worker.answer(run)
+        await call.future
+        await none_stored(node)
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        too_large, _ = await ask(worker, run, "checkpoint", bytes(CHECKPOINT_BYTES + 1))
+        assert too_large.error is not None
+        assert too_large.error.code == "payload_too_large"
+        for verb in ("checkpoint", "restore"):
+            nobodys, _ = await ask(worker, None, verb)
+            assert nobodys.error is not None
+            assert nobodys.error.message == "only a call that runs has a checkpoint"
+        assert await stored(node) == 0
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_bus_that_is_away_for_a_moment_only_delays_a_checkpoint(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep, refused = checkpoints.keep, [BusUnavailable("away"), BusUnavailable("away")]
+
+    async def away_at_first(*arguments: object) -> int:
+        if refused:
+            raise refused.pop()
+        return await keep(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoints, "keep", away_at_first)
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        assert (await ask(worker, run, "checkpoint", STATE))[0].kind is OutcomeKind.SUCCEEDED
+        assert (refused, await stored(node)) == ([], 1)
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ((0.4, "frame 4"), Progress(0.4, "frame 4")),
+        ((-3.0, ""), Progress(0.0, "")),
+        ((1e9, "x" * 10_000), Progress(1.0, "x" * 500)),
+        ((float("nan"), ""), Progress(0.0, "")),
+    ],
+)
+def test_progress_is_told_to_who_listens_and_to_who_asks(
+    url: str, tmp_path: Path, said: tuple[float, str], told: Progress
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        invocation = await submit(node, revision)
+        run, _ = await worker.run()
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        node.bus.subscribe(subjects.progress(invocation), lambda message: heard.put_nowait(message.payload))
+        await node.bus.flush()
+        worker.send(frames.Progress(run.attempt, *said))
+        assert msgspec.msgpack.decode(await heard.get(), type=Progress) == told
+        held = await records.where(node.bus, invocation)
+        assert held is not None
+        assert held.progress == told
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_worker_is_told_when_its_call_ends(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy(timeout_s=50.0)
+        worker = await node.worker(revision)
+        before = node.clock.time()
+        node.invoke(revision, timeout_s=20.0)
+        run, _ = await worker.run()
+        assert before + 19.9 <= run.deadline <= node.clock.time() + 20.0
+        worker.answer(run)
+        await submit(node, revision)
+        run, _ = await worker.run()
+        assert before + 50.0 <= run.deadline <= node.clock.time() + 50.0
+
+    on_node(url, tmp_path, test)

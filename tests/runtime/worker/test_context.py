@@ -1,0 +1,110 @@
+"""`gpufn.current()` in a real worker process: what its runner hears, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpufn import values
+from gpufn.errors import BusUnavailable, PayloadTooLarge
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.frames import Call, Progress
+
+Start = Any
+
+
+def test_a_call_knows_its_id_its_attempt_and_its_deadline(start: Start) -> None:
+    worker = start(
+        """
+        import gpufn
+        def f():
+            ctx = gpufn.current()
+            return [ctx.invocation, ctx.attempt, ctx.deadline, gpufn.current() is ctx]
+        """
+    )
+    assert json.loads(worker.call(number=3, deadline=1234.5)) == ["i1", 3, 1234.5, True]
+    assert json.loads(worker.call()) == ["i2", 1, None, True]
+
+
+def test_progress_goes_to_the_runner_from_whichever_thread_has_the_context(start: Start) -> None:
+    worker = start(
+        """
+        import threading
+        import gpufn
+        def f():
+            ctx = gpufn.current()
+            thread = threading.Thread(target=ctx.progress, args=(1, "done"))
+            thread.start()
+            thread.join()
+            return True
+        """
+    )
+    number = worker.run()
+    assert worker.next()[0] == Progress(number, 1.0, "done")
+    assert worker.result()[1] == b"true"
+
+
+def test_a_checkpoint_returns_when_it_is_stored_and_a_refusal_is_raised(start: Start) -> None:
+    worker = start(
+        """
+        import gpufn
+        from gpufn.errors import PayloadTooLarge
+        def f():
+            ctx = gpufn.current()
+            ctx.checkpoint({"step": 1})
+            try:
+                ctx.checkpoint({"step": 2})
+            except PayloadTooLarge as error:
+                return error.message
+        """
+    )
+    number = worker.run()
+    call, body = worker.next()
+    assert isinstance(call, Call)
+    assert (call.verb, call.parent, call.content_type) == ("checkpoint", number, values.NATIVE)
+    assert values.decode_value(call.content_type, body) == {"step": 1}
+    worker.answer(call.call, "", b"")
+    call, _ = worker.next()
+    worker.answer(call.call, "", b"", OutcomeKind.REJECTED, PayloadTooLarge("no room").info())
+    assert worker.result()[1] == b'"no room"'
+
+
+def test_what_an_earlier_attempt_left_is_fetched_when_it_is_asked_for(start: Start) -> None:
+    worker = start(
+        """
+        import gpufn
+        async def f():
+            return gpufn.current().restored
+        """,
+        kind="async",
+    )
+    number = worker.run(number=2)
+    call, _ = worker.next()
+    assert isinstance(call, Call)
+    assert (call.verb, call.parent) == ("restore", number)
+    worker.answer(call.call, *values.encode_result([1, 2], values.NATIVE))
+    assert worker.result()[1] == b"[1,2]"
+
+
+def test_what_cannot_be_kept_ends_the_call_with_its_reason(start: Start) -> None:
+    worker = start("import gpufn\ndef f(): gpufn.current().checkpoint(1)")
+    worker.run()
+    call, _ = worker.next()
+    worker.answer(call.call, "", b"", OutcomeKind.REJECTED, BusUnavailable("no bus").info())
+    result, _ = worker.result()
+    assert (result.kind, result.error.error_type, result.error.message) == ("raised", "BusUnavailable", "no bus")
+
+
+def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
+    worker = start(
+        """
+        import gpufn
+        from gpufn.errors import InvalidInput
+        try:
+            gpufn.current()
+        except InvalidInput as error:
+            why = error.message
+        def f(): return why
+        """
+    )
+    assert b"gpufn.current() is for one call: there is none in a hook" in worker.call()

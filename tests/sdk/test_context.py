@@ -1,0 +1,93 @@
+"""What a function can say of its own call, on the side of the SDK: a Channel of the test's hears it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import gpufn
+from gpufn import values
+from gpufn._context import Context
+from gpufn.errors import InvalidInput, PayloadTooLarge
+from gpufn.protocol.limits import CHECKPOINT_BYTES
+
+
+class Heard:
+    def __init__(self, kept: tuple[str, bytes] | None = None) -> None:
+        self.told: list[tuple[float, str]] = []
+        self.stored = kept
+        self.asked = 0
+
+    def progress(self, fraction: float, message: str) -> None:
+        self.told.append((fraction, message))
+
+    def keep(self, content_type: str, body: bytes) -> None:
+        self.stored = content_type, body
+
+    def kept(self) -> tuple[str, bytes] | None:
+        self.asked += 1
+        return self.stored
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def context(heard: Heard) -> Context:
+    return Context("i1", 2, 1e9, heard)
+
+
+def test_so_many_progress_reports_a_second_are_told_and_the_last_one(
+    context: Context, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for step in range(1, 21):
+        now = 50.0 + step / 32
+        context.progress(step / 20, f"step {step}")
+    assert [fraction for fraction, _ in heard.told] == [0.05, 0.25, 0.45, 0.65, 0.85, 1.0]
+    assert heard.told[-1] == (1.0, "step 20")
+
+
+@pytest.mark.parametrize("state", [{"step": 3, "best": (0.5, {1, 2})}, 0, [], "text"])
+def test_the_next_attempt_gets_what_was_checkpointed_last(heard: Heard, state: Any) -> None:
+    Context("i1", 1, None, heard).checkpoint("older")
+    Context("i1", 1, None, heard).checkpoint(state)
+    assert Context("i1", 2, None, heard).restored == state
+
+
+def test_what_was_restored_is_asked_for_once_and_none_is_none(context: Context, heard: Heard) -> None:
+    assert context.restored is None
+    assert (context.restored, heard.asked) == (None, 1)
+
+
+def test_a_checkpoint_that_cannot_be_encoded_says_which_part(context: Context, heard: Heard) -> None:
+    with pytest.raises(InvalidInput, match=r"the checkpoint at \.lock is a _thread\.lock") as raised:
+        context.checkpoint({"step": 1, "lock": threading.Lock()})
+    assert (raised.value.field, heard.stored) == ("checkpoint", None)
+
+
+def test_a_checkpoint_that_is_too_large_says_what_to_do(context: Context, heard: Heard) -> None:
+    context.checkpoint(bytes(CHECKPOINT_BYTES - 100))
+    kept = heard.stored
+    with pytest.raises(PayloadTooLarge, match=r"takes 4,194,3\d\d bytes, and 4,194,304 are allowed: write the state"):
+        context.checkpoint(bytes(CHECKPOINT_BYTES))
+    assert heard.stored is kept
+
+
+def test_a_function_that_runs_here_has_a_context_that_keeps_nothing() -> None:
+    context = gpufn.current()
+    context.progress(0.5)
+    context.checkpoint({"step": 1})
+    assert (context.attempt, context.deadline, context.restored, gpufn.current().restored) == (1, None, None, None)
+    assert repr(context) == "<Context of a call here, attempt 1>"
+
+
+def test_what_is_restored_has_its_python_types(heard: Heard) -> None:
+    heard.stored = values.encode_result((1, {2}), values.NATIVE)
+    assert Context("i1", 2, None, heard).restored == (1, {2})
