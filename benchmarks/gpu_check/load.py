@@ -41,7 +41,9 @@ class Seen(msgspec.Struct, frozen=True):
 
     @classmethod
     def together(cls, seen: Sequence[Self], seconds: float) -> Self:
-        return cls(seconds, [call for each in seen for call in each.calls_s], [why for each in seen for why in each.failures])
+        return cls(
+            seconds, [call for each in seen for call in each.calls_s], [why for each in seen for why in each.failures]
+        )
 
 
 class Caller:

@@ -48,9 +48,7 @@ class OutOfTime(BaseException):
     """The step's limit was reached; no `except Exception` stops it."""
 
 
-def run(
-    steps: Sequence[Step], machine: Machine, *, total_s: float, grace_s: float = _GRACE_S
-) -> Iterator[Result]:
+def run(steps: Sequence[Step], machine: Machine, *, total_s: float, grace_s: float = _GRACE_S) -> Iterator[Result]:
     """The Result of each step, as soon as it has one. All of it takes `total_s` and one `grace_s` at most."""
     give_up = time.monotonic() + total_s
     for step in steps:

@@ -45,7 +45,10 @@ def park_and_resume(machine: Machine) -> Finding:
         for what, key in (("park", "park_s"), ("resume", "resume_s"), ("pin", "pin_s"))
     }
     return Finding(
-        summary="; ".join(f"{size} GB: park {each['park_s']:.2f} s, resume {each['resume_s']:.2f} s" for size, each in measured.items()),
+        summary="; ".join(
+            f"{size} GB: park {each['park_s']:.2f} s, resume {each['resume_s']:.2f} s"
+            for size, each in measured.items()
+        ),
         figures=measured,
         tables=[Table(headers, rows)],
         plots=[Plot("Park and resume by size of the weights", "ms", [f"{size} GB" for size in measured], series)],

@@ -91,7 +91,12 @@ def _built(platform: Platform, model: Path, report: Path, device: str | None) ->
 def _infer(platform: Platform, images: Any) -> tuple[float, Any]:
     import numpy as np
 
-    head = {"name": "image", "shape": images.shape, "datatype": "FP32", "parameters": {"binary_data_size": images.nbytes}}
+    head = {
+        "name": "image",
+        "shape": images.shape,
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": images.nbytes},
+    }
     header = json.dumps({"inputs": [head], "parameters": {"binary_data_output": False}}).encode()
     began = time.perf_counter()
     answer = platform.post(

@@ -88,7 +88,9 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
             if recovered_s is None:
                 wrong.append(f"{kind}: the function had not recovered after {_RECOVERY_S:.0f} s")
             if contained and neighbour.failures:
-                wrong.append(f"{kind}: {len(neighbour.failures)} calls of its neighbour failed: {neighbour.failures[0]}")
+                wrong.append(
+                    f"{kind}: {len(neighbour.failures)} calls of its neighbour failed: {neighbour.failures[0]}"
+                )
             if why := Caller(platform.url, _STEADY, {}).call():
                 wrong.append(f"{kind}: its neighbour does not answer afterwards: {why}")
                 break
@@ -97,7 +99,12 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
     return Finding(
         summary=f"{how}: {len(rows)} kinds of fault, recovered after {', '.join(row[2] for row in rows)}; "
         f"neighbour's failed calls {', '.join(str(row[4]) for row in rows)}",
-        figures={"faults": [dict(zip(("kind", "said", "recovered", "neighbour_ok", "neighbour_failed"), row, strict=True)) for row in rows]},
+        figures={
+            "faults": [
+                dict(zip(("kind", "said", "recovered", "neighbour_ok", "neighbour_failed"), row, strict=True))
+                for row in rows
+            ]
+        },
         tables=[Table(("fault", "its caller is told", "recovered after", "neighbour's calls", "failed"), rows, how)],
         wrong=wrong,
     )

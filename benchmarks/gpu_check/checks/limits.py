@@ -65,9 +65,7 @@ def mps_limits(machine: Machine) -> Finding:
         summary=f"of {whole} multiprocessors a worker sees {', '.join(f'{row[1]} at {row[0]} %' for row in rows)}; "
         f"{_VRAM_GIB * 2} GiB beyond a limit of {_VRAM_GIB} are refused",
         figures={"multiprocessors": whole, "seen": {str(row[0]): row[1] for row in rows}},
-        tables=[
-            Table(("sm, %", "multiprocessors", "of all", f"{_VRAM_GIB // 2} GiB", f"{_VRAM_GIB * 2} GiB"), rows)
-        ],
+        tables=[Table(("sm, %", "multiprocessors", "of all", f"{_VRAM_GIB // 2} GiB", f"{_VRAM_GIB * 2} GiB"), rows)],
         wrong=wrong,
     )
 
