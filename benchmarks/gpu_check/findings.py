@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ class Plot(msgspec.Struct, frozen=True):
     title: str
     unit: str
     labels: Sequence[str]
-    series: dict[str, Sequence[float | None]]
+    series: Mapping[str, Sequence[float | None]]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

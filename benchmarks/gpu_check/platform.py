@@ -106,16 +106,18 @@ class Platform:
 @contextlib.contextmanager
 def up(machine: Machine, **environ: str) -> Iterator[Platform]:
     """A platform with the device that is measured and no other."""
-    with measure.gpufn_up(**_devices(machine), **environ) as server:
-        with httpx.Client(base_url=server.url, timeout=_CALL_TIMEOUT_S) as client:
-            platform = Platform(server, client)
-            try:
-                yield platform
-            except CannotRun:
-                raise
-            except BaseException as error:
-                error.add_note(tails(platform.logs))
-                raise
+    with (
+        measure.gpufn_up(**_devices(machine), **environ) as server,
+        httpx.Client(base_url=server.url, timeout=_CALL_TIMEOUT_S) as client,
+    ):
+        platform = Platform(server, client)
+        try:
+            yield platform
+        except CannotRun:
+            raise
+        except BaseException as error:
+            error.add_note(tails(platform.logs))
+            raise
 
 
 def tails(folder: Path, lines: int = _TAIL_LINES) -> str:

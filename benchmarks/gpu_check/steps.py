@@ -91,8 +91,7 @@ def _read(step: Step, folder: Path, exit_code: int, limit_s: float | None) -> Re
     try:
         result = msgspec.json.decode((folder / "result").read_bytes(), type=Result)
     except (OSError, msgspec.DecodeError):
-        reason = f"its process ended with {_exit(exit_code)}"
-        result = Result(step=step.name, state=State.FAILED, reason=reason)
+        result = Result(step=step.name, state=State.FAILED, reason=f"its process ended with {_exit(exit_code)}")
     if limit_s is not None:
         result = msgspec.structs.replace(
             result, state=State.TIMED_OUT, reason=f"it was not done after {limit_s:.0f} s", finding=None
@@ -121,8 +120,8 @@ def _in_process(step: Step, machine: Machine, folder: Path) -> None:
 def _result(step: Step, machine: Machine) -> Result:
     try:
         finding = step.check(machine)
-    except CannotRun as reason:
-        return Result(step=step.name, state=State.SKIPPED, reason=str(reason))
+    except CannotRun as error:
+        return Result(step=step.name, state=State.SKIPPED, reason=str(error))
     except OutOfTime as error:
         return Result(step=step.name, state=State.TIMED_OUT, detail=_told(error))
     except Exception as error:

@@ -12,9 +12,9 @@ from gpu_check.findings import Finding, Table
 from gpu_check.machine import CannotRun, Machine
 from gpu_check.platform import Platform, up
 
-_CHANNELS: Final = 64
-_SIDE: Final = 56
-_LAYERS: Final = 8
+_CHANNELS: Final = 32
+_SIDE: Final = 32
+_LAYERS: Final = 4
 _ROWS: Final = 8
 _NAME: Final = "gpu-check-net"
 _ALLOWED_REL_L2: Final = 5e-3  # float32 stays far below it, tf32 below
@@ -56,7 +56,7 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
         if made["reason"]:
             raise RuntimeError(f"{backend}: {made['reason']}\n{made.get('log', '')}")
         where = ("--gpu", "any", "--require-gpu") if on_gpu else ()
-        platform.gpufn("deploy", model, "--name", _NAME, "--max-batch", _ROWS, "--idle-timeout", "60", *where)
+        platform.gpufn("deploy", model, "--name", _NAME, "--max-batch", str(_ROWS), "--idle-timeout", "60", *where)
         images = np.random.default_rng(0).standard_normal((_ROWS, 3, _SIDE, _SIDE)).astype(np.float32)
         first_s, scores = _infer(platform, images)
         warm = sorted(_infer(platform, images)[0] for _ in range(50))
@@ -84,7 +84,7 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
 
 def _built(platform: Platform, model: Path, report: Path, device: str | None) -> Any:
     kind = ("--device", device) if device else ()
-    platform.gpufn("build", model, "--max-batch", _ROWS, "--report", report, *kind)
+    platform.gpufn("build", model, "--max-batch", str(_ROWS), "--report", report, *kind)
     return json.loads(report.read_bytes())
 
 
@@ -117,7 +117,7 @@ def _on_cpu(model: bytes, images: Any) -> Any:
 
 
 def _network() -> bytes:
-    """A small convolutional network with shortcuts: image FP32 [n, 3, 56, 56] → scores FP32 [n, 10]."""
+    """A small convolutional network with shortcuts: image FP32 [n, 3, 32, 32] → scores FP32 [n, 10]."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper
 

@@ -36,7 +36,7 @@ def inventory(machine: Machine) -> Finding:
     lost = [f"the agent's inventory lacks {gpu.uuid}" for gpu in machine.gpus if gpu.uuid not in seen]
     first = machine.gpus[0]
     return Finding(
-        summary=f"{len(machine.gpus)} × {first.name}, {first.memory_bytes / 2**30:.0f} GiB, driver {machine.driver}",
+        summary=f"{len(machine.gpus)} GPU, {first.name}, {first.memory_bytes / 2**30:.0f} GiB, driver {machine.driver}",
         figures=figures,
         tables=tables,
         wrong=lost,

@@ -111,7 +111,7 @@ def _name(number: int) -> str:
 def _calibrated(platform: Platform) -> int:
     """How many products take `_CALL_MS` alone."""
     platform.invoke(_name(0), times=_PROBE_TIMES)  # loads kernels
-    taken_ms = platform.invoke(_name(0), times=_PROBE_TIMES)
+    taken_ms: float = platform.invoke(_name(0), times=_PROBE_TIMES)
     return max(round(_PROBE_TIMES * _CALL_MS / taken_ms), 1)
 
 

@@ -1,0 +1,84 @@
+"""Wheels for a machine that reaches no registry. The standard library only, and pip.
+
+platform/  what gpufn needs besides numpy, onnx and onnxruntime; always
+models/    numpy, onnx, onnxruntime and what they need, for a machine without them
+cuda/      onnxruntime-gpu, in parts that can be carried one after the other
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_ROOT = Path(__file__).parents[2]
+_EXTRAS: Final = ("bus", "gateway", "runtime", "local", "docker")
+_BESIDES: Final = ("nvidia-ml-py", "pytest>=9")
+_MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
+_CUDA: Final = ("onnxruntime-gpu>=1.20",)
+_PART_BYTES: Final = 40 << 20
+PYTHONS: Final = ("3.11", "3.12")
+# pip takes these names exactly, so each glibc that wheels are made for is named.
+_PLATFORMS: Final = (
+    "manylinux_2_34",
+    "manylinux_2_28",
+    "manylinux_2_27",
+    "manylinux_2_17",
+    "manylinux2014",
+    "manylinux1",
+)
+
+
+def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
+    """All of it, with sizes told. Raises CalledProcessError when pip does."""
+    platform = _download(folder / "platform", _platform_requirements(), pythons)
+    models = _download(folder / "models", _MODELS, pythons)
+    for name in models & platform:
+        (folder / "models" / name).unlink()
+    cuda = folder / "cuda"
+    _download(cuda, _CUDA, pythons, with_needs=False)
+    for wheel in list(cuda.glob("*.whl")):
+        _cut(wheel)
+    for part in ("platform", "models", "cuda"):
+        files = list((folder / part).iterdir())
+        print(f"{folder / part}: {len(files)} files, {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB")
+
+
+def _platform_requirements() -> list[str]:
+    """What pyproject.toml asks for, without our own extras and the builder's."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    wanted = list(project["dependencies"])
+    for extra in _EXTRAS:
+        wanted += project["optional-dependencies"][extra]
+    return [*(each for each in wanted if not each.startswith("gpufn[")), *_BESIDES]
+
+
+def _download(
+    folder: Path, requirements: Sequence[str], pythons: Sequence[str], *, with_needs: bool = True
+) -> set[str]:
+    """The names of the wheels that are now in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    platforms = [word for platform in _PLATFORMS for word in ("--platform", f"{platform}_x86_64")]
+    for python in pythons:
+        # Apart for each version, so that pip does not take one's wheel to answer for the other.
+        with tempfile.TemporaryDirectory(dir=folder.parent) as apart:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+            command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms]
+            command += [] if with_needs else ["--no-deps"]
+            subprocess.run([*command, "--dest", apart, *requirements], check=True)
+            for wheel in Path(apart).glob("*.whl"):
+                wheel.replace(folder / wheel.name)
+    return {wheel.name for wheel in folder.glob("*.whl")}
+
+
+def _cut(wheel: Path) -> None:
+    with wheel.open("rb") as whole:
+        for number in range(100):
+            if not (content := whole.read(_PART_BYTES)):
+                break
+            wheel.with_name(f"{wheel.name}.{number:02}").write_bytes(content)
+    wheel.unlink()

@@ -1,0 +1,85 @@
+"""The Python that the check runs in, on a machine that nobody has prepared. The standard library only.
+
+A bundle (`bundle`) is installed into an environment of its own: its packages first, then those of the Python that was
+started, torch among them, then this repository. A `.pth` file says so, because workers are given no PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+from typing import NoReturn
+
+_ROOT = Path(__file__).parents[2]
+_OURS = ("sdk", "gateway", "runtime", "builder")
+# What everything needs, by module; a step says itself what else it needs.
+_NEEDED = ("cloudpickle", "httptools", "httpx", "msgspec", "nats", "prometheus_client", "rich", "starlette", "typer",
+           "uvicorn", "uvloop")  # fmt: skip
+
+
+def missing() -> list[str]:
+    """Modules that the check needs and this Python lacks; gpufn itself among them."""
+    return [name for name in (*_NEEDED, "gpufn", "gpufn_gateway") if importlib.util.find_spec(name) is None]
+
+
+def restart_with(bundle: Path, arguments: list[str]) -> NoReturn:
+    """Run the check again, by a Python that has the bundle's packages. Raises SystemExit when they do not fit."""
+    folder = Path(tempfile.mkdtemp(prefix="gpu-check-python-"))
+    try:
+        python = install(bundle, folder)
+        status = subprocess.run([python, "-m", "gpu_check", *arguments], check=False).returncode
+    except KeyboardInterrupt:
+        status = 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(status)
+
+
+def install(bundle: Path, folder: Path) -> Path:
+    """An environment in `folder`; returns its Python."""
+    wheels = folder / "wheels"
+    wheels.mkdir()
+    for wheel in bundle.rglob("*.whl"):
+        (wheels / wheel.name).symlink_to(wheel.absolute())
+    _join_parts(bundle, wheels)
+    fitting = _fitting(sorted(wheels.glob("*.whl")))
+    if not fitting:
+        sys.exit(f"no wheel in {bundle} fits Python {sys.version.split()[0]}: collect with --python MAJOR.MINOR")
+    environment = folder / "python"
+    venv.EnvBuilder(symlinks=True).create(environment)  # without pip: ours installs into it
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--python", str(python)]
+    # No dependencies: what the machine has already is not in the bundle.
+    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--no-compile", *map(str, fitting)], check=True)
+    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
+    lines = [f"import site; site.addsitedir({path!r})" for path in _packages_here()]
+    lines += [str(_ROOT / part) for part in _OURS]
+    (site_packages / "gpu-check.pth").write_text("\n".join(lines) + "\n")
+    return python
+
+
+def _packages_here() -> list[str]:
+    """Where the Python that was started has its packages."""
+    return [path for path in dict.fromkeys(sys.path) if Path(path).name in ("site-packages", "dist-packages")]
+
+
+def _fitting(wheels: list[Path]) -> list[Path]:
+    """Those for any Python 3, and those for this one."""
+    ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return [wheel for wheel in wheels if (tag := wheel.stem.split("-")[-3]) == ours or "py3" in tag.split(".")]
+
+
+def _join_parts(bundle: Path, wheels: Path) -> None:
+    """A wheel that was too large to carry at once came in parts: `NAME.whl.00`, `NAME.whl.01`…"""
+    for first in bundle.rglob("*.whl.00"):
+        name = first.name.removesuffix(".00")
+        with (wheels / name).open("wb") as whole:
+            for part in sorted(bundle.rglob(f"{name}.[0-9][0-9]"), key=lambda path: path.name):
+                with part.open("rb") as content:
+                    shutil.copyfileobj(content, whole)

@@ -1,0 +1,95 @@
+"""The check as text: a page in Markdown, the summary for the terminal, and the files that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import measure
+from gpu_check import page
+from gpu_check.findings import Plot, Report, Result, State, Table
+
+_MARKS = {State.PASSED: "ok", State.SKIPPED: "skipped", State.FAILED: "FAILED", State.TIMED_OUT: "TIMED OUT"}
+
+
+def write(report: Report, titles: dict[str, str], folder: Path) -> Path:
+    """`gpu-check-<date>.json`, `.md` and `.html`; returns the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"gpu-check-{report.date}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    path.with_suffix(".md").write_text(markdown(report, titles))
+    path.with_suffix(".html").write_text(page.render(report, titles, merged(report.results)))
+    return path
+
+
+def exit_code(results: Iterable[Result]) -> int:
+    """0 when nothing failed; what the machine cannot do is no failure."""
+    return int(any(result.state in (State.FAILED, State.TIMED_OUT) for result in results))
+
+
+def summary(results: Sequence[Result]) -> str:
+    """A line for each step."""
+    width = max((len(result.step) for result in results), default=0)
+    return "\n".join(line(result, width) for result in results)
+
+
+def line(result: Result, width: int = 0) -> str:
+    return f"{_MARKS[result.state]:<9} {result.step:<{width}} {result.seconds:6.1f} s  {result.line}"
+
+
+def markdown(report: Report, titles: dict[str, str]) -> str:
+    rows = [
+        (result.step, _MARKS[result.state], f"{result.seconds:.1f} s", _in_cell(result.line))
+        for result in report.results
+    ]
+    parts = [f"# gpu-check, {report.date}\n", f"{where(report)}\n"]
+    if report.pretended:
+        parts.append("**A GPU was pretended: this tried the check itself, and no figure counts.**\n")
+    parts.append(measure.table(("step", "", "took", ""), rows))
+    parts += [_section(result, titles.get(result.step, result.step)) for result in report.results if _says_more(result)]
+    return "\n".join(parts)
+
+
+def where(report: Report) -> str:
+    """The device, the driver, and the machine around them, in a line."""
+    about = report.machine
+    driver = f"driver {report.driver}, " if report.driver else ""
+    return (
+        f"{report.device}; {driver}{about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB, "
+        f"Linux {about['kernel']}, Python {about['python']}"
+    )
+
+
+def merged(results: Iterable[Result]) -> list[Plot]:
+    """Plots of the same title become one, with the series of all."""
+    plots: dict[str, Plot] = {}
+    for result in results:
+        for plot in result.finding.plots if result.finding else ():
+            known = plots.get(plot.title, plot)
+            plots[plot.title] = msgspec.structs.replace(known, series={**known.series, **plot.series})
+    return list(plots.values())
+
+
+def _says_more(result: Result) -> bool:
+    return bool(result.detail or (result.finding and result.finding.tables))
+
+
+def _section(result: Result, title: str) -> str:
+    parts = [f"\n## {title}\n"]
+    parts += [_table(table) for table in (result.finding.tables if result.finding else ())]
+    if result.detail:
+        parts.append(f"```text\n{result.detail.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    caption = f"{table.title}:\n\n" if table.title else ""
+    text: str = measure.table(table.headers, [[_in_cell(cell) for cell in row] for row in table.rows])
+    return caption + text
+
+
+def _in_cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
