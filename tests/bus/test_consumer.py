@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ class Queue:
     async def put(self, *payloads: bytes) -> None:
         for payload in payloads:
             await self.bus.publish_stored(self.subject, payload, msg_id=f"{self.subject}-{payload.decode()}")
+
+    async def listen(self, bus: Bus) -> list[bytes]:
+        """What is said of this queue's deliveries from now on."""
+        words: list[bytes] = []
+        bus.subscribe(f"$JS.ACK.{self.stream}.{self.consumer}.>", lambda message: words.append(message.payload))
+        await bus.flush()
+        return words
 
     async def depth(self) -> int:
         await streams.ensure_streams(self.bus)
@@ -283,3 +291,54 @@ async def test_a_settlement_that_the_bus_missed_is_said_at_the_next_hand_over(
     while await queue.depth():
         await queue.bus.flush()
     assert len(queue.got) == 1, "it is not run again"
+
+
+async def redelivered(bus: Bus, queue: Queue, times: int) -> None:
+    while (await bus.js(f"CONSUMER.INFO.{queue.stream}.{queue.consumer}"))["num_redelivered"] < times:
+        pass
+
+
+async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(
+    connect: Any, nats: Any, until: Any
+) -> None:
+    """As after the server's clock was set forward: `ack_wait` seems to be over."""
+    queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
+    words = await queue.listen(await connect(nats))
+    queue.pull.grant(3)
+    await queue.put(b"1")
+    await until(lambda: words.count(b"+WPI") >= 2)
+    assert (queue.payloads, queue.pull.credits) == ([b"1"], 2)
+    queue.got[0].ack()
+    await until(lambda: b"+ACK" in words)
+    await queue.put(b"2")
+    await until(lambda: len(queue.got) == 2)
+    assert (queue.payloads, await queue.depth()) == ([b"1", b"2"], 1)
+
+
+async def test_what_comes_again_without_a_credit_is_not_handed_to_another_while_it_runs(
+    connect: Any, nats: Any, until: Any
+) -> None:
+    queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
+    words = await queue.listen(await connect(nats))
+    queue.pull.grant(2)
+    await queue.put(b"1")
+    await until(lambda: queue.got)
+
+    def wait_for_the_next() -> None:
+        async def look() -> None:
+            bus = await Bus.connect(nats.url_for("admin"), name="looks")
+            await redelivered(bus, queue, 1)
+            await bus.close()
+
+        asyncio.run(look())
+
+    # Our loop stands still meanwhile, so that the message is on its way when its credit is taken back.
+    looking = threading.Thread(target=wait_for_the_next)
+    looking.start()
+    looking.join()
+    queue.pull.limit(0)
+    await until(lambda: words)
+    assert (words, queue.payloads) == ([b"+WPI"], [b"1"])
+    queue.got[0].ack()
+    await queue.bus.flush()
+    assert await queue.depth() == 0

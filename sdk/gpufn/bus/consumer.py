@@ -11,6 +11,7 @@ How credits become deliveries:
 3. a request that expires names what it has left, and that is asked for again
 4. a reconnect, a refusal, or 2.2 heartbeats of silence end the *generation*: a new inbox, and one request for all
    credits. What still arrives for the old inbox is handed back (NAK), so credits are never exceeded
+5. a message that comes again while its first delivery is held is not delivered: that one is settled in its place
 
 Deliveries carry the queue's subject, not the request's, so they are counted per generation (its subscription tells
 them apart) and not per request; the server's notices carry the rest.
@@ -47,7 +48,7 @@ class _Ledger:
     """What a Pull's server handed over, so that a second hand-over of the same message is noticed.
 
     A server that is killed forgets hand-overs and acknowledgements it had not written down yet, and starts again
-    with messages that run here or are done.
+    with messages that run here or are done. One whose clock is set forward finds `ack_wait` over for all that runs.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,6 @@ class Delivery:
         if (word := self._ledger.done.get(self._key)) is not None:
             self._bus.publish(self._ack_subject, word)
             return True
-        self._ledger.held[self._key] = self
         return False
 
     def __repr__(self) -> str:
@@ -314,6 +314,7 @@ class Pull:
         delivery = Delivery(self._bus, message, self._ledger)
         if delivery._is_repeat():
             return False
+        self._ledger.held[delivery._key] = delivery
         if not polled:
             self._credits -= 1
         try:
@@ -325,7 +326,8 @@ class Pull:
         return True
 
     def _hand_back(self, message: Message) -> None:
-        if message.reply and not message.status:
+        """There is no credit for it, so to somebody else; but not what runs here."""
+        if message.reply and not message.status and not Delivery(self._bus, message, self._ledger)._is_repeat():
             self._bus.publish(message.reply, b"-NAK")
 
 
@@ -336,6 +338,7 @@ class _Generation:
         self._pull: Pull | None = pull
         self._bus = pull._bus
         self._next = pull._next
+        self._hand_back = pull._hand_back
         self._inbox = self._bus.new_inbox()
         self._standing = self._bus.subscribe(f"{self._inbox}.s", self._on_standing)
         self._polls = self._bus.subscribe(f"{self._inbox}.p", self._on_poll)
@@ -356,14 +359,14 @@ class _Generation:
     def _on_standing(self, message: Message) -> None:
         if self._pull is not None:
             self._pull._on_standing(message)
-        elif not message.status:
-            self._bus.publish(message.reply, b"-NAK")
+        else:
+            self._hand_back(message)
 
     def _on_poll(self, message: Message) -> None:
         if self._pull is not None:
             self._pull._on_poll(message)
-        elif not message.status:
-            self._bus.publish(message.reply, b"-NAK")
+        else:
+            self._hand_back(message)
 
 
 def _left(message: Message) -> int | None:
