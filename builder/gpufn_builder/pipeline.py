@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -108,6 +109,7 @@ class Pipeline:
             found.append(_signature(model))
         with self._stage(BuildStage.REFERENCE) as found:
             given = self._samples(model)
+            model = replace(model, batched=model.batched and samples.have_rows(given))
             profiles = resolve_profiles(model.inputs, self._spec, samples.sample_shapes(given), batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
             cases = given or generated

@@ -96,6 +96,12 @@ def sample_shapes(cases: Sequence[Case]) -> dict[str, list[tuple[int, ...]]]:
     return {name: [case.inputs[name].shape for case in cases] for name in names}
 
 
+def have_rows(cases: Sequence[Case]) -> bool:
+    """Whether the first dimensions of `cases` may count rows: in each, all inputs have as many, and at least one."""
+    counts = ({array.shape[0] if array.ndim else 0 for array in case.inputs.values()} for case in cases)
+    return all(len(count) == 1 and 0 not in count for count in counts)
+
+
 def _sample(array: Array, index: int) -> Array:
     return array[index : index + 1].reshape(array.shape[1:]).copy()  # array[index] may be no array
 

@@ -124,6 +124,30 @@ async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tm
     assert reference["found"].startswith("6 samples: ")
 
 
+async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    proto = models.model(
+        [models.node("CastLike", "x like", "y")],
+        [models.value("x", [None]), models.value("like", [None])],
+        [models.value("y", [None])],
+    )
+    data = io.BytesIO()
+    np.savez(data, x=np.ones((1, 3), np.float32), like=np.ones((1, 1), np.float32))
+    digest = await objects.put(bus, subjects.MODEL_FILES, data.getvalue())
+    samples = ModelFile("samples.npz", digest, len(data.getvalue()))
+    spec = await bench.upload(bus, proto, max_batch=4, samples=samples)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert (manifest.batched, [str(each) for each in manifest.profiles[0].inputs.values()]) == (
+        False, ["[3] to [3], tuned for [3]", "[1] to [1], tuned for [1]"],
+    )  # fmt: skip
+
+
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats, "builder")
     building, _ = await bench.open_building(bus, tmp_path)

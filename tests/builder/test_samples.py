@@ -12,7 +12,7 @@ import pytest
 
 from gpufn.errors import BuildFailed
 from gpufn.model import ShapeProfile, ShapeRange, TensorSpec
-from gpufn_builder.samples import Case, generate, read_samples, sample_shapes
+from gpufn_builder.samples import Case, generate, have_rows, read_samples, sample_shapes
 from gpufn_builder.tensors import BF16
 
 X = TensorSpec("x", "FP32", (-1, 2))
@@ -46,6 +46,16 @@ def test_each_row_of_an_npz_is_a_case(tmp_path: Path) -> None:
     assert (first.name, second.name, second.is_given) == ("sample 0", "sample 1", True)
     assert second.inputs["x"].tolist() == [[6, 7], [8, 9], [10, 11]]
     assert sample_shapes([first, second]) == {"x": [(3, 2), (3, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "have"),
+    [([(2, 2)], True), ([(2, 2), (1, 1)], True), ([(2, 3)], False), ([(2, 2), (2, 0)], False), ([(0, 0)], False)],
+)
+def test_the_rows_of_samples_are_the_same_in_all_inputs_or_are_none(rows: list[tuple[int, int]], have: bool) -> None:
+    cases = [Case("c", {"x": np.zeros((x, 3)), "y": np.zeros(y)}) for x, y in rows]
+    assert have_rows(cases) is have
+    assert not have_rows([*cases, Case("scalar", {"x": np.zeros(()), "y": np.zeros(1)})])
 
 
 def test_safetensors_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""Some of the node tests through all of a running platform: deployed with the CLI, called with tritonclient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+from tritonclient import http as triton
+
+from tests.conformance import requests, suite
+from tests.conftest import Platform
+
+pytestmark = pytest.mark.e2e
+
+# Each for what is behind it. Together they have every datatype coming and going.
+CASES = (
+    "test_add_int8",
+    "test_add_int16",
+    "test_mul_uint16",
+    "test_div_uint32",
+    "test_max_uint64",
+    "test_sub_uint8",
+    "test_cumprod_2d_int32",
+    "test_argmax_no_keepdims_example",
+    "test_castlike_FLOAT_to_BFLOAT16",
+    "test_castlike_BFLOAT16_to_FLOAT",
+    "test_castlike_FLOAT16_to_DOUBLE",
+    "test_castlike_DOUBLE_to_FLOAT16",
+    "test_attention_4d_fp16_expanded",
+    "test_qlinearmatmul_3D_int8_float16",
+    "test_and2d",
+    "test_equal_string",
+)
+# Texts: UTF-8, none at all, of rank 0.
+CASES += (
+    "test_string_concat_utf8",
+    "test_string_concat_empty_string",
+    "test_string_concat_zero_dimensional",
+    "test_string_split_basic",
+    "test_string_split_empty_tensor",
+    "test_ai_onnx_ml_label_encoder_string_int",
+)
+# Several outputs, and several inputs.
+CASES += (
+    "test_top_k",
+    "test_split_variable_parts_2d_opset13",
+    "test_layer_normalization_4d_axis1",
+    "test_dynamicquantizelinear",
+    "test_attention_3d_diff_heads_with_past_and_present",
+)
+# Scalars, and nothing.
+CASES += (
+    "test_constant",
+    "test_sce_mean_weight_ii_3d_expanded",
+    "test_bitcast_scalar_float32_to_int32",
+    "test_clip_default_min_expanded",
+    "test_tril_zero",
+    "test_constantofshape_int_shape_zero",
+    "test_split_zero_size_splits_opset18",
+    "test_reduce_sum_empty_set",
+)
+# Shapes that only a run tells, graphs in graphs, many dimensions, infinities.
+CASES += (
+    "test_nonzero_example",
+    "test_nonmaxsuppression_iou_threshold_boundary",
+    "test_if",
+    "test_loop11",
+    "test_scan9_multi_state",
+    "test_sce_NCd1d2d3d4d5_mean_weight",
+    "test_isinf_negative",
+)
+# Once more with inputs whose sizes are dynamic.
+DYNAMIC = (
+    "test_softmax_large_number",
+    "test_matmul_3d",
+    "test_gather_elements_0",
+    "test_string_concat",
+    "test_conv_with_strides_padding",
+    "test_castlike_FLOAT_to_FLOAT16",
+)
+
+
+@pytest.fixture(scope="module")
+def client(platform: Platform) -> Iterator[Any]:
+    with triton.InferenceServerClient(platform.url.removeprefix("http://"), network_timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_deployed_and_called(platform: Platform, client: Any, tmp_path: Path, name: str) -> None:
+    check(platform, client, suite.cases()[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_case_with_dynamic_sizes_is_deployed_and_called(
+    platform: Platform, client: Any, tmp_path: Path, name: str
+) -> None:
+    case = suite.cases()[name]
+    check(platform, client, replace(case, model=with_dynamic_sizes(case.model)), tmp_path)
+
+
+def test_every_datatype_is_among_them() -> None:
+    for side in ("inputs", "outputs"):
+        found = {np.dtype(array.dtype).name for name in CASES for array in getattr(suite.cases()[name], side).values()}
+        assert found == {
+            "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+            "float16", "bfloat16", "float32", "float64", "object",
+        }, side  # fmt: skip
+
+
+def check(platform: Platform, client: Any, case: suite.Case, folder: Path) -> None:
+    model, samples = suite.write(case, folder)
+    given = ("--samples", samples) if samples else ()
+    platform.gpufn("deploy", model, "--name", "case", "--max-batch", str(suite.max_batch(case)), *given)
+    try:
+        result = client.infer("case", requests.inputs(case), outputs=requests.wanted(case))
+        case.check(requests.arrays(case, result))
+    finally:
+        assert platform.client.delete("/v1/functions/case").status_code == 204
+
+
+def with_dynamic_sizes(model: ModelProto) -> ModelProto:
+    dynamic = ModelProto()
+    dynamic.CopyFrom(model)
+    for value in dynamic.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    for value in dynamic.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return dynamic
