@@ -93,6 +93,7 @@ class Storage:
         await streams.ensure_streams(self._bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(self._bus, bucket)
+        await objects.ensure_bucket(self._bus, subjects.RESULT_FILES, expires=True)
         self.is_ready = True
 
     def _on_reconnect(self) -> None:

@@ -51,6 +51,7 @@ _LIMITS = {
     "timeout": "timeout_s",
     "startup_timeout": "startup_timeout_s",
     "queue_timeout": "queue_timeout_s",
+    "retention": "retention_s",
 }
 
 
@@ -85,6 +86,7 @@ class PlainOptions(TypedDict, total=False):
     startup_timeout: Annotated[float, "how long a worker may take to start"]
     queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
     retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
+    retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
     priority: Annotated[Literal["normal"], "there is one"]
 
 
@@ -137,6 +139,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    retention_s: float = 86400.0
     env: dict[str, str] = {}
     declared_models: dict[str, Model] = {}
 

@@ -5,6 +5,7 @@
     │  ├─ InvalidSpec          InvalidInput         InvalidBundle
     │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
+    │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  └─ Unauthorized         Forbidden
     ├─ FunctionRaised          the user's code raised: type, message, traceback text
     │  └─ ResultNotEncodable   it returned what cannot be sent
@@ -134,6 +135,24 @@ class Conflict(RequestError):
 
     code = "conflict"
     retryable = True
+
+
+class IdempotencyMismatch(RequestError):
+    """The key or id belongs to a call of another function, method or body: use a new one for a new call."""
+
+    code = "idempotency_mismatch"
+
+
+class DeadlinePassed(RequestError):
+    """The deadline that the request names has passed."""
+
+    code = "deadline_passed"
+
+
+class DeadLetterNotFound(RequestError):
+    """There is no dead letter with this id; it may have been replayed, dropped, or removed after 14 days."""
+
+    code = "dead_letter_not_found"
 
 
 class Unauthorized(RequestError):

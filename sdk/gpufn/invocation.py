@@ -27,6 +27,11 @@ class InvocationState(enum.StrEnum):
     def ended(self) -> bool:
         return self not in (InvocationState.QUEUED, InvocationState.RUNNING)
 
+    @property
+    def leaves_dead_letter(self) -> bool:
+        """Whether somebody may want to run a submitted invocation again that ended so."""
+        return self in (InvocationState.FAILED, InvocationState.TIMED_OUT, InvocationState.EXPIRED)
+
 
 class OutcomeKind(enum.StrEnum):
     """How an Attempt ended."""

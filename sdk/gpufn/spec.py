@@ -32,6 +32,7 @@ _LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is
 _MOST_MODULES = 256
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
+_LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
 
@@ -164,6 +165,8 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _number("retries.attempts", self.attempts, 0, 100)
         _number("retries.delay_s", self.delay_s, 0, 3600)
         _number("retries.backoff", self.backoff, 1, 100)
+        if self.on and not self.attempts:
+            raise InvalidSpec("retries: on=... says what to try again, and attempts=0 to try nothing again")
         names = tuple(kind if isinstance(kind, str) else _exception_name(kind) for kind in self.on)
         msgspec.structs.force_setattr(self, "on", names)
 
@@ -261,6 +264,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    retention_s: float = 86400.0  # how long a submitted call is remembered after its end, and its result kept
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
     models: tuple[ModelSpec, ...] = ()
@@ -282,6 +286,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
         if self.queue_timeout_s is not None:
             _number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+        _number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
         if self.batch is not None:
             for method in self.methods:
                 if method.kind.streams:

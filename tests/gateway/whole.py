@@ -141,6 +141,7 @@ async def gateway_on(nats: Any) -> AsyncIterator[Whole]:
         await streams.ensure_streams(bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(bus, bucket)
+        await objects.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
         whole = Whole(bus, await Buckets.open(bus))
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()

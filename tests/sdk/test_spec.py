@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import InvalidSpec
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, spec_from_json
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Retry, spec_from_json
 
 
 def spec(**options: Any) -> FunctionSpec:
@@ -61,3 +61,15 @@ def test_an_environment_has_a_size_that_is_too_much() -> None:
         spec(env={"A": "x" * 16_000, "B": "x" * 17_000})
     with pytest.raises(InvalidSpec, match="env holds 40,001 bytes"):
         spec(env={"A": "é" * 20_000})
+
+
+@pytest.mark.parametrize("seconds", [0, 31 * 86400, "1h"])
+def test_a_retention_has_bounds(seconds: Any) -> None:
+    assert spec(retention_s=3600.0).retention_s == 3600.0
+    with pytest.raises(InvalidSpec, match="retention is a number from 1 to"):
+        spec(retention_s=seconds)
+
+
+def test_a_retry_policy_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(InvalidSpec, match="attempts=0 to try nothing again"):
+        Retry(0, on=(IOError,))

@@ -64,10 +64,3 @@ class Attempt:
 def may_run_s(message: InvocationMessage, timeout_s: float, now: float) -> float:
     """Until the earlier of the function's timeout and the caller's deadline; `now` in unix seconds."""
     return min(timeout_s, message.deadline - now) if message.deadline else timeout_s
-
-
-def has_expired(message: InvocationMessage, queue_timeout_s: float | None, now: float) -> bool:
-    """Whether nobody wants it any more, before it has started."""
-    if message.deadline and now >= message.deadline:
-        return True
-    return queue_timeout_s is not None and message.attempt == 1 and now - message.submitted_at > queue_timeout_s

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
-from gpufn.errors import GpufnError
+from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.home import Home
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import (
@@ -79,11 +80,11 @@ class Runner:
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
-        self._settler = Settler(bus, clock)
+        self._parcels = NodeParcels(home.parcels)
+        self._settler = Settler(bus, clock, self._parcels)
         self._circuits = Circuits(bus, self._caller)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
-        self._parcels = NodeParcels(home.parcels)
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
         self._queues: dict[tuple[str, int], RevisionQueue] = {}
@@ -225,6 +226,7 @@ class Runner:
             inbox=subjects.runner_inbox(self._name),
             on_change=self.report,
             on_room=self._lane.room,
+            on_start=self._tell_start,
         )
         self._queues[revision.function, revision.number] = queue
         queue.open()
@@ -268,15 +270,17 @@ class Runner:
     def _on_where(self, message: Message) -> None:
         attempt = self._running.get(_where.decode(message.payload).invocation)
         if attempt is not None and message.reply:
-            held = HeldBy(
-                attempt.message.id,
-                attempt.link.worker,
-                self._node,
-                attempt.message.attempt,
-                attempt.started_at,
-                attempt.progress,
-            )
-            self._bus.publish(message.reply, encode(held))
+            self._bus.publish(message.reply, encode(self._held(attempt)))
+
+    def _tell_start(self, attempt: Attempt) -> None:
+        """Who follows this call's events hears of it; without the bus nobody can."""
+        with contextlib.suppress(BusUnavailable):
+            self._bus.publish(subjects.call_started(attempt.message.id), encode(self._held(attempt)))
+
+    def _held(self, attempt: Attempt) -> HeldBy:
+        message = attempt.message
+        worker, started_at = attempt.link.worker, attempt.started_at
+        return HeldBy(message.id, worker, self._node, message.attempt, started_at, attempt.progress)
 
     def _on_doorbell(self, message: Message) -> None:
         function = message.subject.rpartition(".")[2]

@@ -190,6 +190,8 @@ class NestedCalls:
             record, body = await records.wait(self._bus, call.target, timeout_s)
             if not record.state.ended:
                 raise TimeoutError
+            if record.blob:
+                body = await records.blob(self._bus, record)
             return _KIND_OF_STATE[record.state], record.error, record.content_type, body
         found = await records.read(self._bus, call.target)
         if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from gpufn.errors import ArtifactUnavailable, GpufnError, ResultNotEncodable
@@ -10,6 +11,7 @@ from gpufn.parcels import Parcels
 from gpufn.protocol.limits import PARCEL_BYTES
 from gpufn.protocol.messages import InvocationMessage
 
+_KEPT = "kept"  # the runner's own folder: results that nobody waits for, until they are stored
 _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
@@ -29,12 +31,30 @@ class NodeParcels:
     def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
         """A worker's result for its caller: the name of it there. Raises ResultNotEncodable, whatever is wrong with
         what the worker claims."""
+        return self._hand_on(worker, parcel, lambda: self._of_caller(message))
+
+    def keep(self, worker: str, parcel: str) -> str:
+        """A worker's result that nobody waits for: the name of it among ours. Raises as `collect`."""
+        return self._hand_on(worker, parcel, lambda: self._of(_KEPT))
+
+    def kept(self, parcel: str) -> Path:
+        """The file of a result that is ours now; whoever has stored it unlinks it."""
+        return self._root / _KEPT / parcel
+
+    def _hand_on(self, worker: str, parcel: str, to: Callable[[], Parcels]) -> str:
         theirs = self._of(worker)
         try:
-            size = theirs.size(parcel)
-            if size > PARCEL_BYTES:
-                raise ResultNotEncodable(f"the result takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call")
-            return theirs.hand_on(parcel, self._of_caller(message))
+            ours = to()
+            name = theirs.hand_on(parcel, ours)
+            try:
+                if (size := ours.size(name)) > PARCEL_BYTES:
+                    raise ResultNotEncodable(
+                        f"the result takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call"
+                    )
+            except GpufnError:
+                ours.remove(name)
+                raise
+            return name
         except ResultNotEncodable:
             raise
         except GpufnError as error:
@@ -59,6 +79,7 @@ class NodeParcels:
         for folder in self._root.glob("w-*"):
             if folder.name not in workers:
                 Parcels(folder).remove_all()
+        self._of(_KEPT).remove_all()
 
     def _of(self, worker: str) -> Parcels:
         return Parcels(self._root / worker)

@@ -49,7 +49,7 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Revision
 from gpufn.spec import CallKind
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
-from gpufn_runtime.runner.attempt import Attempt, has_expired, may_run_s
+from gpufn_runtime.runner.attempt import Attempt, may_run_s
 from gpufn_runtime.runner.intake import Intake
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import LASTS_S, Line, Waiting
@@ -87,6 +87,7 @@ class RevisionQueue:
         inbox: str,
         on_change: Callable[[], None],
         on_room: Callable[[Revision, int], None],
+        on_start: Callable[[Attempt], None],
     ) -> None:
         self._bus = bus
         self.revision = revision
@@ -100,6 +101,7 @@ class RevisionQueue:
         self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
         self._on_room = on_room  # how many calls the lane may bring at a time
+        self._on_start = on_start  # an attempt of a submitted call began
         self._methods = {method.name: method for method in revision.spec.methods}
         self.links: dict[str, WorkerLink] = {}
         self._intake = Intake(bus, revision, room=self._room, capacity=self._capacity, take=self._take)
@@ -204,25 +206,25 @@ class RevisionQueue:
         if message.not_before > now:
             delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
             self._intake.offer()
-        elif has_expired(message, self.revision.spec.queue_timeout_s, now):
+        elif message.has_expired(self.revision.spec.queue_timeout_s, now):
             expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
-            self._settler.refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
+            self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
             self._intake.offer()
         elif (link := self._least_busy()) is None:
             self._stand_in_line(Waiting(delivery, message, body))
         elif delivery.delivered > _TOO_MANY_DELIVERIES:
             lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
-            self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
+            self._refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
             self._intake.offer()
         elif (method := self._methods.get(message.method)) is None:
             unknown = InvalidInput(f"{self.revision} has no method {message.method!r}").info()
-            self._settler.refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
+            self._refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
             self._intake.offer()
         else:
             try:
                 parcel = self._parcels.give(message, link.worker)
             except GpufnError as error:
-                self._settler.refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
+                self._refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
                 self._intake.offer()
                 return
             attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
@@ -230,10 +232,15 @@ class RevisionQueue:
             attempt.touched_at = self._clock.monotonic()
             link.slots.take()
             link.idle_since = None
-            if attempt.is_submitted and delivery.delivered > 1:
+            if attempt.is_submitted and (delivery.delivered > 1 or message.attempt > 1):
                 self._spawn(self._run_unless_ended(attempt, body))
             else:
                 self._run(attempt, body)
+
+    def _refuse(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
+    ) -> None:
+        self._settler.refuse(delivery, message, outcome, now, self.revision.spec.retention_s)
 
     def _stand_in_line(self, waiting: Waiting) -> None:
         if self._line.is_short and self._slots():
@@ -283,7 +290,8 @@ class RevisionQueue:
         return best
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
-        """A delivery that came before may have ended the invocation without being acked."""
+        """A delivery that came before may have ended the invocation without being acked, and so may a cancel between
+        two attempts."""
         try:
             known = await records.read(self._bus, attempt.message.id)
         except GpufnError as error:
@@ -293,7 +301,7 @@ class RevisionQueue:
             attempt.delivery.nak()  # its worker has gone meanwhile
         elif known is not None and known[0].state.ended:
             self._free(attempt)
-            attempt.delivery.ack()
+            self._settler.confirm(attempt.delivery, known[0])
             self._intake.offer()
         else:
             self._run(attempt, body)
@@ -312,11 +320,13 @@ class RevisionQueue:
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-                attempt.granted > 0, attempt.granted, attempt.parcel, bool(message.parcels),
+                attempt.granted > 0, attempt.granted, attempt.parcel, bool(message.parcels) or attempt.is_submitted,
                 attempt.started_at + attempt.must_end_at - attempt.began,
             ),
             body,
         )  # fmt: skip
+        if attempt.is_submitted:
+            self._on_start(attempt)
         if self._ticking is None:
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
@@ -333,6 +343,7 @@ class RevisionQueue:
         parcel = ""
         if result.parcel:
             outcome, parcel = self._collect(attempt, outcome, result.parcel)
+            body = b""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._failed += 1
             body = b""
@@ -349,6 +360,8 @@ class RevisionQueue:
             self._parcels.drop(worker, parcel)
             return outcome, ""
         try:
+            if attempt.is_submitted:
+                return outcome, self._parcels.keep(worker, parcel)
             return outcome, self._parcels.collect(attempt.message, worker, parcel)
         except ResultNotEncodable as error:
             return Outcome(OutcomeKind.RAISED, error.info()), ""

@@ -1,8 +1,9 @@
 """The end of an Attempt: tell who waits, keep what is asked for later, settle the Delivery. In that order.
 
     somebody waits     ResultReply to its reply subject, or by the lane that the call came by, ack
-    submitted          the CallRecord by compare-and-set (the first end wins), ack
-    worth a retry      a new message with the next attempt's number, ack
+    submitted          a large result is stored beside it, the CallRecord by compare-and-set (the first end wins), then
+                       for one that failed the dead letter, ack
+    worth a retry      a new message with the next attempt's number, the CallRecord that says so, ack
 
 While the bus is away, replies are kept (bounded) and records are tried again: the delivery comes back after ack_wait
 otherwise, and the first end still wins.
@@ -19,28 +20,34 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import checkpoints, records
+from gpufn.bus import checkpoints, dead_letters, objects, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError, PayloadTooLarge, ResultNotEncodable
+from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after
+from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
-from gpufn.spec import FunctionSpec
+from gpufn.protocol.limits import RECORD_BYTES, inline_bytes
+from gpufn.protocol.messages import AttemptRecord, CallRecord, InvocationMessage, ResultReply, unpack_invocation
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.lane import DirectDelivery
+from gpufn_runtime.runner.parcels import NodeParcels
 
 log = logging.getLogger(__name__)
 
 _RETRY_BUS_S = 0.2
 _KEPT_REPLIES = 1000
+_KEPT_ATTEMPTS = 20
+_KEPT_MESSAGE_CHARS = 200
+_BLOB_LONGER_S = 600.0  # than its record, which is stored after it
 
 
 class Settler:
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels) -> None:
         self._bus = bus
         self._clock = clock
+        self._parcels = parcels
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped_outcomes = 0  # ends that came second
@@ -57,16 +64,26 @@ class Settler:
         run_s: float = 0.0,
         now: float,
     ) -> None:
-        """Once per attempt, after its slot is free or poisoned."""
+        """Once per attempt, after its slot is free or poisoned. `parcel`: the result, in the caller's folder or, for a
+        submitted call, in our own."""
         message = attempt.message
         spec = attempt.link.revision.spec
         if not attempt.items and settlement_for(outcome, spec.retries, message.attempt) is Settlement.RETRY:
-            self._retry(attempt.delivery, message, spec, now)
+            self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            record = _record(
-                message, outcome, content_type=content_type, started_at=attempt.started_at, run_s=run_s, now=now
+            ended = _record(message, outcome, now, spec.retention_s)
+            record = msgspec.structs.replace(
+                ended,
+                attempts=_attempts(attempt, outcome, now),
+                content_type=content_type,
+                started_at=attempt.started_at,
+                queue_s=max(0.0, attempt.started_at - message.submitted_at),
+                run_s=run_s,
+                worker=attempt.link.worker,
+                cold_start=attempt.link.cold_start if attempt.cold else None,
+                size=len(body),
             )
-            self._spawn(self._end(attempt.delivery, record, body))
+            self._spawn(self._end(attempt.delivery, record, body, parcel))
             self._forget_checkpoint(attempt)
         else:
             reply = ResultReply(
@@ -98,7 +115,12 @@ class Settler:
             self._spawn(forget())
 
     def refuse(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
+        self,
+        delivery: Delivery | DirectDelivery,
+        message: InvocationMessage,
+        outcome: Outcome,
+        now: float,
+        keep_s: float,
     ) -> None:
         """End an invocation that never got to a worker."""
         if message.reply:
@@ -109,11 +131,11 @@ class Settler:
             self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
-            self._spawn(
-                self._end(
-                    delivery, _record(message, outcome, content_type="", started_at=None, run_s=0.0, now=now), b""
-                )
-            )
+            self._spawn(self._end(delivery, _record(message, outcome, now, keep_s)))
+
+    def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
+        """It has ended already: whoever ended it may have died before the rest was done."""
+        self._spawn(self._bury_and_ack(delivery, record))
 
     def _reply(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
@@ -147,14 +169,15 @@ class Settler:
         except BusUnavailable:
             log.info("%r could not be settled: the bus is away", delivery)
 
-    def _retry(
-        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, spec: FunctionSpec, now: float
-    ) -> None:
-        assert spec.retries is not None
+    def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        message, retries = attempt.message, attempt.link.revision.spec.retries
+        assert retries is not None
         number = message.attempt + 1
-        again = msgspec.structs.replace(message, attempt=number, not_before=now + spec.retries.delay_before(number))
-        _, body = unpack_invocation(delivery.payload)
-        self._spawn(self._requeue(delivery, again, body))
+        again = msgspec.structs.replace(message, attempt=number, not_before=now + retries.delay_before(number))
+        if attempt.is_submitted:
+            again = msgspec.structs.replace(again, attempts=_attempts(attempt, outcome, now))
+        _, body = unpack_invocation(attempt.delivery.payload)
+        self._spawn(self._requeue(attempt.delivery, again, body))
 
     async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
@@ -162,25 +185,60 @@ class Settler:
         msg_id = f"{message.id}.{message.attempt}"
         while True:
             try:
-                await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
+                stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
+                if not message.reply:
+                    await records.retry(self._bus, message, stored.seq)
                 break
             except GpufnError as error:
                 log.warning("the retry of %s waits: %s", message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
-    async def _end(self, delivery: Delivery | DirectDelivery, record: CallRecord, body: bytes) -> None:
+    async def _end(
+        self, delivery: Delivery | DirectDelivery, record: CallRecord, body: bytes = b"", parcel: str = ""
+    ) -> None:
+        left = parcel
         while True:
             try:
+                if left:
+                    record, body = await self._keep(record, left)
+                    left = ""
                 if not await records.end(self._bus, record, body):
                     self.dropped_outcomes += 1
+                    found = await records.read(self._bus, record.id)
+                    record = record if found is None else found[0]
                 break
-            except PayloadTooLarge as error:
-                info = ResultNotEncodable(f"the result is too large to keep: {error.message}").info()
+            except (PayloadTooLarge, InvalidInput, OSError) as error:  # whatever a worker does to its file meanwhile
+                info = ResultNotEncodable(f"the result cannot be kept: {error}").info()
                 state = state_after(OutcomeKind.RAISED)
-                record, body = msgspec.structs.replace(record, state=state, error=info, content_type=""), b""
+                record, body, left = msgspec.structs.replace(record, state=state, error=info, content_type=""), b"", ""
             except GpufnError as error:
                 log.warning("the end of %s waits: %s", record.id, error)
+                await asyncio.sleep(_RETRY_BUS_S)
+        if parcel:
+            self._parcels.kept(parcel).unlink(missing_ok=True)
+        await self._bury_and_ack(delivery, record)
+
+    async def _keep(self, record: CallRecord, parcel: str) -> tuple[CallRecord, bytes]:
+        """A large result: the record that names it, once it is stored; or one that fits into the record."""
+        path = self._parcels.kept(parcel)
+        size = path.stat().st_size
+        if size <= min(RECORD_BYTES, inline_bytes(int(self._bus.server_info["max_payload"]))):
+            return msgspec.structs.replace(record, size=size), path.read_bytes()
+        ttl_s = record.keep_s + _BLOB_LONGER_S
+        digest, size = await objects.keep_file(self._bus, subjects.RESULT_FILES, path, owner=record.id, ttl_s=ttl_s)
+        return msgspec.structs.replace(record, blob=digest, size=size), b""
+
+    async def _bury_and_ack(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
+        while record.state.leaves_dead_letter:
+            try:
+                await dead_letters.bury(self._bus, record, *unpack_invocation(delivery.payload))
+                break
+            except PayloadTooLarge as error:
+                log.warning("no dead letter is kept of %s: %s", record.id, error)
+                break
+            except GpufnError as error:
+                log.warning("the dead letter of %s waits: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
@@ -195,15 +253,7 @@ class Settler:
             await asyncio.wait(set(self._tasks))
 
 
-def _record(
-    message: InvocationMessage,
-    outcome: Outcome,
-    *,
-    content_type: str,
-    started_at: float | None,
-    run_s: float,
-    now: float,
-) -> CallRecord:
+def _record(message: InvocationMessage, outcome: Outcome, now: float, keep_s: float) -> CallRecord:
     return CallRecord(
         id=message.id,
         function=message.function,
@@ -211,11 +261,27 @@ def _record(
         method=message.method,
         state=state_after(outcome.kind),
         submitted_at=message.submitted_at,
-        started_at=started_at,
         ended_at=now,
         attempt=message.attempt,
         error=outcome.error,
-        content_type=content_type,
-        queue_s=(started_at or now) - message.submitted_at,
-        run_s=run_s,
+        queue_s=max(0.0, now - message.submitted_at),
+        run_s=0.0,
+        digest=message.digest,
+        attempts=message.attempts,
+        keep_s=keep_s,
     )
+
+
+def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRecord, ...]:
+    """Those before, as many as are kept, and this one."""
+    error = outcome.error
+    this = AttemptRecord(
+        number=attempt.message.attempt,
+        outcome=outcome.kind,
+        ended_at=now,
+        started_at=attempt.started_at,
+        worker=attempt.link.worker,
+        code="" if error is None else error.code,
+        message="" if error is None else error.message[:_KEPT_MESSAGE_CHARS],
+    )
+    return (*attempt.message.attempts, this)[-_KEPT_ATTEMPTS:]

@@ -9,6 +9,7 @@ put   1. chunks, a window of them in flight   2. size and digest must match   3.
 get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
 keep  who is about to name a blob in a record touches it: its description is stored anew. Who removes what no record
       names spares the young, and removes the description that he saw: one that was touched meanwhile is another
+own   a blob with an owner is his alone and expires with him: the owner is part of its name
 
 A file or stream of any size takes the memory of two windows.
 """
@@ -62,13 +63,15 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def ensure_bucket(bus: Bus, bucket: str) -> None:
+async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False) -> None:
+    """`expires`: for blobs that have an owner."""
     config = {
         "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
         "storage": "file",
         "discard": "new",
         "allow_rollup_hdrs": True,
         "allow_direct": True,
+        "allow_msg_ttl": expires,
     }
     await streams.ensure_stream(bus, f"OBJ_{bucket}", config)
 
@@ -90,7 +93,16 @@ async def put_file(bus: Bus, bucket: str, path: Path) -> str:
     return digest
 
 
-async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
+async def put_stream(
+    bus: Bus,
+    bucket: str,
+    digest: str,
+    size: int,
+    parts: AsyncIterator[bytes],
+    *,
+    owner: str = "",
+    ttl_s: float | None = None,
+) -> None:
     """Store what `parts`, of any lengths, are together.
 
     Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, nothing is left.
@@ -99,10 +111,12 @@ async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: Async
     subject = f"$O.{bucket}.C.{upload}"
     try:
         async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
-            chunks = await _send_chunks(bus, subject, upload, checked)
-        info = _Info(digest, bucket, upload, size, chunks, _wire_digest(digest))
+            chunks = await _send_chunks(bus, subject, upload, checked, ttl_s)
+        name = _name(digest, owner)
+        info = _Info(name, bucket, upload, size, chunks, _wire_digest(digest))
         with contextlib.suppress(Conflict):
-            await bus.publish_stored(_info_subject(bucket, digest), msgspec.json.encode(info), expected_last=0)
+            payload = msgspec.json.encode(info)
+            await bus.publish_stored(_info_subject(bucket, name), payload, expected_last=0, ttl_s=ttl_s)
             return
     except BaseException:
         with contextlib.suppress(PlatformError):
@@ -131,6 +145,20 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
         if isinstance(error, OSError):
             raise ArtifactUnavailable(f"{digest[:12]} cannot be written to {path}: {error.strerror}.") from error
         raise
+
+
+async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float) -> tuple[str, int]:
+    """Store a file for one owner, for so long; returns its digest and size. Raises OSError when it cannot be read."""
+    size, digest = await asyncio.to_thread(_size_and_digest, path)
+    if not await exists(bus, bucket, _name(digest, owner)):
+        async with contextlib.aclosing(_parts_of_file(path)) as parts:
+            await put_stream(bus, bucket, digest, size, parts, owner=owner, ttl_s=ttl_s)
+    return digest, size
+
+
+def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerator[bytes, None]:
+    """A blob's bytes as they come. Raises ArtifactUnavailable, before the first or instead of the end."""
+    return _read_checked(bus, bucket, digest, owner)
 
 
 async def exists(bus: Bus, bucket: str, digest: str) -> bool:
@@ -190,7 +218,7 @@ async def delete(bus: Bus, bucket: str, digest: str) -> None:
         await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}")
 
 
-async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes]) -> int:
+async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:
     """Returns how many there were."""
     in_flight: deque[asyncio.Task[Stored]] = deque()
     count = last = 0
@@ -207,7 +235,7 @@ async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterato
             if len(in_flight) == _WINDOW:
                 await settle_one()
             # The id keeps a chunk single when the fate of its first sending is unknown.
-            sending = bus.publish_stored(subject, chunk, msg_id=f"{upload}-{count}", timeout_s=_STALLED_S)
+            sending = bus.publish_stored(subject, chunk, msg_id=f"{upload}-{count}", ttl_s=ttl_s, timeout_s=_STALLED_S)
             in_flight.append(asyncio.create_task(sending, name=f"{upload}-{count}"))
             count += 1
         while in_flight:
@@ -274,8 +302,8 @@ async def _write(bus: Bus, bucket: str, digest: str, path: Path) -> None:
             await asyncio.to_thread(file.close)
 
 
-async def _read_checked(bus: Bus, bucket: str, digest: str) -> AsyncGenerator[bytes, None]:
-    info = await _info(bus, bucket, digest)
+async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> AsyncGenerator[bytes, None]:
+    info = await _info(bus, bucket, _name(digest, owner))
     if info is None:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
     sha256, size = hashlib.sha256(), 0
@@ -325,6 +353,10 @@ async def _info(bus: Bus, bucket: str, digest: str) -> _Info | None:
         return None
     info = msgspec.json.decode(message.payload, type=_Info)
     return None if info.deleted else info
+
+
+def _name(digest: str, owner: str) -> str:
+    return f"{owner}.{digest}" if owner else digest
 
 
 def _info_subject(bucket: str, digest: str) -> str:

@@ -1,7 +1,10 @@
 """Submitted Invocations: the queue on disk, and the record of each one's end.
 
-submit   the invocation is stored in ASYNC under its id (a repeat is the same message), then its CallRecord is created
-end      the record is replaced by compare-and-set, only while it has not ended: the first end wins
+submit   the invocation is stored in ASYNC under its id (a repeat is the same message), then its CallRecord is created.
+         A repeat is known by its digest: another call under the same id is refused
+retry    the record names the attempts that failed, and where the next one waits
+end      the record is replaced by compare-and-set, only while it has not ended: the first end wins; `keep_s` later it
+         is removed
 recent   reads the records' headers only, where a summary of each is: a result may be megabytes
 wait     subscribes to the record's subject, then reads it, so that no end is missed
 """
@@ -9,14 +12,18 @@ wait     subscribes to the record's subject, then reads it, so that no end is mi
 from __future__ import annotations
 
 import asyncio
-import base64
+import contextlib
+import hashlib
 import logging
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import streams
+from gpufn.bus import dead_letters, objects, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
-from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, InvocationExpired, InvocationNotFound
+from gpufn.bus.jetstream import Stored
+from gpufn.bus.summaries import newest, summary
+from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, IdempotencyMismatch, InvocationExpired, InvocationNotFound
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
@@ -42,9 +49,6 @@ _WHERE_TIMEOUT_S = 0.1
 
 _OVERDUE_S = 60.0
 
-_SUMMARY = "Gpufn-Record"
-
-_record = msgspec.msgpack.Decoder(CallRecord)
 _held_by = msgspec.msgpack.Decoder(HeldBy)
 
 
@@ -65,11 +69,12 @@ async def submit(
     """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds.
 
     An id that is known already is the same invocation: its record is returned and nothing is queued.
-    Raises QueueFull, BusUnavailable.
+    Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
     """
     subject = subjects.result(revision.function, invocation)
+    digest = request_digest(revision.function, method, body)
     if (known := await _read(bus, subject)) is not None:
-        return known[0]
+        return _checked(known[0], digest)
     message = InvocationMessage(
         id=invocation,
         function=revision.function,
@@ -82,9 +87,9 @@ async def submit(
         deadline=deadline,
         parent=parent,
         trace=trace,
+        digest=digest,
     )
-    queue = subjects.async_queue(revision.function, revision.number)
-    stored = await bus.publish_stored(queue, pack(message, body), msg_id=invocation)
+    stored = await _store(bus, message, body)
     record = CallRecord(
         id=invocation,
         function=revision.function,
@@ -93,14 +98,45 @@ async def submit(
         state=InvocationState.QUEUED,
         submitted_at=now,
         queue_seq=stored.seq,
+        digest=digest,
+        keep_s=revision.spec.retention_s,
     )
     bus.publish(subjects.doorbell(revision.function), b"")
     try:
-        await bus.publish_stored(subject, pack(record), expected_last=0, headers=_summary(record))
+        await bus.publish_stored(subject, pack(record), expected_last=0, headers=summary(record))
     except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
         known = await _read(bus, subject)
-        return known[0] if known is not None else record
+        return record if known is None else _checked(known[0], digest)
     return record
+
+
+def request_digest(function: str, method: str, body: bytes) -> str:
+    """What makes two submissions under one id the same call."""
+    digest = hashlib.sha256(f"{function}\0{method}\0".encode())
+    digest.update(body)
+    return digest.hexdigest()
+
+
+async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> Stored:
+    queue, payload = subjects.async_queue(message.function, message.revision), pack(message, body)
+    stored = await bus.publish_stored(queue, payload, msg_id=message.id)
+    if not stored.duplicate:
+        return stored
+    first = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
+    if first is not None and first.seq == stored.seq:
+        if unpack_invocation(first.payload)[0].digest != message.digest:
+            raise IdempotencyMismatch
+        return stored
+    if await read(bus, message.id) is not None:
+        return stored
+    # It ended and its retention is over while the queue still remembers the id: this is a new call.
+    return await bus.publish_stored(queue, payload, msg_id=f"{message.id}@{stored.seq}")
+
+
+def _checked(known: CallRecord, digest: str) -> CallRecord:
+    if known.digest and known.digest != digest:
+        raise IdempotencyMismatch
+    return known
 
 
 async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
@@ -108,22 +144,74 @@ async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
     return await _read(bus, subjects.any_result(invocation))
 
 
+async def retry(bus: Bus, message: InvocationMessage, queue_seq: int) -> None:
+    """Note that the invocation waits for its next attempt, which is `message`, stored in ASYNC at `queue_seq`.
+
+    One that has ended meanwhile is taken out of the queue again.
+    """
+    subject = subjects.result(message.function, message.id)
+    while (last := await streams.last_message(bus, subjects.RESULTS, subject)) is not None:
+        known, _ = unpack_record(last.payload)
+        if known.state.ended:
+            await streams.delete_message(bus, subjects.ASYNC, queue_seq)
+            return
+        record = msgspec.structs.replace(
+            known,
+            attempt=message.attempt,
+            attempts=message.attempts,
+            not_before=message.not_before,
+            queue_seq=queue_seq,
+        )
+        try:
+            await bus.publish_stored(subject, pack(record), expected_last=last.seq, headers=summary(record))
+        except Conflict:
+            continue
+        return
+
+
+async def blob(bus: Bus, record: CallRecord) -> bytes:
+    """A result that is too large to be beside its record. Raises ArtifactUnavailable."""
+    async with contextlib.aclosing(blob_parts(bus, record)) as parts:
+        return b"".join([part async for part in parts])
+
+
+def blob_parts(bus: Bus, record: CallRecord) -> AsyncGenerator[bytes, None]:
+    return objects.read(bus, subjects.RESULT_FILES, record.blob, owner=record.id)
+
+
 async def end(bus: Bus, record: CallRecord, body: bytes = b"") -> bool:
     """Store how an invocation ended. False when it had ended already: then nothing is changed."""
+    return await _end(bus, record, body) is not None
+
+
+async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | None:
+    """The record as stored; None when it had ended already."""
     subject = subjects.result(record.function, record.id)
     while True:
         last = await streams.last_message(bus, subjects.RESULTS, subject)
         if last is not None:
             known, _ = unpack_record(last.payload)
             if known.state.ended:
-                return False
-            record = msgspec.structs.replace(record, submitted_at=known.submitted_at, queue_seq=known.queue_seq)
+                return None
+            record = msgspec.structs.replace(
+                record,
+                submitted_at=known.submitted_at,
+                queue_seq=known.queue_seq,
+                digest=known.digest,
+                keep_s=known.keep_s,
+                attempts=record.attempts or known.attempts,
+            )
         try:
-            expected_last = last.seq if last else 0
-            await bus.publish_stored(subject, pack(record, body), expected_last=expected_last, headers=_summary(record))
+            await bus.publish_stored(
+                subject,
+                pack(record, body),
+                expected_last=last.seq if last else 0,
+                ttl_s=record.keep_s,
+                headers=summary(record),
+            )
         except Conflict:
             continue
-        return True
+        return record
 
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
@@ -152,14 +240,15 @@ async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord,
     return found
 
 
-async def recent(bus: Bus, function: str, limit: int) -> list[CallRecord]:
-    """The last submitted invocations of a function, newest first; their errors without traceback."""
-    subject = subjects.result(function, "*")
-    messages = await streams.history(bus, subjects.RESULTS, subject, last=limit, headers_only=True)
-    # One without is of a release before 0.1.0.
-    summaries = [message.headers[_SUMMARY] for message in messages if _SUMMARY in message.headers]
-    records = [_record.decode(base64.b64decode(summary)) for summary in summaries]
-    return sorted(records, key=lambda record: record.submitted_at, reverse=True)
+async def recent(
+    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
+) -> list[CallRecord]:
+    """The last submitted invocations of a function (``*``: of all) that match, newest first; their errors without
+    traceback."""
+    found = await newest(
+        bus, subjects.RESULTS, subjects.result(function, "*"), CallRecord, limit=limit, matches=matches
+    )
+    return sorted(found, key=lambda record: record.submitted_at, reverse=True)
 
 
 async def where(bus: Bus, invocation: str) -> HeldBy | None:
@@ -177,10 +266,10 @@ async def where(bus: Bus, invocation: str) -> HeldBy | None:
 
 async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     """End a submitted invocation as cancelled. False when it had ended already."""
-    cancelled = msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now)
-    if not await end(bus, cancelled):
+    cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
+    if cancelled is None:
         return False
-    await streams.delete_message(bus, subjects.ASYNC, record.queue_seq)
+    await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
     bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
     return True
 
@@ -241,15 +330,24 @@ async def _end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, ou
         if await where(bus, invocation.id) is not None:
             return False
         if not invocation.reply:
-            is_ended = await end(bus, _ended_record(invocation, outcome, now))
-            await streams.delete_message(bus, subjects.ASYNC, seq)
-            return is_ended
+            return await end_stored(bus, seq, invocation, outcome, now)
         if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
             bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
         return is_ended
     except BusUnavailable as trouble:
         log.warning("invocation %s of %s is left in its queue: %s", invocation.id, invocation.function, trouble)
         return False
+
+
+async def end_stored(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
+    """End a submitted call that is in the queue at `seq` and that no runner holds; False when it had ended already."""
+    ended = await _end(bus, _ended_record(invocation, outcome, now))
+    if ended is not None and ended.state.leaves_dead_letter:
+        stored = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, seq)
+        if stored is not None and stored.seq == seq:
+            await dead_letters.bury(bus, ended, *unpack_invocation(stored.payload))
+    await streams.delete_message(bus, subjects.ASYNC, seq)
+    return ended is not None
 
 
 def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
@@ -263,6 +361,8 @@ def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -
         ended_at=now,
         attempt=invocation.attempt,
         error=outcome.error,
+        digest=invocation.digest,
+        attempts=invocation.attempts,
     )
 
 
@@ -277,13 +377,6 @@ def _ended_reply(invocation: InvocationMessage, outcome: Outcome, now: float) ->
         queue_s=max(0.0, now - invocation.submitted_at),
         run_s=0.0,
     )
-
-
-def _summary(record: CallRecord) -> dict[str, str]:
-    """The record once more, as a header: small enough to read a thousand of them."""
-    if record.error is not None and record.error.traceback is not None:
-        record = msgspec.structs.replace(record, error=msgspec.structs.replace(record.error, traceback=None))
-    return {_SUMMARY: base64.b64encode(encode(record)).decode()}
 
 
 async def _read(bus: Bus, subject: str) -> tuple[CallRecord, bytes] | None:

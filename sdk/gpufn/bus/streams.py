@@ -79,6 +79,14 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 14 * _DAY,  # as long as a call may be in ASYNC
         "duplicate_window": 2 * _MINUTE,
     },
+    subjects.DEAD_LETTERS: {
+        **_RECORD,
+        "subjects": [subjects.DEAD_LETTERS_FILTER],
+        "max_msgs_per_subject": 1,
+        "max_bytes": 4_096 * _MIB,
+        "max_age": 14 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
     subjects.LOGS: {
         **_RECORD,
         "subjects": [subjects.LOGS_FILTER],

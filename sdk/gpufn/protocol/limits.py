@@ -4,6 +4,7 @@ a request's body   REQUEST_BYTES   of any request to the gateway; a bundle is th
 a call's body      INLINE_BYTES    the arguments of one call, one result, one item: it travels inside one message
 a message          MESSAGE_BYTES   what our own nats-server takes (`max_payload`): a body and the header beside it
 a parcel           PARCEL_BYTES    a body that is handed on by reference between processes of one host (gpufn.parcels)
+a kept result      RECORD_BYTES    in its CallRecord; a larger one is a blob beside it
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 """
@@ -16,6 +17,7 @@ INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
 PARCEL_BYTES = REQUEST_BYTES
 CHECKPOINT_BYTES = 4 << 20
+RECORD_BYTES = 1 << 20
 
 
 def inline_bytes(max_payload: int) -> int:

@@ -21,11 +21,26 @@ class _Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pass
 
 
+class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one Attempt of a submitted Invocation ended, and where. `code` and `message` are its error's, shortened."""
+
+    number: int
+    outcome: OutcomeKind
+    ended_at: float
+    started_at: float | None = None
+    worker: str = ""
+    code: str = ""
+    message: str = ""
+
+
 # --- the data path ---------------------------------------------------------------------------------------------------
 
 
 class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none.
+
+    `digest` tells a repeated submission from another one under the same id, and `attempts` are those before this one;
+    both are empty for a call that somebody waits for.
 
     `parcels` is the caller's folder in `Home.parcels`, if it can take the result as a parcel. `parcel` is the body's
     name in it, when the body is not beside this header.
@@ -47,6 +62,14 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     trace: str = ""  # W3C traceparent
     parcels: str = ""
     parcel: str = ""
+    digest: str = ""
+    attempts: tuple[AttemptRecord, ...] = ()
+
+    def has_expired(self, queue_timeout_s: float | None, now: float) -> bool:
+        """Whether nobody wants it any more, before it has started."""
+        if self.deadline and now >= self.deadline:
+            return True
+        return queue_timeout_s is not None and self.attempt == 1 and now - self.submitted_at > queue_timeout_s
 
 
 class ResultReply(_Wire, tag=1, frozen=True, array_like=True, gc=False):
@@ -89,7 +112,11 @@ unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a submitted Invocation; packed with its result as body. The first end wins."""
+    """What is kept of a submitted Invocation; packed with its result as body. The first end wins.
+
+    `attempts` are the last ones that ended. A queued one is not taken before `not_before`; an ended one is kept for
+    `keep_s`. `blob` is the Digest of a result that is too large to be the body, `size` the bytes of either.
+    """
 
     id: str
     function: str
@@ -105,9 +132,39 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = ""
     queue_s: float | None = None
     run_s: float | None = None
+    cold_start: ColdStart | None = None
+    worker: str = ""
+    digest: str = ""
+    attempts: tuple[AttemptRecord, ...] = ()
+    not_before: float = 0.0
+    keep_s: float = 86400.0
+    blob: str = ""
+    size: int = 0
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted Invocation that ended without a result, and why; packed with its payload as body. `size` is the
+    payload's, in bytes.
+    """
+
+    id: str
+    function: str
+    revision: int
+    method: str
+    content_type: str
+    accept: str
+    state: InvocationState
+    submitted_at: float
+    died_at: float
+    error: ErrorInfo | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    size: int = 0
+
+
+unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
 
 
 class Cancel(_Wire, frozen=True, array_like=True, gc=False):

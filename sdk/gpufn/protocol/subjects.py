@@ -14,6 +14,7 @@ FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 SYNC = "GPUFN_SYNC"  # work queue in memory: callers wait for these
 ASYNC = "GPUFN_ASYNC"  # work queue on disk: callers come back for these
 RESULTS = "GPUFN_RESULTS"  # one record per submitted invocation
+DEAD_LETTERS = "GPUFN_DLQ"  # submitted invocations that failed for good, with their payload
 LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
@@ -21,6 +22,7 @@ CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
 RESULTS_FILTER = f"{PREFIX}.res.>"
+DEAD_LETTERS_FILTER = f"{PREFIX}.dlq.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
 BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
@@ -36,6 +38,7 @@ BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once it is whole
 MODEL_FILES = "gpufn_models"  # uploaded: ONNX files, external data, samples
 ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
+RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each is its own invocation's
 
 # Broadcasts, core NATS
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
@@ -89,6 +92,15 @@ def checkpoint(invocation: str) -> str:
 def progress(invocation: str) -> str:
     """Where a call that runs says how far it is: core NATS, a Progress each time."""
     return f"{PREFIX}.prg.{invocation}"
+
+
+def dead_letter(function: str, invocation: str) -> str:
+    return f"{PREFIX}.dlq.{function}.{invocation}"
+
+
+def call_started(invocation: str) -> str:
+    """Where a runner says that an attempt of a submitted invocation began."""
+    return f"{PREFIX}.evt.call.{invocation}"
 
 
 def logs(function: str) -> str:

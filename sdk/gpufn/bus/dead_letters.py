@@ -1,0 +1,56 @@
+"""Submitted Invocations that ended without a result, with their payload: to be looked at, run again, or dropped."""
+
+from __future__ import annotations
+
+import contextlib
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.summaries import newest, summary
+from gpufn.errors import Conflict
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import CallRecord, DeadLetter, InvocationMessage, unpack_letter
+
+
+async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
+    """Keep the payload of a call whose `record` ended so; nothing else than before when it is kept already."""
+    if not record.state.leaves_dead_letter:
+        return
+    letter = DeadLetter(
+        id=record.id,
+        function=record.function,
+        revision=record.revision,
+        method=record.method,
+        content_type=invocation.content_type,
+        accept=invocation.accept,
+        state=record.state,
+        submitted_at=record.submitted_at,
+        died_at=record.ended_at or record.submitted_at,
+        error=record.error,
+        attempts=record.attempts,
+        size=len(payload),
+    )
+    with contextlib.suppress(Conflict):
+        await bus.publish_stored(
+            subjects.dead_letter(letter.function, letter.id),
+            pack(letter, payload),
+            expected_last=0,
+            headers=summary(letter),
+        )
+
+
+async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, bytes] | None:
+    """The letter and its payload."""
+    message = await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, invocation))
+    return None if message is None else unpack_letter(message.payload)
+
+
+async def recent(bus: Bus, function: str, limit: int) -> list[DeadLetter]:
+    """The last letters of a function (``*``: of all), newest first; their errors without traceback."""
+    return await newest(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, "*"), DeadLetter, limit=limit)
+
+
+async def drop(bus: Bus, function: str, invocation: str = "*") -> int:
+    """Remove a letter, or all of a function; returns how many there were."""
+    return await streams.purge(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, invocation))

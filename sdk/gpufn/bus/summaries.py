@@ -1,0 +1,48 @@
+"""A stored header once more, as a header of its message: small enough to list thousands without their bodies."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import StoredMessage
+from gpufn.errors import ErrorInfo
+from gpufn.protocol.messages import encode
+
+_SUMMARY = "Gpufn-Record"
+_MOST_LOOKED_AT = 100_000
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def summary(stored: msgspec.Struct) -> dict[str, str]:
+    """Without the `error`'s traceback."""
+    error: ErrorInfo | None = getattr(stored, "error", None)
+    if error is not None and error.traceback is not None:
+        stored = msgspec.structs.replace(stored, error=msgspec.structs.replace(error, traceback=None))
+    return {_SUMMARY: base64.b64encode(encode(stored)).decode()}
+
+
+async def newest(
+    bus: Bus, stream: str, subject: str, kind: type[S], *, limit: int, matches: Callable[[S], bool] = lambda _: True
+) -> list[S]:
+    """The last that were stored and match, newest first; those before the last 100,000 are not looked at."""
+    decoder = msgspec.msgpack.Decoder(kind)
+    last = limit
+    while True:
+        messages = await streams.history(bus, stream, subject, last=last, headers_only=True)
+        found = [each for each in _decoded(messages, decoder) if matches(each)]
+        if len(found) >= limit or len(messages) < last or last >= _MOST_LOOKED_AT:
+            return found[-limit:][::-1]
+        last = min(8 * last, _MOST_LOOKED_AT)
+
+
+def _decoded(messages: Iterable[StoredMessage], decoder: msgspec.msgpack.Decoder[S]) -> Iterable[S]:
+    for message in messages:
+        if (text := message.headers.get(_SUMMARY)) is not None:  # one without is of a release before 0.1.0
+            yield decoder.decode(base64.b64decode(text))

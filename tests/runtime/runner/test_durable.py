@@ -1,0 +1,249 @@
+"""Submitted calls at the runner: attempts, retries, large results, dead letters, and ends that come twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufn.bus import dead_letters, objects, records, streams
+from gpufn.bus.connection import Message
+from gpufn.errors import ErrorInfo, IdempotencyMismatch
+from gpufn.ids import new_invocation_id
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.parcels import Parcels
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.limits import RECORD_BYTES
+from gpufn.protocol.messages import CallRecord
+from gpufn.revision import Revision
+from gpufn.spec import Retry
+from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
+
+NO = ErrorInfo("function_raised", "no", error_type="ValueError", error_bases=("ValueError",))
+
+
+async def submit(node: Node, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
+    return await records.submit(
+        node.bus, revision, "", "application/json", body, invocation=invocation or new_invocation_id(),
+        accept="application/json", deadline=0.0, now=node.clock.time(),
+    )  # fmt: skip
+
+
+async def ended(node: Node, invocation: str) -> CallRecord:
+    return (await records.wait(node.bus, invocation, 10))[0]
+
+
+async def queue_is_empty(node: Node, revision: Revision) -> None:
+    while (revision.function, revision.number) in await streams.depths(node.bus):
+        pass
+
+
+def fail(worker: FakeWorker, run: frames.Run) -> None:
+    worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, NO, "", 0.001))
+
+
+def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("attempts", retries=Retry(2, delay_s=0.0))
+        first = await node.worker(revision, "w-1")
+        call = await submit(node, revision, b"1")
+        fail(first, (await first.run())[0])
+        await first.run()
+        first.die()
+        second = await node.worker(revision, "w-2")
+        run, body = await second.run()
+        assert (run.number, body) == (3, b"1")
+        second.answer(run, body)
+        record = await ended(node, call.id)
+        assert (record.state, record.attempt, record.worker) == (InvocationState.SUCCEEDED, 3, "w-2")
+        assert [(each.number, each.outcome, each.worker, each.code) for each in record.attempts] == [
+            (1, OutcomeKind.RAISED, "w-1", "function_raised"),
+            (2, OutcomeKind.LOST, "w-1", "worker_lost"),
+            (3, OutcomeKind.SUCCEEDED, "w-2", ""),
+        ]
+        assert await dead_letters.read(node.bus, "attempts", call.id) is None
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("patient", retries=Retry(1, delay_s=3600.0))
+        worker = await node.worker(revision)
+        call = await submit(node, revision)
+        began = node.clock.time()
+        fail(worker, (await worker.run())[0])
+        while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
+            pass
+        record = found[0]
+        assert (record.state, record.attempt) == (InvocationState.QUEUED, 2)
+        assert began + 3600 <= record.not_before <= node.clock.time() + 3600
+        assert [each.outcome for each in record.attempts] == [OutcomeKind.RAISED]
+        assert await records.cancel(node.bus, call, node.clock.time())  # by a record from before the retry
+        await queue_is_empty(node, revision)
+        assert [each.outcome for each in (await ended(node, call.id)).attempts] == [OutcomeKind.RAISED]
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("overtaken", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = await submit(node, revision)
+        run, _ = await worker.run()
+        # As when the cancel's record is written while the failed attempt's retry is.
+        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
+        fail(worker, run)
+        await queue_is_empty(node, revision)
+        await submit(node, revision, b'"next"')
+        assert (await worker.run())[1] == b'"next"'
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("dead", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = await submit(node, revision, b'{"x":1}')
+        for _ in range(2):
+            fail(worker, (await worker.run())[0])
+        await queue_is_empty(node, revision)
+        found = await dead_letters.read(node.bus, "dead", call.id)
+        assert found is not None
+        letter, payload = found
+        assert (letter.state, letter.error, payload, letter.size) == (InvocationState.FAILED, NO, b'{"x":1}', 7)
+        assert [each.number for each in letter.attempts] == [1, 2]
+        assert [each.id for each in await dead_letters.recent(node.bus, "*", 1000) if each.function == "dead"] == [
+            call.id
+        ]
+        assert await dead_letters.drop(node.bus, "dead", call.id) == 1
+        assert await dead_letters.read(node.bus, "dead", call.id) is None
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("late-letter")
+        call = await submit(node, revision, b"7", "")
+        # What is left when a runner dies after the record: a delivery that was not acked, of a call that has ended.
+        failed = msgspec.structs.replace(call, state=InvocationState.FAILED, error=NO, ended_at=1.0)
+        assert await records.end(node.bus, failed)
+        queue = subjects.async_queue("late-letter", 1)
+        await streams.ensure_consumer(
+            node.bus, subjects.ASYNC, subjects.async_consumer("late-letter", 1), queue,
+            ack_wait_s=8.0, max_ack_pending=-1,
+        )  # fmt: skip
+        await deliver_once(node, subjects.async_consumer("late-letter", 1))
+        await node.worker(revision)
+        await queue_is_empty(node, revision)
+        found = await dead_letters.read(node.bus, "late-letter", call.id)
+        assert found is not None
+        assert (found[0].error, found[1]) == (NO, b"7")
+
+    on_node(url, tmp_path, test)
+
+
+async def deliver_once(node: Node, consumer: str) -> None:
+    """Take a delivery and hand it back, as a runner that dies with it would."""
+    arrived: asyncio.Queue[Message] = asyncio.Queue()
+    inbox = node.bus.new_inbox()
+    node.bus.subscribe(inbox, arrived.put_nowait)
+    node.bus.publish(f"$JS.API.CONSUMER.MSG.NEXT.{subjects.ASYNC}.{consumer}", b'{"batch":1}', reply=inbox)
+    node.bus.publish((await arrived.get()).reply, b"-NAK")
+
+
+@pytest.mark.parametrize("size", [RECORD_BYTES, RECORD_BYTES + 1, 20 << 20])
+def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> None:
+    async def test(node: Node) -> None:
+        await objects.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
+        revision = await node.deploy("large", retention_s=100.0)
+        worker = await node.worker(revision)
+        call = await submit(node, revision)
+        run, _ = await worker.run()
+        assert run.takes_parcel
+        body = bytes(range(251)) * (size // 251 + 1)
+        parcel = Parcels(node.home.parcels / "w-1").write([body[:size]])
+        worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.001, parcel))
+        record, kept = await records.wait(node.bus, call.id, 20)
+        assert (record.state, record.size, record.error) == (InvocationState.SUCCEEDED, size, None)
+        if size > RECORD_BYTES:
+            assert (record.blob, kept) == (objects.digest_of(body[:size]), b"")
+            kept = await records.blob(node.bus, record)
+            described = await streams.last_message(node.bus, f"OBJ_{subjects.RESULT_FILES}", "$O.gpufn_results.M.>")
+            assert described is not None
+            assert described.headers["Nats-TTL"] == "700s"
+        assert kept == body[:size]
+        await queue_is_empty(node, revision)
+        assert not list((node.home.parcels / "kept").glob("*"))
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_record_is_kept_for_as_long_as_its_function_says(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("brief", retention_s=7.0)
+        worker = await node.worker(revision)
+        call = await submit(node, revision)
+        queued = await streams.last_message(node.bus, subjects.RESULTS, subjects.any_result(call.id))
+        assert queued is not None
+        assert "Nats-TTL" not in queued.headers
+        await worker.echo(1)
+        await ended(node, call.id)
+        stored = await streams.last_message(node.bus, subjects.RESULTS, subjects.any_result(call.id))
+        assert stored is not None
+        assert stored.headers["Nats-TTL"] == "7s"
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_id_is_one_call_until_its_record_is_removed(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("same")
+        worker = await node.worker(revision)
+        call = await submit(node, revision, b"1")
+        with pytest.raises(IdempotencyMismatch):
+            await submit(node, revision, b"2", call.id)
+        await worker.echo(1)
+        await ended(node, call.id)
+        with pytest.raises(IdempotencyMismatch):
+            await submit(node, revision, b"2", call.id)
+        assert (await submit(node, revision, b"1", call.id)).state is InvocationState.SUCCEEDED
+        await queue_is_empty(node, revision)
+        await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # as its retention would
+        again = await submit(node, revision, b"2", call.id)
+        assert again.state is InvocationState.QUEUED
+        assert (await worker.run())[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
+def test_another_body_under_an_id_is_refused_before_there_is_a_record(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("raced")
+        call = await submit(node, revision, b"1")
+        await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # as if its gateway had died
+        with pytest.raises(IdempotencyMismatch):
+            await submit(node, revision, b"2", call.id)
+        assert (await submit(node, revision, b"1", call.id)).queue_seq == call.queue_seq
+
+    on_node(url, tmp_path, test)
+
+
+def test_following_a_call_one_hears_when_it_starts(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("heard")
+        worker = await node.worker(revision)
+        invocation = new_invocation_id()
+        heard: list[str] = []
+        node.bus.subscribe(subjects.call_started(invocation), lambda message: heard.append(message.subject))
+        await submit(node, revision, b"1", invocation)
+        await worker.echo(1)
+        await ended(node, invocation)
+        assert heard == [subjects.call_started(invocation)]
+
+    on_node(url, tmp_path, test)
