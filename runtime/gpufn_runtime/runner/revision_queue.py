@@ -424,7 +424,7 @@ class RevisionQueue:
         """It did not end in time: its slot is poisoned, and its worker goes when nothing else runs there."""
         link = attempt.link
         del link.attempts[attempt.number]
-        self._running.pop(attempt.message.id, None)
+        self._forget(attempt)
         link.slots.poison()
         self._ended += 1
         self._failed += 1
@@ -433,8 +433,13 @@ class RevisionQueue:
         self._intake.shrink()
         self._after_end(link)
 
+    def _forget(self, attempt: Attempt) -> None:
+        """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
+        if self._running.get(attempt.message.id) is attempt:
+            del self._running[attempt.message.id]
+
     def _free(self, attempt: Attempt) -> None:
-        self._running.pop(attempt.message.id, None)
+        self._forget(attempt)
         attempt.link.slots.release()
 
     # --- what else a link tells ---------------------------------------------------------------------------------------
@@ -533,7 +538,7 @@ class RevisionQueue:
         link.attempts.clear()
         for attempt in attempts:
             link.slots.poison()
-            self._running.pop(attempt.message.id, None)
+            self._forget(attempt)
         return attempts
 
     async def _explain_and_end(self, link: WorkerLink, attempts: list[Attempt]) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpufn.bus import streams
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import InvocationExpired
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import LogLine, RunnerReport, WorkerReport
 from gpufn.workers import WorkerState
+from gpufn_runtime.runner import intake
 from tests.runtime.runner.node import Node, on_node
 
 _HOURS_S = 3 * 3600.0
@@ -98,3 +100,28 @@ def test_a_call_that_nobody_takes_expires_though_the_clock_was_set_back(url: str
 def idle_since(worker: WorkerReport) -> float:
     assert worker.idle_since is not None
     return worker.idle_since
+
+
+def test_a_call_that_the_server_hands_over_again_while_it_runs_runs_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the server's clock is set forward: to it `ack_wait` is over."""
+    monkeypatch.setattr(intake, "ACK_WAIT_S", 0.1)
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("once", concurrency=3)
+        worker = await node.worker(revision)
+        call = node.invoke(revision, b"1")
+        run, _ = await worker.run()
+        consumer = f"CONSUMER.INFO.{subjects.SYNC}.{subjects.sync_consumer('once', 1)}"
+        while (await node.bus.js(consumer))["delivered"]["consumer_seq"] < 3:
+            pass
+        other = node.invoke(revision, b"2")
+        assert (await worker.run())[1] == b"2", "nothing else was started meanwhile"
+        worker.answer(run)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+        while (await streams.messages_per_subject(node.bus, subjects.SYNC))[subjects.sync_queue("once", 1)] > 1:
+            pass
+        assert not other.future.done()
+
+    on_node(url, tmp_path, test)

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gpufn.bus import streams
+from gpufn.bus import records, streams
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, lane, subjects
+from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
 from gpufn.spec import Retry
@@ -52,14 +53,9 @@ class Gateway:
                 return frame, body
 
     def offer(self, revision: Revision, body: bytes = b"{}") -> str:
-        invocation = f"{next(_COUNT):026d}"
-        message = InvocationMessage(
-            id=invocation, function=revision.function, revision=revision.number, method="",
-            content_type="application/json", accept="application/json",
-            reply=subjects.reply(revision.function, "gateway", invocation), submitted_at=0.0,
-        )  # fmt: skip
+        message = message_of(revision, f"{next(_COUNT):026d}")
         self._writer.write(frames.encode(lane.Offer(message), body))
-        return invocation
+        return message.id
 
     def withdraw(self, invocation: str) -> None:
         self._writer.write(frames.encode(lane.Withdraw(invocation)))
@@ -69,6 +65,14 @@ class Gateway:
 
     def hang_up(self) -> None:
         self._writer.transport.abort()
+
+
+def message_of(revision: Revision, invocation: str) -> InvocationMessage:
+    return InvocationMessage(
+        id=invocation, function=revision.function, revision=revision.number, method="",
+        content_type="application/json", accept="application/json",
+        reply=subjects.reply(revision.function, "gateway", invocation), submitted_at=0.0,
+    )  # fmt: skip
 
 
 @asynccontextmanager
@@ -211,6 +215,29 @@ def test_a_gateway_that_hangs_up_cancels_its_calls(url: str, tmp_path: Path) -> 
             run, _ = await worker.run()
         frame, _ = await worker.next()
         assert frame == frames.Cancel(run.attempt)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_was_queued_while_its_first_attempt_is_cancelled_is_still_known(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("twice", concurrency=2)
+        worker = await node.worker(revision)
+        async with gateway_of(node) as gateway:
+            await short_calls(node, revision, worker)
+            invocation = gateway.offer(revision)
+            first, _ = await worker.run()
+        assert (await worker.next())[0] == frames.Cancel(first.attempt)
+        node.bus.publish(subjects.sync_queue("twice", 1), pack(message_of(revision, invocation), b"{}"))
+        second, _ = await worker.run()
+        worker.send(frames.Result(first.attempt, OutcomeKind.CANCELLED, None, "", 0.0))
+        third = node.invoke(revision)  # it gets the slot that the first has left
+        worker.answer((await worker.run())[0])
+        await third.future
+        held = await records.where(node.bus, invocation)
+        assert held is not None
+        assert held.worker == "w-1"
+        worker.answer(second)
 
     on_node(url, tmp_path, test)
 
