@@ -18,7 +18,7 @@ from tests.conftest import Platform
 pytestmark = pytest.mark.e2e
 
 # Each for what is behind it. Together they have every datatype coming and going.
-CASES = (
+CASES: tuple[str, ...] = (
     "test_add_int8",
     "test_add_int16",
     "test_mul_uint16",
