@@ -137,7 +137,16 @@ def gpufn_up(**environ: str) -> Iterator[Server]:
                         yield Server("gpufn", url, process, env | {"GPUFN_URL": url})
                         return
                 time.sleep(0.02)
-            raise RuntimeError("gpufn up did not get ready")
+            raise RuntimeError(f"gpufn up did not get ready\n{log_tails(Path(home) / 'logs')}")
+
+
+def log_tails(folder: Path, lines: int = 25) -> str:
+    """The last lines of each log in it that says something."""
+    parts = []
+    for log in sorted(folder.glob("*.log")):
+        if text := log.read_text(errors="replace").strip():
+            parts.append(f"--- {log.name}\n" + "\n".join(text.splitlines()[-lines:]))
+    return "\n".join(parts)
 
 
 @contextlib.contextmanager

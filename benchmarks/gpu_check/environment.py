@@ -72,7 +72,10 @@ def _packages_here() -> list[str]:
 def _fitting(wheels: list[Path]) -> list[Path]:
     """Those for any Python 3, and those for this one."""
     ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return [wheel for wheel in wheels if (tag := wheel.stem.split("-")[-3]) == ours or "py3" in tag.split(".")]
+    fitting = [wheel for wheel in wheels if (tag := wheel.stem.split("-")[-3]) == ours or "py3" in tag.split(".")]
+    with_cuda = any(wheel.name.startswith("onnxruntime_gpu-") for wheel in fitting)
+    # They fill the same folder: the one for GPUs runs models on the CPU as well.
+    return [wheel for wheel in fitting if not (with_cuda and wheel.name.startswith("onnxruntime-"))]
 
 
 def _join_parts(bundle: Path, wheels: Path) -> None:

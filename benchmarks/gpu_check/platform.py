@@ -24,7 +24,6 @@ from gpu_check.machine import CannotRun, Machine
 from gpufn.device import Device, DeviceType
 from gpufn.home import Home
 
-_TAIL_LINES = 25
 _CALL_TIMEOUT_S = 60.0
 _NOT_BUILT = "does not have"  # how gpufn refuses an option that it knows and has not built
 
@@ -116,17 +115,8 @@ def up(machine: Machine, **environ: str) -> Iterator[Platform]:
         except CannotRun:
             raise
         except BaseException as error:
-            error.add_note(tails(platform.logs))
+            error.add_note(measure.log_tails(platform.logs))
             raise
-
-
-def tails(folder: Path, lines: int = _TAIL_LINES) -> str:
-    """The last lines of each log that says something."""
-    parts = []
-    for log in sorted(folder.glob("*.log")):
-        if text := log.read_text(errors="replace").strip():
-            parts.append(f"--- {log.name}\n" + "\n".join(text.splitlines()[-lines:]))
-    return "\n".join(parts)
 
 
 def function_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is there: GPUs as NVML tells, drivers, programs, packages."""
+"""What is there: GPUs as NVML tells and as gpufn sees them, drivers, programs, packages."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ from typing import Any
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
-from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpu_check.platform import up
 
 _MIB = 1 << 20
 
 
 def inventory(machine: Machine) -> Finding:
-    figures: dict[str, Any] = {"gpus": [], "driver": machine.driver, "docker": _docker(machine)}
+    """As NVML tells, and as gpufn sees it."""
+    with up(machine) as platform:
+        node = platform.get("/v1/nodes")["nodes"][0]
+    devices = [(each["uuid"], each["kind"], each["memory_bytes"] // _MIB) for each in node["devices"]]
+    facts = node.get("facts", {})
     tables = [
+        Table(("device", "kind", "memory, MiB"), devices, "As gpufn sees it"),
+        Table(("fact", "value"), [*sorted(facts.items()), ("docker", _docker(machine))], "The node"),
         Table(("package", "version"), sorted(machine.packages.items()), "Packages"),
         Table(("program", "where"), sorted(machine.programs.items()), "Programs"),
     ]
+    figures: dict[str, Any] = {"devices": node["devices"], "facts": facts, "docker": _docker(machine), "gpus": {}}
     if not machine.gpus or machine.pretended:
-        why = machine.why_no_gpu
-        return Finding(summary=f"no GPU: {why}", figures=figures, tables=tables)
+        return Finding(summary=f"no GPU: {machine.why_no_gpu}", figures=figures, tables=tables)
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
     try:
         for gpu in machine.gpus:
             read = _metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
-            figures["gpus"].append({"uuid": gpu.uuid, "name": gpu.name, **read})
-            tables.append(Table(("metric", "value"), list(read.items()), gpu.name))
+            figures["gpus"][gpu.uuid] = read
+            tables.insert(0, Table(("metric", "value"), list(read.items()), gpu.name))
     finally:
         nvml.nvmlShutdown()
-    seen = {device.uuid for device in NvmlInventory().devices()}
-    lost = [f"the agent's inventory lacks {gpu.uuid}" for gpu in machine.gpus if gpu.uuid not in seen]
     first = machine.gpus[0]
+    seen = [uuid for uuid, _, _ in devices]
     return Finding(
         summary=f"{len(machine.gpus)} GPU, {first.name}, {first.memory_bytes / 2**30:.0f} GiB, driver {machine.driver}",
         figures=figures,
         tables=tables,
-        wrong=lost,
+        wrong=[] if first.uuid in seen else [f"gpufn sees {seen} and not {first.uuid}"],
     )
 
 
