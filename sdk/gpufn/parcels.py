@@ -110,7 +110,8 @@ class Parcels:
             os.rmdir(os.path.dirname(self.folder))
 
     def _create(self, name: str) -> int:
-        return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # For all to read: a worker in a container is another user, and sees its own folder only; others see none.
+        return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
     def _path(self, name: str) -> str:
         if _NAME.fullmatch(name) is None:

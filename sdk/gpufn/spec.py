@@ -15,6 +15,7 @@ import msgspec
 
 from gpufn.device import Share
 from gpufn.errors import InvalidSpec
+from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 
@@ -268,6 +269,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
     models: tuple[ModelSpec, ...] = ()
+    image: ImageSpec | None = None  # of its workers' containers
+    egress: bool = False  # in a container: whether it reaches the network
     modules: tuple[str, ...] = ()  # third-party modules that its import pulled in: what a standby preloads
 
     def __post_init__(self) -> None:

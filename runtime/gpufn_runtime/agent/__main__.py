@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
+import importlib.metadata
 import logging
 import os
 import signal
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+import gpufn
+import gpufn_runtime
 from gpufn.bus import objects
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
@@ -29,14 +33,19 @@ from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.engines import EngineCache
+from gpufn_runtime.agent.images import Images
+from gpufn_runtime.agent.launchers.by_image import LauncherByImage
+from gpufn_runtime.agent.launchers.containers import ContainerLauncher, Say
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
 
 log = logging.getLogger("gpufn_runtime.agent")
 
 _CONNECT_PAUSE_S = 0.2
+_WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
 def main() -> int:
@@ -78,8 +87,9 @@ async def _serve(settings: AgentSettings) -> None:
         entry = await manifests.get(key)
         return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
 
-    home = settings.home
+    home, clock = settings.home, SystemClock()
     standbys = StandbyLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
+    containers = _containers(settings, image_log(bus, clock))
     agent = Agent(
         node=settings.node,
         home=home,
@@ -89,21 +99,50 @@ async def _serve(settings: AgentSettings) -> None:
         revisions=await KeyValue.open(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
-        launcher=standbys,
+        launcher=LauncherByImage(standbys, containers),
         groups=MemoryGroups.find(),
         inventory=_inventory(settings),
-        clock=SystemClock(),
+        clock=clock,
+        default_image=settings.default_image,
         stop_grace_s=settings.stop_grace_s,
     )
     try:
         async with (
             asyncio.TaskGroup() as tasks
         ):  # should the templates' task die, so do we: workers live on, to be adopted
-            templates = tasks.create_task(standbys.run(), name="templates")
+            kept = [tasks.create_task(standbys.run(), name="templates")]
+            if containers is not None:
+                kept.append(tasks.create_task(containers.run(), name="containers"))
             await agent.run(stop)
-            templates.cancel()
+            for task in kept:
+                task.cancel()
     finally:
         await bus.close()
+
+
+def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:
+    """None where Docker's package is not installed."""
+    try:
+        from gpufn_runtime.agent.launchers.docker import Docker  # noqa: PLC0415
+    except ImportError:
+        return None
+    daemon = Docker(settings.docker_host, build_network=settings.build_network)
+    owner = f"gpufn-{hashlib.sha256(os.fsencode(settings.home.root)).hexdigest()[:12]}"
+    images = Images(daemon, name=owner, bases=settings.base_image, worker_needs=_worker_needs())
+    return ContainerLauncher(
+        daemon,
+        images,
+        home=settings.home,
+        owner={"gpufn.owner": owner},
+        limit=settings.templates,
+        packages=[*gpufn.__path__, *gpufn_runtime.__path__],
+        say=say,
+    )
+
+
+def _worker_needs() -> list[str]:
+    """As requirements: the versions that this node has, for pickles are made by one of them."""
+    return [f"{name}=={importlib.metadata.version(name)}" for name in _WORKER_NEEDS]
 
 
 async def _connect(url: str, stop: asyncio.Event) -> Bus | None:

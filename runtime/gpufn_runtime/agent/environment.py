@@ -26,13 +26,13 @@ _THREADS = (
 
 def worker_environment(spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...]) -> dict[str, str]:
     """`gpus` are the uuids of the leased devices; without one the process sees none."""
+    return {**_base(scratch), **container_environment(spec, gpus)}
+
+
+def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str, str]:
+    """What a worker in a container has besides its image's own."""
     threads = str(max(1, math.ceil(spec.resources.cpu)))
-    return {
-        **_base(scratch),
-        **dict.fromkeys(_THREADS, threads),
-        **spec.env,
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-    }
+    return {**dict.fromkeys(_THREADS, threads), **spec.env, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def template_environment(scratch: Path) -> dict[str, str]:

@@ -34,6 +34,7 @@ class ProcessFile(msgspec.Struct, frozen=True, kw_only=True):
     process: Process
     started_at: float  # unix seconds
     cgroup: str | None = None
+    container: str = ""  # its id
 
 
 class WorkerFolder:

@@ -23,7 +23,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ from gpufn.device import DeviceType
 from gpufn.engine import CPU_KIND
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
+from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.protocol.messages import (
@@ -46,16 +47,18 @@ from gpufn.protocol.messages import (
     WorkerEventKind,
 )
 from gpufn.revision import Revision
+from gpufn.spec import FunctionSpec
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.environment import worker_environment
+from gpufn_runtime.agent.environment import container_environment, worker_environment
 from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
-from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.launchers.sandbox import Limits
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
@@ -77,13 +80,17 @@ _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
 class Standbys(Launcher, Preparer, Protocol):
-    """A launcher that prepares for what is in use."""
+    """A launcher that prepares for what is in use, and looks after its containers."""
 
     @property
     def templates(self) -> tuple[str, ...]: ...
 
     @property
     def pids(self) -> frozenset[int]: ...
+
+    async def end_of(self, container: str) -> ContainerEnd: ...
+    def take_over(self, containers: Iterable[str]) -> None: ...
+    def let_go(self, container: str) -> None: ...
 
 
 @dataclass
@@ -97,6 +104,7 @@ class _Worker:
     output: OutputLog
     fifo: int
     pidfd: int
+    container: str = ""  # its id; `process` is its first one
 
 
 class Agent:
@@ -115,6 +123,7 @@ class Agent:
         groups: MemoryGroups,
         inventory: Inventory,
         clock: Clock,
+        default_image: ImageSpec | None = None,
         stop_grace_s: float = 10.0,
         kill_after_s: float = reconcile.KILL_AFTER_S,
         drain_grace_s: float = reconcile.DRAIN_GRACE_S,
@@ -129,6 +138,7 @@ class Agent:
         self._launcher = launcher
         self._groups = groups
         self._clock = clock
+        self._default_image = default_image
         self._stop_grace_s = stop_grace_s
         self._kill_after_s = kill_after_s
         self._drain_grace_s = drain_grace_s
@@ -153,6 +163,8 @@ class Agent:
             gpu_kinds=(device.kind for device in self._devices if device.type is DeviceType.GPU),
             launcher=launcher,
             running=lambda: {(record.function, record.revision) for record in self._fleet.records.values()},
+            image_of=self._image,
+            limits_of=lambda spec: Limits(self._memory_limit(spec), spec.resources.cpu, spec.egress),
         )
         self._workers: dict[str, _Worker] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
@@ -293,12 +305,18 @@ class Agent:
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
                 return
-            group = self._groups.create(record.worker, self._memory_limit(revision))
-            folder.create(self._config(record, revision, bundle, engines, launched_at=launched_at, group=group))
+            if self._image(revision.spec) is None:
+                group = self._groups.create(record.worker, self._memory_limit(revision.spec))
+            config = self._config(record, revision, bundle, engines, launched_at=launched_at, group=group)
+            folder.create(config)
             fifo = folder.open_output()
             try:
-                launched = await self._launcher.launch(self._order(record, revision, folder, assignment))
-                self._attend(record, folder, group, launched.pid, fifo)
+                launched = await self._launcher.launch(self._order(config, revision, folder, assignment))
+                try:
+                    self._attend(record, folder, group, launched, fifo)
+                except BaseException:
+                    self._launcher.let_go(launched.container)
+                    raise
             except BaseException:
                 if record.worker not in self._workers:
                     os.close(fifo)
@@ -359,7 +377,7 @@ class Agent:
             socket=os.fspath(self._home.worker_socket(record.worker)),
             parcels=os.fspath(self._home.parcels / record.worker),
             launched_at=launched_at,
-            memory_limit_bytes=self._memory_limit(revision) if group is None else None,
+            memory_limit_bytes=self._memory_limit(revision.spec) if group is None else None,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
 
@@ -369,23 +387,31 @@ class Agent:
         return next((device.kind for device in self._devices if device.uuid in gpus), CPU_KIND)
 
     def _order(
-        self, record: WorkerRecord, revision: Revision, folder: WorkerFolder, assignment: Assignment
+        self, config: WorkerConfig, revision: Revision, folder: WorkerFolder, assignment: Assignment
     ) -> LaunchOrder:
+        spec, gpus, image = revision.spec, assignment.share.gpus, self._image(revision.spec)
         return LaunchOrder(
-            worker=record.worker,
+            worker=config.worker,
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment=worker_environment(revision.spec, folder.scratch, assignment.share.gpus),
+            environment=container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus),
+            told=config,
             modules=self._preparation.modules(revision),
+            image=image,
+            gpus=gpus,
         )
 
+    def _image(self, spec: FunctionSpec) -> ImageSpec | None:
+        """None for a process."""
+        return spec.image or self._default_image
+
     def _attend(
-        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, pid: int, fifo: int
+        self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, launched: Launched, fifo: int
     ) -> None:
         """Take charge of a process that was just started. Raises PlatformError when it is gone already."""
-        process = processes.identify(pid)
-        if process is None or not self._watch(record, process, folder, group, fifo):
+        process = processes.identify(launched.pid)
+        if process is None or not self._watch(record, process, folder, group, fifo, container=launched.container):
             raise PlatformError("Its process ended at once.")
         record.started_at = self._clock.time()
         folder.write_process(
@@ -396,6 +422,7 @@ class Agent:
                 process=process,
                 started_at=record.started_at,
                 cgroup=os.fspath(group.path) if group else None,
+                container=launched.container,
             )
         )
 
@@ -406,12 +433,14 @@ class Agent:
         folder: WorkerFolder,
         group: MemoryGroup | None,
         fifo: int,
+        *,
+        container: str,
     ) -> bool:
         """Hear of its end and its output. False when it is gone already."""
         pidfd = processes.open_pidfd(process)
         if pidfd is None:
             return False
-        worker = _Worker(record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd)
+        worker = _Worker(record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd, container)
         self._workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING
         self._loop.add_reader(fifo, self._on_output, worker)
@@ -430,14 +459,35 @@ class Agent:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
-        _signal(worker, signal.SIGKILL)  # the rest of its group, before its pid can be another's
-        code, signum = processes.reap(worker.process.pid)
-        self._read_rest(worker)
         del self._workers[record.worker]
         self._one_gone.set()
+        _signal(worker, signal.SIGKILL)  # the rest of its group, before its pid can be another's
+        code, signum = processes.reap(worker.process.pid)
+        if worker.container:
+            self._spawn(self._burials, self._ask_how_it_ended(worker), f"end-{record.worker}")
+        else:
+            self._has_ended(worker, code, signum)
+
+    async def _ask_how_it_ended(self, worker: _Worker) -> None:
+        """Its parent is Docker's."""
+        end = ContainerEnd()
+        try:
+            end = await self._launcher.end_of(worker.container)
+        except PlatformError as error:
+            log.warning("%s: %s", worker.record.worker, error.message)
+        self._launcher.let_go(worker.container)
+        self._has_ended(worker, end.code, end.signal, end.exceeded_bytes)
+
+    def _has_ended(
+        self, worker: _Worker, code: int | None, signum: int | None, exceeded_bytes: int | None = None
+    ) -> None:
+        record = worker.record
+        self._read_rest(worker)
         # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
         end = _exit(worker.group if could_be_oom else None, code=code, signal=signum, tail=worker.output.tail())
+        if could_be_oom and exceeded_bytes is not None:
+            end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
         log.info("%s of %s@%d %s", record.worker, record.function, record.revision, end.describe())
         self._reports.tell(record, WorkerEventKind.EXITED, exit=end)
         record.phase = Phase.GONE
@@ -520,6 +570,7 @@ class Agent:
                 case _:
                     log.info("%s: what it left is removed", action.worker)
                     self._sweep(folder, file)
+        self._launcher.take_over(worker.container for worker in self._workers.values() if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
@@ -531,7 +582,9 @@ class Agent:
         record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
         self._fleet.records[record.worker] = record
         fifo = folder.open_output()
-        if not self._watch(record, file.process, folder, self._group_left(file.worker, file), fifo):
+        if not self._watch(
+            record, file.process, folder, self._group_left(file.worker, file), fifo, container=file.container
+        ):
             os.close(fifo)
             if assignment is not None:
                 self._bury_left(folder, file, assignment)
@@ -610,13 +663,13 @@ class Agent:
                 revision=worker.record.revision,
                 pid=worker.process.pid,
                 started_at=worker.record.started_at,
-                resident_bytes=processes.resident_bytes(worker.process.pid),
+                resident_bytes=_resident_bytes(worker),
             )
             for worker in self._workers.values()
         )
 
-    def _memory_limit(self, revision: Revision) -> int:
-        return revision.spec.resources.memory_bytes or self._default_memory
+    def _memory_limit(self, spec: FunctionSpec) -> int:
+        return spec.resources.memory_bytes or self._default_memory
 
     def _spawn(self, owner: set[asyncio.Task[None]], work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -628,6 +681,12 @@ def _finished(task: asyncio.Task[None], discard: Callable[[asyncio.Task[None]], 
     discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _resident_bytes(worker: _Worker) -> int:
+    """In a container the worker is the first process's child, and so are the orphans that it has left."""
+    pid = worker.process.pid
+    return sum(map(processes.resident_bytes, [pid, *(processes.children(pid) if worker.container else ())]))
 
 
 def _signal(worker: _Worker, how: signal.Signals) -> None:

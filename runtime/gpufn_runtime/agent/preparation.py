@@ -20,12 +20,14 @@ import msgspec
 from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.engine import CPU_KIND
 from gpufn.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
+from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
 from gpufn.revision import Function, Revision
-from gpufn.spec import Packaging, is_module_name
+from gpufn.spec import FunctionSpec, Packaging, is_module_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.standbys import Use
+from gpufn_runtime.agent.launchers.sandbox import Limits
+from gpufn_runtime.agent.standbys import ContainerUse, Use
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +42,15 @@ RevisionKey = tuple[str, int]  # function and number
 
 
 class Preparer(Protocol):
-    """Makes templates for what is in use."""
+    """Makes templates, images and standby containers for what is in use."""
 
-    def want(self, uses: Iterable[Use]) -> None: ...
+    def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
+    async def keep_images(self, images: Iterable[ImageSpec]) -> None: ...
 
 
 class Preparation:
-    """`gpu_kinds` are the DeviceKinds of this node's GPUs. `running` tells the revisions that have a worker here."""
+    """`gpu_kinds` are the DeviceKinds of this node's GPUs. `running` tells the revisions that have a worker here, and
+    `image_of` which of them live in containers: with `limits_of`."""
 
     def __init__(
         self,
@@ -58,6 +62,8 @@ class Preparation:
         gpu_kinds: Iterable[str],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
+        image_of: Callable[[FunctionSpec], ImageSpec | None],
+        limits_of: Callable[[FunctionSpec], Limits],
     ) -> None:
         self._functions = functions
         self._revisions = revisions
@@ -66,6 +72,8 @@ class Preparation:
         self._gpu_kinds = frozenset(gpu_kinds)
         self._launcher = launcher
         self._running = running
+        self._image_of = image_of
+        self._limits_of = limits_of
         self._known: dict[RevisionKey, Revision] = {}
         self._deployed: dict[str, Function] = {}
         self._reported_modules: dict[RevisionKey, frozenset[str]] = {}
@@ -153,16 +161,45 @@ class Preparation:
     async def _prepare(self) -> None:
         current = self._current()
         self._launcher.want(
-            Use(self.modules(revision), self._last_used.get((revision.function, revision.number), 0.0))
-            for revision in current
+            [
+                Use(self.modules(revision), self._used_at(revision))
+                for revision in current
+                if self._image_of(revision.spec) is None
+            ],
+            [use for revision in current if (use := self._container_use(revision)) is not None],
         )
         for revision in current:
             try:
+                was_here = self._has_bundle(revision)
                 await self.bundle(revision)
+                if not was_here and self._image_of(revision.spec) is not None:
+                    self._changes.set()  # its image may be made of files in there
                 for kind in self._kinds(revision):
                     await self.engines(revision, kind)
             except Exception as error:  # its launch will try again, and tell who waits for it
                 log.warning("%s is not prepared: %s", revision, error)
+
+    def _container_use(self, revision: Revision) -> ContainerUse | None:
+        """None for a process, and before its bundle is here, which may hold files of its image."""
+        image = self._image_of(revision.spec)
+        if image is None or not self._has_bundle(revision):
+            return None
+        return ContainerUse(
+            revision.function,
+            revision.number,
+            image,
+            os.fspath(self._bundles.find(revision.bundle) or ""),
+            None if revision.spec.resources.gpu else self._limits_of(revision.spec),
+            self.modules(revision),
+            self._used_at(revision),
+        )
+
+    def _has_bundle(self, revision: Revision) -> bool:
+        is_model = revision.spec.entry.packaging is Packaging.MODEL
+        return is_model or self._bundles.find(revision.bundle) is not None
+
+    def _used_at(self, revision: Revision) -> float:
+        return self._last_used.get((revision.function, revision.number), 0.0)
 
     def _kinds(self, revision: Revision) -> set[str]:
         """Of the devices here that its workers may run on."""
@@ -179,6 +216,7 @@ class Preparation:
         self._collect_at = now + COLLECT_EVERY_S
         used = [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
         await self._bundles.keep({revision.bundle for revision in used})
+        await self._launcher.keep_images({image for each in used if (image := self._image_of(each.spec)) is not None})
         by_kind = [keys for revision in used for keys in revision.engines.values()]
         await self._engines.keep({key for keys in by_kind for of_kind in keys.values() for key in of_kind})
 

@@ -90,9 +90,9 @@ def resident_bytes(pid: int) -> int:
     return 0
 
 
-def children() -> list[int]:
-    """Our children, whether they run or wait to be reaped."""
-    own = os.getpid()
+def children(own: int | None = None) -> list[int]:
+    """Ours, or those of the process `own`, whether they run or wait to be reaped."""
+    own = own or os.getpid()
     with contextlib.suppress(OSError):
         found: list[int] = []
         for task in os.listdir(f"/proc/{own}/task"):

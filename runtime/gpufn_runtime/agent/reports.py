@@ -95,3 +95,14 @@ class Reports:
             line = LogLine(at, record.function, record.revision, record.worker, "stderr", text)
             with contextlib.suppress(BusUnavailable):
                 self._bus.publish(subject, encode(line))
+
+
+def image_log(bus: Bus, clock: Clock) -> Callable[[str, int, str], None]:
+    """What making a revision's image says goes to the log of its function, before it has a worker."""
+
+    def say(function: str, revision: int, text: str) -> None:
+        line = LogLine(clock.time(), function, revision, "", "stderr", text)
+        with contextlib.suppress(BusUnavailable):
+            bus.publish(subjects.logs(function), encode(line))
+
+    return say

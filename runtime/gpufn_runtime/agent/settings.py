@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
+from gpufn.image import ImageSpec
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 
@@ -22,6 +24,10 @@ class AgentSettings:
     GPUFN_DEVICES         JSON array of devices, in place of what the drivers tell
     GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
     GPUFN_STOP_GRACE_S    seconds that workers have to end when the agent stops; 10 when not given
+    GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
+    GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
+    GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
+    DOCKER_HOST           the Docker daemon; unix:///var/run/docker.sock when not given
     """
 
     node: str
@@ -30,6 +36,10 @@ class AgentSettings:
     devices: tuple[Device, ...] = ()
     templates: int = 4
     stop_grace_s: float = 10.0
+    default_image: ImageSpec | None = None
+    base_image: str = "python:{python}-slim"
+    build_network: str = ""
+    docker_host: str = "unix:///var/run/docker.sock"
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -43,12 +53,34 @@ class AgentSettings:
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
+            default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
+            base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
+            build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
+            docker_host=environ.get("DOCKER_HOST") or cls.docker_host,
         )
 
 
 def node_name(text: str) -> str:
     """`text` as one token of a subject: a to z, 0 to 9 and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "node"
+
+
+def _default_image(launcher: str) -> ImageSpec | None:
+    """With this node's own version of Python, for a pickle needs the same."""
+    if launcher not in ("process", "docker"):
+        raise InvalidSpec(f"GPUFN_LAUNCHER is process or docker, not {launcher!r}.")
+    return ImageSpec(python="{}.{}".format(*sys.version_info)) if launcher == "docker" else None
+
+
+def _base_image(name: str) -> str:
+    try:
+        ImageSpec(base=name.format(python="3.12"))
+    except (InvalidSpec, LookupError, ValueError):
+        raise InvalidSpec(
+            f"GPUFN_BASE_IMAGE is an image's name with {{python}} for the version, such as python:{{python}}-slim, "
+            f"not {name!r}."
+        ) from None
+    return name
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:

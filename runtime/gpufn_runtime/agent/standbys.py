@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpufn.image import ImageSpec
+from gpufn_runtime.agent.launchers.sandbox import Limits
+
 ModuleSet = frozenset[str]
 EMPTY: ModuleSet = frozenset()
 
@@ -16,6 +19,20 @@ EMPTY: ModuleSet = frozenset()
 class Use:
     """A revision's modules and when it was last launched or deployed (unix seconds)."""
 
+    modules: ModuleSet
+    last_used_at: float
+
+
+@dataclass(frozen=True)
+class ContainerUse:
+    """A revision whose workers live in containers. `bundle` is the folder of its files. No `limits` when they are not
+    known before a worker is placed: which GPU it gets."""
+
+    function: str
+    revision: int
+    image: ImageSpec
+    bundle: str
+    limits: Limits | None
     modules: ModuleSet
     last_used_at: float
 

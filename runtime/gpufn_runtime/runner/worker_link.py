@@ -1,6 +1,7 @@
 """One worker as its runner sees it: the socket, the state, the slots, the attempts under way.
 
-    1. the runner listens on the worker's socket; the first process of our own user that connects is the worker
+    1. the runner listens on the worker's socket; the first process that connects, of the user who owns the worker's
+       folder, is the worker: our own user, or, in a container, one of its own
     2. Hello, then Ready (or StartFailed): STARTING → READY
     3. Run out, Result and Items in; Log and Call at any time
     4. `drain`: nothing new; when no slot is in use, Drain goes out and the worker ends
@@ -12,8 +13,8 @@ Everything that arrives is treated as hostile: it is bounded, checked against wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,7 @@ class WorkerLink:
         self.path.unlink(missing_ok=True)
         self.listening_since = now
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
+        self.path.chmod(0o666)  # the folder is closed to all but its owner
 
     @property
     def takes_calls(self) -> bool:
@@ -225,6 +227,13 @@ _TAKE: dict[type, Callable[..., None]] = {
 }
 
 
+def _owner_of(path: Path) -> int | None:
+    """The uid of the worker whose socket this is; None when its folder is gone."""
+    with contextlib.suppress(OSError):
+        return path.parent.stat().st_uid
+    return None
+
+
 def _seconds(said: float) -> float:
     """A duration that a worker claims, as far as it can be one."""
     return said if 0 <= said <= _LONGEST_START_S else 0.0
@@ -244,7 +253,7 @@ class _Peer(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
         self.out = Outbox(self.transport)
         uid = peer_uid(transport)
-        if uid != os.getuid() or not self._link._accept(self):
+        if uid != _owner_of(self._link.path) or not self._link._accept(self):
             log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
             self.transport.abort()
 

@@ -1,8 +1,11 @@
-"""``python -m gpufn_runtime.worker CONFIG.json`` is a worker, ``... --template MODULE...`` a standby for more."""
+"""``python -m gpufn_runtime.worker CONFIG.json`` is a worker, ``... --template MODULE...`` a standby for more,
+``... --contained MODULE...`` the first process of a container with room for one."""
 
 from __future__ import annotations
 
 import sys
+
+from gpufn.protocol.launch import CONTAINED
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
@@ -12,8 +15,12 @@ def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not r
         from gpufn_runtime.worker.template import serve  # noqa: PLC0415  (a cold worker does not need it)
 
         return serve(arguments[1:])
+    if arguments[:1] == [CONTAINED]:
+        from gpufn_runtime.worker.contained import live  # noqa: PLC0415
+
+        live(arguments[1:])
     if len(arguments) != 1:
-        print("usage: python -m gpufn_runtime.worker CONFIG.json | --template MODULE...", file=sys.stderr)  # noqa: T201
+        print("usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE...", file=sys.stderr)  # noqa: T201
         return 2
     from gpufn_runtime.worker.lifecycle import run_worker  # noqa: PLC0415
 

@@ -44,8 +44,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def serve(modules: list[str]) -> int:
     replies = os.dup(1)
     os.dup2(2, 1)
-    missing = _import(modules)
-    _rehearse()
+    missing = import_all(modules)
+    rehearse()
     loaded = {*modules, *loader.third_party.look()}.difference(missing)
     gc.collect()
     gc.freeze()  # a collection in a child must not touch, and so copy, what all of them share
@@ -70,7 +70,7 @@ def serve(modules: list[str]) -> int:
     return 0
 
 
-def _import(modules: list[str]) -> tuple[str, ...]:
+def import_all(modules: list[str]) -> tuple[str, ...]:
     """Import them all; those that cannot be are the worker's own problem, and its user's."""
     for name in _EVERY_WORKER_MAY_NEED:
         importlib.import_module(name)
@@ -89,11 +89,11 @@ def _import(modules: list[str]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def _rehearse() -> None:
+def rehearse() -> None:
     """Let msgspec look at the types that every worker decodes, once instead of in each."""
     msgspec.json.Decoder(WorkerConfig)
     FrameReader[RunnerFrame](RunnerFrame)
-    Parameters(_rehearse).bind(values.JSON, b"")
+    Parameters(rehearse).bind(values.JSON, b"")
     for kind in (values.JSON, values.NATIVE):
         values.encode_result(None, kind)
 
@@ -136,7 +136,7 @@ class _Forks:
                 ours.close()  # or it would not see us go
                 os.close(self._replies)
                 _become_silent()
-                _rehearse()  # copies what a worker writes to, and its first call need not
+                rehearse()  # copies what a worker writes to, and its first call need not
                 line = theirs.recv(_LONGEST_REQUEST)
                 if not line:
                     os._exit(0)

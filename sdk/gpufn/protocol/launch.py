@@ -3,6 +3,9 @@
 A cold worker is ``python -m gpufn_runtime.worker CONFIG``; a template is ``python -m gpufn_runtime.worker --template``
 with its modules as arguments and takes one JSON ForkRequest per line on standard input, answering one ForkReply per
 line on standard output. An empty line, which is not answered, allows it to fork one worker ahead whenever it is idle.
+
+In a container it is ``python -m gpufn_runtime.worker --contained`` with the modules: it imports them, connects to
+CONTROL_SOCKET, says TemplateReady, and becomes the worker of the one ForkRequest that it is sent there.
 """
 
 from __future__ import annotations
@@ -49,6 +52,11 @@ class TemplateReady(msgspec.Struct, frozen=True):
     resident_bytes: int = 0
     error: str = ""
 
+
+CONTAINED = "--contained"
+IN_CONTAINER = "/gpufn"  # all that a container has of us is below it
+CONTROL_NAME = "a"  # in the worker's folder; the agent listens
+CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 
 # The worker's exit codes that mean something to the agent.
 EXIT_START_FAILED = 3

@@ -35,6 +35,7 @@ from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.engines import EngineCache
+from gpufn_runtime.agent.launchers.by_image import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
@@ -131,7 +132,7 @@ class Node:
             revisions=self.revisions,
             bundles=BundleCache(self.home.bundles, self.fetch),
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
-            launcher=self.launcher,
+            launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             inventory=DeclaredInventory(gpus, pool),
             clock=SystemClock(),

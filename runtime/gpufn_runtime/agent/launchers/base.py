@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+from gpufn.image import ImageSpec
+from gpufn.protocol.launch import WorkerConfig
 
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """`output` is a FIFO that somebody reads; the process works in `folder`."""
+    """`output` is a FIFO that somebody reads; the process works in `folder`. `config` is where `told` is written down.
+    With an `image`, it lives in a container of it."""
 
     worker: str
     folder: Path
     config: Path
     output: Path
     environment: dict[str, str] = field(repr=False)
+    told: WorkerConfig = field(repr=False)
     modules: frozenset[str] = frozenset()
+    image: ImageSpec | None = None
+    gpus: tuple[str, ...] = ()  # the leased devices' uuids
 
 
 @dataclass(frozen=True)
 class Launched:
     pid: int
-    is_standby: bool = False  # forked from a template
+    is_standby: bool = False  # forked from a template, or in a container that was there
+    container: str = ""  # the id of its container, whose first process `pid` is
+
+
+class ContainerEnd(NamedTuple):
+    """How a container's first process ended, which is no child of ours; None is what nobody knows. `exceeded_bytes` is
+    the memory limit that processes of it were killed for."""
+
+    code: int | None = None
+    signal: int | None = None
+    exceeded_bytes: int | None = None
 
 
 class Launcher(Protocol):

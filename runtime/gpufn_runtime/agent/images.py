@@ -1,0 +1,108 @@
+"""The images that this node's containers are made of: built once per recipe, however many ask; removed when unused.
+
+Their tags carry our home's name and the recipe's digest, so what is there is known from the daemon alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gpufn.errors import ArtifactUnavailable, PlatformError
+from gpufn.image import FILES_FOLDER, ImageSpec
+from gpufn_runtime.agent.image_recipe import Recipe, recipe
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+class ImageDaemon(Protocol):
+    async def has_image(self, tag: str) -> bool: ...
+    async def build(
+        self, recipe: Recipe, files: Mapping[str, bytes], tag: str, labels: Mapping[str, str], say: Say
+    ) -> None: ...
+    async def images(self, label: str) -> set[str]: ...
+    async def remove_image(self, tag: str) -> None: ...
+
+
+class Images:
+    """`name` tells our images from those of others; `bases` and `worker_needs` as in `recipe`."""
+
+    def __init__(self, daemon: ImageDaemon, *, name: str, bases: str, worker_needs: Sequence[str]) -> None:
+        self._daemon = daemon
+        self._name = name
+        self._bases = bases
+        self._worker_needs = tuple(worker_needs)
+        self._builds: dict[str, asyncio.Task[None]] = {}
+        self._listeners: dict[str, list[Say]] = {}
+
+    def tag(self, spec: ImageSpec) -> str:
+        return f"{self._name}:{self._recipe(spec).digest[:24]}"
+
+    async def find(self, spec: ImageSpec) -> str | None:
+        """Its tag, if it is there. Raises PlatformError."""
+        tag = self.tag(spec)
+        return tag if tag not in self._builds and await self._daemon.has_image(tag) else None
+
+    async def get(self, spec: ImageSpec, bundle: str, say: Say) -> str:
+        """The tag of an image that is there, built if need be; `say` hears the build, `bundle` is the folder with the
+        image's files. Raises BuildFailed, ArtifactUnavailable, PlatformError."""
+        tag = self.tag(spec)
+        task = self._builds.get(tag)
+        if task is None:
+            if await self._daemon.has_image(tag):
+                return tag
+            task = self._builds.get(tag)
+        if task is None:
+            task = asyncio.create_task(self._build(spec, tag, bundle), name=f"image-{tag}")
+            self._builds[tag] = task
+            task.add_done_callback(lambda done: self._built(tag, done))
+        self._listeners.setdefault(tag, []).append(say)
+        await asyncio.shield(task)
+        return tag
+
+    async def keep(self, specs: Iterable[ImageSpec]) -> None:
+        """Remove all others of ours."""
+        kept = {self.tag(spec) for spec in specs} | self._builds.keys()
+        try:
+            for tag in await self._daemon.images(self._label) - kept:
+                log.info("nothing that is deployed uses the image %s any more", tag)
+                await self._daemon.remove_image(tag)
+        except PlatformError as error:
+            log.warning("images are not collected: %s", error.message)
+
+    @property
+    def _label(self) -> str:
+        return f"gpufn.images={self._name}"
+
+    async def _build(self, spec: ImageSpec, tag: str, bundle: str) -> None:
+        how = self._recipe(spec)
+        files = await asyncio.to_thread(_read, how.files, Path(bundle) / FILES_FOLDER)
+        log.info("image %s is built", tag)
+        label, _, value = self._label.partition("=")
+
+        def say(line: str) -> None:
+            for listener in self._listeners.get(tag, ()):
+                listener(f"image: {line}")
+
+        await self._daemon.build(how, files, tag, {label: value}, say)
+
+    def _built(self, tag: str, task: asyncio.Task[None]) -> None:
+        del self._builds[tag]
+        self._listeners.pop(tag, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("image %s: %s", tag, error)
+
+    def _recipe(self, spec: ImageSpec) -> Recipe:
+        return recipe(spec, bases=self._bases, worker_needs=self._worker_needs)
+
+
+def _read(digests: Iterable[str], folder: Path) -> dict[str, bytes]:
+    try:
+        return {digest: (folder / digest).read_bytes() for digest in digests}
+    except OSError as error:
+        raise ArtifactUnavailable(f"the bundle lacks a file of its image: {error.filename}") from error

@@ -1,0 +1,62 @@
+"""Where a worker starts: in a container when it is to have an image, else as a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpufn.errors import PlatformError
+from gpufn.image import ImageSpec
+from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, LaunchOrder
+from gpufn_runtime.agent.launchers.containers import ContainerLauncher
+from gpufn_runtime.agent.launchers.standby import StandbyLauncher
+from gpufn_runtime.agent.standbys import ContainerUse, Use
+
+_NO_DOCKER = "This node starts no containers: install gpufn[docker] there."
+
+
+class LauncherByImage:
+    """`containers` is None where Docker's package is not installed."""
+
+    def __init__(self, processes: StandbyLauncher, containers: ContainerLauncher | None) -> None:
+        self._processes = processes
+        self._containers = containers
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        return self._processes.templates + (self._containers.standbys if self._containers else ())
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return self._processes.pids
+
+    def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None:
+        self._processes.want(uses)
+        if self._containers is not None:
+            self._containers.want(in_containers)
+
+    async def launch(self, order: LaunchOrder) -> Launched:
+        """Raises PlatformError, BuildFailed."""
+        if order.image is None:
+            return await self._processes.launch(order)
+        return await self._there().launch(order)
+
+    async def end_of(self, container: str) -> ContainerEnd:
+        """Raises PlatformError."""
+        return await self._there().end_of(container)
+
+    def take_over(self, containers: Iterable[str]) -> None:
+        if self._containers is not None:
+            self._containers.take_over(containers)
+
+    def let_go(self, container: str) -> None:
+        if self._containers is not None:
+            self._containers.let_go(container)
+
+    async def keep_images(self, images: Iterable[ImageSpec]) -> None:
+        if self._containers is not None:
+            await self._containers.keep_images(images)
+
+    def _there(self) -> ContainerLauncher:
+        if self._containers is None:
+            raise PlatformError(_NO_DOCKER)
+        return self._containers

@@ -1,0 +1,129 @@
+"""What a worker's container may do, and what it sees. Pure: the one place that says how workers are confined.
+
+/gpufn/worker     its folder, read-only: config, the runner's socket, its output, `bundle/` and `engines/<key>/`
+/gpufn/parcels    large bodies of its calls, to read and to write
+/gpufn/lib        our package, read-only
+/tmp              its home and scratch space, in memory, which counts as its own
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpufn.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
+
+_PIDS = 1024  # threads count as well
+_LEAST_TMP_BYTES = 64 << 20
+_LOG = {"type": "json-file", "config": {"max-size": "64k", "max-file": "1"}}  # what is said before there is a worker
+_SHARES_PER_CORE = 1024
+
+LIB = f"{IN_CONTAINER}/lib"
+WORKER = f"{IN_CONTAINER}/worker"
+PARCELS = f"{IN_CONTAINER}/parcels"
+SCRATCH = "/tmp"  # noqa: S108  (of the container's own)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is fixed when a container is made: a standby serves workers that have the same. `gpus` are uuids."""
+
+    memory_bytes: int
+    cpu: float
+    egress: bool = False
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """In docker-py's words: `container_config` for `create_container`, `host_config` for `create_host_config`."""
+
+    container_config: Mapping[str, Any]
+    host_config: Mapping[str, Any]
+
+
+def sandbox(
+    limits: Limits, *, uid: int, folder: Path, parcels: Path, packages: Iterable[str], modules: Iterable[str]
+) -> Sandbox:
+    """`packages` are the folders of our packages on this host; `modules` are imported before there is a worker."""
+    mounts = [
+        _mount(folder, WORKER),
+        _mount(parcels, PARCELS, writable=True),
+        *(_mount(package, f"{LIB}/{os.path.basename(package)}") for package in packages),
+    ]
+    tmp_bytes = max(limits.memory_bytes // 2, _LEAST_TMP_BYTES)
+    return Sandbox(
+        container_config={
+            "entrypoint": ["python3", "-P", "-m", "gpufn_runtime.worker", CONTAINED, *sorted(modules)],
+            "command": [],
+            "user": f"{uid}:{uid}",
+            "working_dir": SCRATCH,
+            "hostname": "worker",
+            "environment": {
+                "PYTHONPATH": LIB,
+                "PYTHONUNBUFFERED": "1",
+                "HOME": SCRATCH,
+                "TMPDIR": SCRATCH,
+                "USER": "worker",  # there is no entry of its uid to look it up in
+                "LOGNAME": "worker",
+                "LANG": "C.UTF-8",
+                **_gpu_environment(limits.gpus),
+            },
+        },
+        host_config={
+            "network_mode": "bridge" if limits.egress else "none",
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges:true"],
+            "read_only": True,
+            "tmpfs": {SCRATCH: f"rw,nosuid,nodev,size={tmp_bytes},mode=1777"},
+            "shm_size": tmp_bytes,
+            "mounts": mounts,
+            "pids_limit": _PIDS,
+            "mem_limit": limits.memory_bytes,
+            "memswap_limit": limits.memory_bytes,  # together: no swap
+            "cpu_shares": max(2, int(limits.cpu * _SHARES_PER_CORE)),  # a share of time, not cores of its own
+            "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            "ipc_mode": "private",
+            "log_config": _LOG,
+            "device_requests": _gpu_requests(limits.gpus),
+        },
+    )
+
+
+def inside(config: WorkerConfig) -> WorkerConfig:
+    """The same as its worker sees it; the container holds it to its memory."""
+    return msgspec.structs.replace(
+        config,
+        socket=f"{WORKER}/s",
+        bundle_dir=f"{WORKER}/bundle" if config.bundle_dir else "",
+        engines={
+            parameter: tuple(f"{WORKER}/engines/{os.path.basename(folder)}" for folder in folders)
+            for parameter, folders in config.engines.items()
+        },
+        parcels=PARCELS,
+        memory_limit_bytes=None,
+        cgroup_procs=(),
+    )
+
+
+def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[str, Any]:
+    return {"Type": "bind", "Source": os.fspath(source), "Target": target, "ReadOnly": not writable}
+
+
+# NVIDIA's container runtime, as data. No test here has run it: that takes a GPU.
+
+
+def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
+    if not gpus:
+        return None
+    return [{"Driver": "nvidia", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]
+
+
+def _gpu_environment(gpus: tuple[str, ...]) -> dict[str, str]:
+    """An image made for GPUs asks its runtime for all of them unless it is told otherwise."""
+    return {"NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}
