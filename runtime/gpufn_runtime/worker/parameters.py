@@ -1,18 +1,21 @@
 """A call's body → the arguments of the user's function; what does not fit is refused before any of its code runs.
 
 JSON and msgpack come from anybody and are converted strictly to the type hints. The SDK's own encoding carries Python
-values and means what the same call would mean in one process, so that hints are only used there to give a Record its
-class. Parameters of a function with `batch=` are lists with one value per call: here each takes one value.
+values and means what the same call would mean in one process: they are passed as they are, and refused like JSON's
+where the hint is of plain types and the value is a wrong one of these. A class that is a hint is made of a Record or a
+dict. Parameters of a function with `batch=` are lists with one value per call: here each takes one value.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import itertools
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +28,9 @@ _MISSING_FIELD = re.compile(r"^Object missing required field `(.+?)`")
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.+?)`")
 _QUOTED = re.compile(r"'(\w+)'")
 _NOT_GIVEN: Any = object()
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_BYTES = (bytes, bytearray, memoryview)  # and no text: between Python and Python nothing is base64
 
 
 class Reader(Protocol):
@@ -56,6 +62,7 @@ class Parameters:
             parameter.name: _hint_of(parameter, call, batched=batched)
             for parameter in self.signature.parameters.values()
         }
+        self._python_hints = {name: _python_hint(hint) for name, hint in self._hints.items()}
         kinds = [parameter.kind for parameter in self.signature.parameters.values()]
         self._open = inspect.Parameter.VAR_KEYWORD in kinds
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
@@ -115,18 +122,34 @@ class Parameters:
 
     def _from_native(self, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = self._checked(*values.decode_call(body, allow_pickle=True))
-        if values.has_record(args) or values.has_record(kwargs):
-            names = [p.name for p in self.signature.parameters.values() if p.kind < p.KEYWORD_ONLY]
-            names += [""] * len(args)
-            args = [self._with_class(name, value) for name, value in zip(names, args, strict=False)]
-            kwargs = {name: self._with_class(name, value) for name, value in kwargs.items()}
-        return args, kwargs
+        args = [self._fitted(name, value) for name, value in zip(self._positions(), args, strict=False)]
+        return args, {name: self._fitted(name, value) for name, value in kwargs.items()}
 
-    def _with_class(self, name: str, value: Any) -> Any:
-        if not values.has_record(value):
+    def _positions(self) -> Iterator[str]:
+        """The parameter that each positional argument is for."""
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                yield from itertools.repeat(parameter.name)
+            yield parameter.name
+
+    def _fitted(self, name: str, value: Any) -> Any:
+        """A Python value for a parameter: as it is, or as the class that the hint names."""
+        hint = self._hints.get(name, Any)
+        if values.has_record(value):
+            return self._converted(name, values.plain(value), hint)
+        python_hint = self._python_hints.get(name, Any)
+        if python_hint is Any:
             return value
         try:
-            return msgspec.convert(values.plain(value), self._hints.get(name, Any), dec_hook=_convert)
+            converted = msgspec.convert(value, python_hint, builtin_types=_BYTES, dec_hook=_convert)
+        except msgspec.ValidationError:
+            # What is not plain may stand for what is: a float32 for a float.
+            return self._converted(name, value, hint) if _is_plain(value) else value
+        return converted if _names_class(python_hint) else value
+
+    def _converted(self, name: str, value: Any, hint: Any) -> Any:
+        try:
+            return msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_convert)
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), within=name) from error
 
@@ -201,6 +224,35 @@ def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched:
     except Exception:  # a hint that msgspec has no idea of
         return Any
     return hint
+
+
+def _python_hint(hint: Any) -> Any:
+    """What a Python value for `hint` is checked against: plain types and classes with fields. Any in place of the rest;
+    and a bool is a number, as it is in Python."""
+    if hint is int or hint is float:
+        return hint | bool
+    if hint in _PLAIN or hint in _CONTAINERS or hint is ... or _names_class(hint):
+        return hint
+    origin, args = typing.get_origin(hint), tuple(_python_hint(arg) for arg in typing.get_args(hint))
+    if origin in _CONTAINERS:
+        return origin[args]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[args]  # noqa: UP007  (`|` of a tuple)
+    return Any
+
+
+def _names_class(hint: Any) -> bool:
+    """Whether it is, or holds, a dataclass or a Struct."""
+    if isinstance(hint, type) and typing.get_origin(hint) is None:
+        return dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)
+    return any(map(_names_class, typing.get_args(hint)))
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
 
 
 def _resolved(annotation: Any, call: Callable[..., Any]) -> Any:

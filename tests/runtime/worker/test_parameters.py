@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import pathlib
 from collections.abc import Iterable
 from typing import Any, Literal, TypedDict
 
@@ -127,8 +128,80 @@ def test_msgpack_is_the_same_map_with_bytes_as_they_are() -> None:
 
 
 def test_the_sdk_passes_python_values_as_plain_python_would() -> None:
-    body = values.encode_call((1,), {"point": Point(1), "ratio": "not checked"})
-    assert Parameters(many).bind(NATIVE, body) == ([1], {"point": Point(1), "ratio": "not checked"})
+    given = {"point": Point("any"), "ratio": True, "items": "not checked", "opaque": 1}  # type: ignore[arg-type]
+    assert Parameters(many).bind(NATIVE, values.encode_call(("t",), given)) == (["t"], given)
+
+
+def plainly(  # type: ignore[no-untyped-def]
+    *many: int,
+    text: str = "",
+    number: float = 0,
+    data: bytes = b"",
+    texts: list[str] = [],  # noqa: B006
+    sizes: dict[str, tuple[int, ...]] = {},  # noqa: B006
+    point: Point | None = None,
+    boxes: list[Box] = [],  # noqa: B006
+    paths: list[pathlib.Path] = [],  # noqa: B006
+    array: np.ndarray | None = None,
+): ...
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"text": 1}, "text: expected str, got int"),
+        ({"text": b"t"}, "text: expected str, got bytes"),
+        ({"text": True}, "text: expected str, got bool"),
+        ({"number": "1"}, "number: expected float, got str"),
+        ({"data": "YWJj"}, "data: expected bytes, got str"),
+        ({"texts": "t"}, "texts: expected array, got str"),
+        ({"texts": ["t", 1]}, "texts[1]: expected str, got int"),
+        ({"sizes": {"a": (1, "b")}}, "sizes[...][1]: expected int, got str"),
+        ({"point": 1}, "point: expected object | null, got int"),
+        ({"point": {"x": "no"}}, "point.x: expected int, got str"),
+        ({"boxes": [{}]}, "boxes[0].width: missing"),
+        ({"paths": "p"}, "paths: expected array, got str"),
+    ],
+)
+def test_the_sdks_values_of_a_wrong_plain_type_name_the_field_as_json_does(
+    kwargs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Parameters(plainly).bind(NATIVE, values.encode_call((), kwargs))
+    assert (caught.value.message, caught.value.field) == (message, message.partition(":")[0])
+    if "data" not in kwargs and "paths" not in kwargs and kwargs != {"text": b"t"}:  # JSON has no bytes
+        with pytest.raises(InvalidInput) as by_json:
+            Parameters(plainly).bind(JSON, msgspec.json.encode(kwargs))
+        assert (by_json.value.message, by_json.value.field) == (message, caught.value.field)
+
+
+def test_each_of_many_positional_values_is_checked() -> None:
+    assert Parameters(plainly).bind(NATIVE, values.encode_call((1, 2, True), {})) == ([1, 2, True], {})
+    with pytest.raises(InvalidInput, match="many: expected int, got str"):
+        Parameters(plainly).bind(NATIVE, values.encode_call((1, 2, "3"), {}))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"number": 1, "texts": ("a", "b"), "sizes": {"a": [1, True]}},
+        {"number": np.float32(1), "many": np.int64(2)},
+        {"texts": [pathlib.PurePosixPath("p")], "paths": [pathlib.PurePosixPath("p")]},
+        {"point": None, "boxes": [Box("any")]},  # type: ignore[arg-type]
+        {"array": "anything"},
+    ],
+)
+def test_the_sdks_values_stay_what_they_are(kwargs: dict[str, Any]) -> None:
+    args = (kwargs.pop("many"),) if "many" in kwargs else ()
+    bound_args, bound = Parameters(plainly).bind(NATIVE, values.encode_call(args, kwargs))
+    assert [(type(value), value) for value in (*bound_args, *bound.values())] == [
+        (type(value), value) for value in (*args, *kwargs.values())
+    ]
+
+
+def test_a_dict_from_the_sdk_becomes_the_class_that_the_hint_names() -> None:
+    body = values.encode_call((), {"point": {"x": 1}, "boxes": [{"width": 2}, Box(3)]})
+    assert Parameters(plainly).bind(NATIVE, body) == ([], {"point": Point(1), "boxes": [Box(2), Box(3)]})
 
 
 def test_a_record_of_a_class_not_known_here_becomes_what_the_hint_says() -> None:
