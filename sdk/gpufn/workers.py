@@ -72,9 +72,12 @@ class Exit(msgspec.Struct, frozen=True):
     out_of_memory: bool = False
     tail: str = ""  # the last lines that it wrote to its standard error
     memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
+    device_fault: str = ""  # why its GPU was of no use any more, when it was ended for that
 
     def describe(self) -> str:
         """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
+        if self.device_fault:
+            return f"was ended because of its GPU: {self.device_fault}"
         if self.out_of_memory and self.memory_limit_bytes is not None:
             limit = _mebibytes(self.memory_limit_bytes)
             return f"was killed because it used more than its {limit} of memory (memory=... sets it)"

@@ -31,7 +31,9 @@ from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
+from gpufn_runtime.agent.devices.facts import node_facts
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers.by_image import LauncherByImage
@@ -101,7 +103,7 @@ async def _serve(settings: AgentSettings) -> None:
         engines=EngineCache(home.engines, find_engine, fetch_file),
         launcher=LauncherByImage(standbys, containers),
         groups=MemoryGroups.find(),
-        inventory=_inventory(settings),
+        devices=_devices(settings),
         clock=clock,
         default_image=settings.default_image,
         stop_grace_s=settings.stop_grace_s,
@@ -159,9 +161,10 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
     return None
 
 
-def _inventory(settings: AgentSettings) -> Inventory:
-    declared = settings.devices or NvmlInventory().devices()
-    return DeclaredInventory(declared, cpu_pool(settings.node))
+def _devices(settings: AgentSettings) -> DeviceWatch:
+    pool = cpu_pool(settings.node)
+    inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
+    return DeviceWatch(inventory, SystemClock(), facts=node_facts)
 
 
 def _lock(home: Home) -> int:

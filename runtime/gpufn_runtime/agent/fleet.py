@@ -34,7 +34,12 @@ class WorkerRecord:
     drain_by: float | None = None  # set once the assignment said drain
     asked_to_end_at: float | None = None
     killed: bool = False
+    device_fault: str = ""  # why its GPU is of no use any more
     given_up_at: float | None = None  # since when its runner reports it as over, though its process runs
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return self.assignment.share.gpus if self.assignment is not None else ()
 
 
 @dataclass

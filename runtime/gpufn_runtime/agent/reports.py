@@ -1,4 +1,5 @@
-"""What an agent says: a NodeReport each second and soon after a change, worker events, and workers' raw output.
+"""What an agent says: a NodeReport each second and soon after a change, its GPUs' metrics, worker events, and workers'
+raw output.
 
 A report that cannot be sent is forgotten, for the next one follows, and so is output, whose tail goes into the worker's
 exit. Events are kept until the bus is back, for callers and leases wait for them.
@@ -15,10 +16,19 @@ from typing import Any
 
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
-from gpufn.device import Device
+from gpufn.device import Device, DeviceLink, NodeFacts
+from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import LogLine, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind, encode
+from gpufn.protocol.messages import (
+    DeviceReport,
+    LogLine,
+    NodeReport,
+    ProcessReport,
+    WorkerEvent,
+    WorkerEventKind,
+    encode,
+)
 from gpufn_runtime.agent.fleet import WorkerRecord
 
 _SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
@@ -26,14 +36,16 @@ _UNSENT_EVENTS = 256
 
 
 class Reports:
-    """`running` tells the processes of this node's workers, `templates` its standbys."""
+    """`devices` tells how they are now, `running` the processes of this node's workers, `templates` its standbys."""
 
     def __init__(
         self,
         bus: Bus,
         *,
         node: str,
-        devices: tuple[Device, ...],
+        devices: Callable[[], tuple[Device, ...]],
+        links: tuple[DeviceLink, ...],
+        facts: NodeFacts,
         clock: Clock,
         running: Callable[[], tuple[ProcessReport, ...]],
         templates: Callable[[], tuple[str, ...]],
@@ -41,6 +53,8 @@ class Reports:
         self._bus = bus
         self._node = node
         self._devices = devices
+        self._links = links
+        self._facts = facts
         self._clock = clock
         self._running = running
         self._templates = templates
@@ -53,7 +67,9 @@ class Reports:
         report = NodeReport(
             node=self._node,
             sent_at=self._clock.time(),
-            devices=self._devices,
+            devices=self._devices(),
+            links=self._links,
+            facts=self._facts,
             processes=self._running(),
             templates=self._templates(),
             hostname=platform.node(),
@@ -62,6 +78,11 @@ class Reports:
         )
         with contextlib.suppress(BusUnavailable):  # the next one follows in a second
             self._bus.publish(subjects.node_report(self._node), encode(report))
+
+    def send_metrics(self, metrics: tuple[DeviceMetrics, ...]) -> None:
+        report = DeviceReport(self._node, self._clock.time(), metrics)
+        with contextlib.suppress(BusUnavailable):
+            self._bus.publish(subjects.device_report(self._node), encode(report))
 
     def send_soon(self) -> None:
         if not self._is_due:

@@ -11,6 +11,7 @@ import enum
 import msgspec
 
 from gpufn.device import Device, DeviceLink, NodeFacts
+from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol.codec import Unpacker
@@ -271,6 +272,14 @@ class NodeReport(msgspec.Struct, frozen=True):
     python: str = ""
     platform: str = ""
     runner_pid: int | None = None
+
+
+class DeviceReport(msgspec.Struct, frozen=True):
+    """How a node's GPUs are. Apart from the NodeReport, which placement reads: here nothing hangs on one of them."""
+
+    node: str
+    sent_at: float
+    devices: tuple[DeviceMetrics, ...]
 
 
 class WorkerEventKind(enum.StrEnum):

@@ -42,6 +42,7 @@ RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each i
 
 # Broadcasts, core NATS
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
+DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
 DOORBELLS = f"{PREFIX}.dmd.*"
@@ -137,6 +138,10 @@ def runner_inbox(runner: str) -> str:
 
 def node_report(node: str) -> str:
     return f"{PREFIX}.hb.node.{node}"
+
+
+def device_report(node: str) -> str:
+    return f"{PREFIX}.hb.device.{node}"
 
 
 def runner_report(node: str) -> str:

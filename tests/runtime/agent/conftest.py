@@ -33,7 +33,9 @@ from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
 from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
+from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.launchers.by_image import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
@@ -112,6 +114,7 @@ class Node:
         templates: int = 0,
         groups: MemoryGroups | None = None,
         gpus: tuple[Device, ...] = (),
+        inventory: Inventory | None = None,
         **options: Any,
     ) -> None:
         self._stop = asyncio.Event()
@@ -134,7 +137,7 @@ class Node:
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
-            inventory=DeclaredInventory(gpus, pool),
+            devices=DeviceWatch(inventory or DeclaredInventory(gpus, pool), SystemClock(), period_s=0.02),
             clock=SystemClock(),
             **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
         )

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
 from gpufn.device import Device, DeviceType
 from gpufn.errors import InvalidSpec
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
-from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.settings import AgentSettings, node_name
 
 URL = {"GPUFN_NATS_URL": "nats://agent:x@127.0.0.1:4222", "GPUFN_HOME": "/tmp/h"}
@@ -44,10 +40,10 @@ def test_a_node_name_is_one_token(text: str, name: str) -> None:
 
 def test_declared_devices_stand_beside_the_cpu_pool() -> None:
     declared = AgentSettings.from_env({**URL, "GPUFN_DEVICES": L4}).devices
-    devices = DeclaredInventory(declared, cpu_pool("n")).devices()
+    devices = DeclaredInventory(declared, cpu_pool("n")).find().devices
     assert [(device.uuid, device.type) for device in devices] == [("cpu-n", "cpu"), ("GPU-1", "gpu")]
     own = Device("mine", DeviceType.CPU, "CPU", 1 << 30, 1.0)
-    assert DeclaredInventory((own,), cpu_pool("n")).devices() == (own,)
+    assert DeclaredInventory((own,), cpu_pool("n")).find().devices == (own,)
 
 
 def test_the_cpu_pool_is_what_cgroup_and_affinity_allow(tmp_path: Path) -> None:
@@ -63,46 +59,3 @@ def test_the_cpu_pool_is_what_cgroup_and_affinity_allow(tmp_path: Path) -> None:
     (cgroup / "memory.max").write_text("1000000000\n")
     held = cpu_pool("n", proc, cgroup)
     assert (held.cores, held.memory_bytes) == (0.5, 1_000_000_000)
-
-
-def test_without_a_driver_there_are_no_gpus_and_this_is_said_once(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    caplog.set_level("INFO")
-    inventory = NvmlInventory()
-    assert inventory.devices() + inventory.devices() == ()
-    assert [record.message for record in caplog.records] == ["no GPUs: nvidia-ml-py is not installed"]
-
-
-class FakeNvml(ModuleType):
-    """What nvidia-ml-py answers on a node with one GPU; `broken` raises as without a driver."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, broken: bool = False) -> None:
-        super().__init__("pynvml")
-        self.broken = broken
-        self.nvmlDeviceGetHandleByIndex = lambda index: index
-        self.nvmlDeviceGetCount = lambda: 1
-        self.nvmlDeviceGetCudaComputeCapability = lambda _handle: (9, 0)
-        self.nvmlDeviceGetUUID = lambda _handle: b"GPU-abc"
-        self.nvmlDeviceGetName = lambda _handle: "NVIDIA H200"
-        self.nvmlDeviceGetMemoryInfo = lambda _handle: SimpleNamespace(total=150_000_000_000)
-        self.nvmlShutdown = lambda: None
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if self.broken:
-            raise self.NVMLError("Driver Not Loaded")
-
-
-def test_the_driver_is_asked_for_gpus(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    (gpu,) = NvmlInventory().devices()
-    assert gpu == Device("GPU-abc", DeviceType.GPU, "NVIDIA H200", 150_000_000_000, compute_capability="9.0")
-
-
-def test_a_library_without_a_driver_means_no_gpus(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(broken=True))
-    caplog.set_level("INFO")
-    assert NvmlInventory().devices() == ()
-    assert "Driver Not Loaded" in caplog.text

@@ -10,6 +10,7 @@ import msgspec
 
 from gpufn.device import Device, DeviceType
 from gpufn.errors import InvalidSpec
+from gpufn_runtime.agent.devices.base import Found, Sample
 
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
@@ -40,8 +41,11 @@ class DeclaredInventory:
         has_pool = any(device.type is DeviceType.CPU for device in declared)
         self._devices = declared if has_pool else (pool, *declared)
 
-    def devices(self) -> tuple[Device, ...]:
-        return self._devices
+    def find(self) -> Found:
+        return Found(self._devices)
+
+    def sample(self) -> Sample:
+        return Sample()
 
 
 def _cpu_model(proc: Path) -> str:

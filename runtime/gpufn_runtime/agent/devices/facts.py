@@ -1,0 +1,49 @@
+"""What a node's software can do for GPUs: found out by asking the programs, never assumed from versions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from gpufn.device import MpsLevel, NodeFacts
+
+_TIMEOUT_S = 5.0
+_CGROUP_MEMORY = Path("/sys/fs/cgroup/dmem.capacity")
+
+
+def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFacts:
+    """Without the versions, which NVML tells. Runs programs, so not from a loop."""
+    if not has_gpus:
+        return NodeFacts()
+    return NodeFacts(mps=_mps_level(cgroup_memory), container_runtime=_container_runtime())
+
+
+def _mps_level(cgroup_memory: Path) -> MpsLevel:
+    """Where a level needs what cannot be seen without a daemon, it is not claimed."""
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        return MpsLevel.NONE
+    words = _said("nvidia-cuda-mps-control", "-p", "3", "-h").split()
+    if not {"server", "namespace"} <= set(words):
+        return MpsLevel.V2
+    try:
+        has_limits = "vidmem" in cgroup_memory.read_text()
+    except OSError:
+        has_limits = False
+    return MpsLevel.V3_MEMORY if has_limits else MpsLevel.V3
+
+
+def _container_runtime() -> str:
+    if shutil.which("docker") is None:
+        return ""
+    return "nvidia" if "nvidia" in _said("docker", "info", "--format", "{{json .Runtimes}}") else ""
+
+
+def _said(*command: str) -> str:
+    try:
+        ended = subprocess.run(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ended.stdout + ended.stderr if ended.returncode == 0 else ""

@@ -1,0 +1,112 @@
+"""The node's devices as they are now: found once, then sampled each second in a thread of their own.
+
+A sick driver may hold a call for ever. So nobody waits for the thread: what it says is taken when it comes, and when it
+has said nothing for `_SILENT_S`, its GPUs are degraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from gpufn.clock import Clock
+from gpufn.device import Device, DeviceLink, DeviceType, Health, NodeFacts
+from gpufn.device_metrics import DeviceMetrics
+from gpufn_runtime.agent.devices.base import Inventory, Sample, Trouble
+from gpufn_runtime.agent.devices.health import HealthRecord, describe
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+_SILENT_S = 10.0
+
+
+class DeviceWatch:
+    """`facts` finds out what the node's software can do, given whether there are GPUs; `also_ill` tells what others
+    know of one: its MPS daemon's trouble."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        clock: Clock,
+        *,
+        facts: Callable[[bool], NodeFacts] = lambda has_gpus: NodeFacts(),
+        also_ill: Callable[[str], Trouble | None] = lambda uuid: None,
+        period_s: float = _PERIOD_S,
+    ) -> None:
+        self._inventory = inventory
+        self._clock = clock
+        self._also_ill = also_ill
+        self._period_s = period_s
+        found = inventory.find()
+        self._found = found.devices
+        self.links: tuple[DeviceLink, ...] = found.links
+        self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=found.driver, cuda=found.cuda)
+        self._records = {device.uuid: HealthRecord() for device in self.gpus}
+        self._sampled_at = 0.0
+        self._stop = threading.Event()
+        self._tell: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
+
+    @property
+    def pool(self) -> Device:
+        return next(device for device in self._found if device.type is DeviceType.CPU)
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        return tuple(device for device in self._found if device.type is DeviceType.GPU)
+
+    def devices(self, now: float) -> tuple[Device, ...]:
+        """With their health at `now`, in monotonic seconds."""
+        return tuple(self._with_health(device, now) for device in self._found)
+
+    def start(self, tell: Callable[[tuple[DeviceMetrics, ...]], None]) -> None:
+        """`tell` gets the metrics of each sample."""
+        self._tell = tell
+        self._sampled_at = self._clock.monotonic()
+        if self._records:
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._sample, args=(loop,), name="gpufn-devices", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stop.wait(self._period_s):
+            sample = self._inventory.sample()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.take, sample)
+
+    def take(self, sample: Sample) -> None:
+        now = self._sampled_at = self._clock.monotonic()
+        metrics = {each.uuid: each for each in sample.metrics}
+        for uuid, xid in sample.xids:
+            log.warning("%s: %s", uuid, describe(xid))
+            for device in self.gpus:
+                if uuid in (device.uuid, device.parent):
+                    self._records[device.uuid].on_xid(xid, now)
+        for uuid, record in self._records.items():
+            record.on_sample(metrics.get(uuid), sample.troubles.get(uuid))
+        if metrics:
+            told = (
+                msgspec.structs.replace(each, xids=dict(record.xids)) if (record := self._records[uuid]).xids else each
+                for uuid, each in metrics.items()
+            )
+            self._tell(tuple(told))
+
+    def _with_health(self, device: Device, now: float) -> Device:
+        record = self._records.get(device.uuid)
+        if record is None:
+            return device
+        health, reason = record.judge(now)
+        if health is not Health.FAILED and (trouble := self._also_ill(device.uuid)) is not None:
+            health, reason = trouble.health, trouble.reason
+        if health is Health.HEALTHY and self._sampled_at and now - self._sampled_at > _SILENT_S:
+            health, reason = Health.DEGRADED, f"the driver has not answered for {_SILENT_S:g} s"
+        if health is Health.HEALTHY:
+            return device
+        return msgspec.structs.replace(device, health=health, health_reason=reason)

@@ -1,0 +1,234 @@
+"""NVIDIA's management library as a module object that remembers: the real one's names, constants and errors, played by
+GPUs that can be cut, heated, broken and taken away. `test_nvml.py` holds its names against nvidia-ml-py's."""
+
+# ruff: noqa: N802
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pynvml
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class FakeGpu:
+    uuid: str
+    name: str = "NVIDIA A100-SXM4-80GB"
+    total: int = 80 << 30
+    reserved: int = 1 << 30
+    used: int = 2 << 30
+    cores: int = 6912
+    capability: tuple[int, int] = (8, 0)
+    instances: list[FakeGpu] = dataclasses.field(default_factory=list)
+    is_cut: bool = False
+    utilisation: int = 0
+    temperature: int = 40
+    reasons: int = 0
+    rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    processes: dict[int, int] = dataclasses.field(default_factory=dict)
+    clients: dict[int, int] = dataclasses.field(default_factory=dict)
+    multiprocessors: int = 0  # of an instance
+    error: int = 0  # every question is answered with it
+    lacks: set[str] = dataclasses.field(default_factory=set)  # functions that it does not support
+
+
+class FakeNvml:
+    """`links` are the pairs, by uuid, that NVLink joins; `ancestors` where others meet; `error` is NVML's own."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.gpus = list(gpus)
+        self.error = 0
+        self.links: set[frozenset[str]] = set()
+        self.ancestors: dict[frozenset[str], int] = {}
+        self.events: deque[tuple[str, int]] = deque()
+        self.registered: set[str] = set()
+        self.opened = 0
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Constants are the real ones; a function that nobody has written here is not there in the real one either, or
+        the test that needs it fails."""
+        value = getattr(pynvml, name)
+        if callable(value):
+            raise AttributeError(f"the fake has no {name}")
+        return value
+
+    # --- the library ---
+
+    def nvmlInit(self) -> None:
+        self._answer()
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "595.91.07"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13010
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._answer()
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        self._answer()
+        return next(each for gpu in self.gpus for each in (gpu, *gpu.instances) if each.uuid == uuid)
+
+    # --- what a device is ---
+
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
+        return self._of(gpu, "nvmlDeviceGetUUID", gpu.uuid)
+
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:
+        return self._of(gpu, "nvmlDeviceGetName", gpu.name)
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
+        return gpu.capability
+
+    def nvmlDeviceGetNumGpuCores(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetNumGpuCores", gpu.cores)
+
+    def nvmlDeviceGetAttributes_v2(self, gpu: FakeGpu) -> Any:
+        return SimpleNamespace(multiprocessorCount=gpu.multiprocessors)
+
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
+        return self._of(gpu, "nvmlDeviceGetMigMode", [int(gpu.is_cut), int(gpu.is_cut)])
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
+        if index >= len(gpu.instances):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return gpu.instances[index]
+
+    def nvmlDeviceGetP2PStatus(self, a: FakeGpu, b: FakeGpu, index: int) -> int:
+        assert index == pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+        joined = frozenset((a.uuid, b.uuid)) in self.links
+        return int(pynvml.NVML_P2P_STATUS_OK if joined else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, a: FakeGpu, b: FakeGpu) -> int:
+        return int(self.ancestors.get(frozenset((a.uuid, b.uuid)), pynvml.NVML_TOPOLOGY_SYSTEM))
+
+    # --- how it is ---
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> Any:
+        fields = {"total": gpu.total, "used": gpu.used, "free": gpu.total - gpu.used}
+        if version is None:
+            return self._of(gpu, "", SimpleNamespace(**fields))
+        return self._of(gpu, "memory_v2", SimpleNamespace(**fields, reserved=gpu.reserved))
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
+        rates = SimpleNamespace(gpu=gpu.utilisation, memory=gpu.utilisation // 2)
+        return self._of(gpu, "nvmlDeviceGetUtilizationRates", rates)
+
+    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
+        return self._of(gpu, "nvmlDeviceGetTemperature", gpu.temperature)
+
+    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetPowerUsage", 71_500)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetEnforcedPowerLimit", 400_000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", 5_000_000)
+
+    def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
+        return self._of(gpu, "nvmlDeviceGetClockInfo", 1410 if kind == pynvml.NVML_CLOCK_SM else 1593)
+
+    def nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: int) -> int:
+        return self._of(gpu, "nvmlDeviceGetMaxClockInfo", 1410)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetCurrentClocksEventReasons", gpu.reasons)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", gpu.reasons)
+
+    def nvmlDeviceGetPerformanceState(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetPerformanceState", 0)
+
+    def nvmlDeviceGetFanSpeed(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetFanSpeed", 30)
+
+    def nvmlDeviceGetEncoderUtilization(self, gpu: FakeGpu) -> list[int]:
+        return self._of(gpu, "nvmlDeviceGetEncoderUtilization", [10, 1000])
+
+    def nvmlDeviceGetDecoderUtilization(self, gpu: FakeGpu) -> list[int]:
+        return self._of(gpu, "nvmlDeviceGetDecoderUtilization", [20, 1000])
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, kind: int, counter: int) -> int:
+        return self._of(gpu, "nvmlDeviceGetTotalEccErrors", 3 if kind == pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 0)
+
+    def nvmlDeviceGetRemappedRows(self, gpu: FakeGpu) -> tuple[int, int, int, int]:
+        return self._of(gpu, "nvmlDeviceGetRemappedRows", gpu.rows)
+
+    def nvmlDeviceGetPcieThroughput(self, gpu: FakeGpu, counter: int) -> int:
+        return self._of(gpu, "nvmlDeviceGetPcieThroughput", 7 if counter == pynvml.NVML_PCIE_UTIL_TX_BYTES else 9)
+
+    def nvmlDeviceGetPcieReplayCounter(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetPcieReplayCounter", 0)
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetCurrPcieLinkGeneration", 4)
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetCurrPcieLinkWidth", 16)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
+        return self._of(gpu, "nvmlDeviceGetComputeRunningProcesses", _listed(gpu.processes))
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
+        return self._of(gpu, "nvmlDeviceGetMPSComputeRunningProcesses", _listed(gpu.clients))
+
+    # --- error events ---
+
+    def nvmlEventSetCreate(self) -> object:
+        self._answer()
+        return self.events
+
+    def nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: int, events: object) -> None:
+        assert types == pynvml.nvmlEventTypeXidCriticalError
+        self._of(gpu, "nvmlDeviceRegisterEvents", None)
+        self.registered.add(gpu.uuid)
+
+    def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> Any:
+        self._answer()
+        assert timeout_ms == 0
+        if not self.events:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        uuid, xid = self.events.popleft()
+        gpu = next(gpu for gpu in self.gpus if gpu.uuid == uuid)
+        return SimpleNamespace(device=gpu, eventType=pynvml.nvmlEventTypeXidCriticalError, eventData=xid)
+
+    # --- answers ---
+
+    def _answer(self) -> None:
+        self.calls += 1
+        if self.error:
+            raise pynvml.NVMLError(self.error)
+
+    def _of(self, gpu: FakeGpu, function: str, value: T) -> T:
+        self._answer()
+        if gpu.error:
+            raise pynvml.NVMLError(gpu.error)
+        if function in gpu.lacks:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
+
+def _listed(processes: dict[int, int]) -> list[Any]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=memory) for pid, memory in processes.items()]

@@ -1,0 +1,42 @@
+"""What sampling eight GPUs each second costs the agent: `python -m tests.runtime.agent.devices.overhead`.
+
+The GPUs are fakes, so it is our share of the cost: what NVML itself takes is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from gpufn.clock import SystemClock
+from gpufn.device import Device, DeviceType
+from gpufn.device_metrics import DeviceMetrics
+from gpufn.protocol.messages import DeviceReport, encode
+from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.devices.watch import DeviceWatch
+from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
+
+SECONDS = 10.0
+
+
+async def main() -> None:
+    processes = {1000 + n: 1 << 30 for n in range(4)}
+    gpus = [FakeGpu(f"GPU-{n}", processes=processes, clients=processes) for n in range(8)]
+    pool = Device("cpu", DeviceType.CPU, "CPU", 1 << 30, 2.0)
+    watch = DeviceWatch(NvmlInventory(pool, FakeNvml(*gpus)), SystemClock())
+    sent: list[bytes] = []
+
+    def send(metrics: tuple[DeviceMetrics, ...]) -> None:
+        sent.append(encode(DeviceReport("node", 0.0, metrics)))
+        watch.devices(time.monotonic())
+
+    watch.start(send)
+    began = time.process_time()
+    await asyncio.sleep(SECONDS)
+    busy = (time.process_time() - began) / SECONDS
+    watch.stop()
+    print(f"{busy:.3%} of a core, {len(sent)} samples, {len(sent[-1])} bytes each")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

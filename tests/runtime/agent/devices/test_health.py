@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pynvml
+import pytest
+
+from gpufn.clock import SystemClock
+from gpufn.device import Device, DeviceType, Health
+from gpufn.device_metrics import DeviceMetrics
+from gpufn_runtime.agent.devices.base import Found, Sample, Trouble
+from gpufn_runtime.agent.devices.health import QUIET_S, HealthRecord
+from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.devices.watch import DeviceWatch
+from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
+
+POOL = Device("cpu-a", DeviceType.CPU, "EPYC", 64 << 30, 16.0)
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109])
+def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
+    record = HealthRecord()
+    record.on_xid(xid, 0.0)
+    assert record.judge(0.0) == (Health.HEALTHY, "")
+    assert record.xids == {str(xid): 1}
+
+
+@pytest.mark.parametrize("xid", [48, 64, 79, 95, 119])
+def test_what_is_final_stays(xid: int) -> None:
+    record = HealthRecord()
+    record.on_xid(xid, 0.0)
+    record.on_sample(DeviceMetrics(uuid="g"), None)
+    health, reason = record.judge(1e6)
+    assert health is Health.FAILED
+    assert reason.startswith(f"Xid {xid}: ")
+
+
+@pytest.mark.parametrize("xid", [63, 94, 999])
+def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
+    record = HealthRecord()
+    record.on_xid(xid, 100.0)
+    assert [record.judge(at)[0] for at in (100.0, 100.0 + QUIET_S)] == [Health.DEGRADED, Health.HEALTHY]
+
+
+@pytest.mark.parametrize(
+    ("fields", "health", "reason"),
+    [
+        ({}, Health.HEALTHY, ""),
+        ({"temperature_c": 84}, Health.HEALTHY, ""),
+        ({"temperature_c": 85}, Health.DEGRADED, "it is hot, 85 °C or more"),
+        ({"clock_limits": ("power",)}, Health.HEALTHY, ""),
+        (
+            {"clock_limits": ("hardware_thermal",)},
+            Health.DEGRADED,
+            "it is so hot that its hardware slows it down",
+        ),
+        ({"rows_pending": True}, Health.DEGRADED, "rows of its memory are remapped at its next reset"),
+        ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "rows of its memory cannot be remapped"),
+        ({"ecc_corrected": 10}, Health.HEALTHY, ""),
+    ],
+)
+def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: str) -> None:
+    record = HealthRecord()
+    record.on_sample(DeviceMetrics(uuid="g", **fields), None)
+    assert record.judge(0.0) == (health, reason)
+
+
+def test_a_device_that_answers_again_is_well_again() -> None:
+    record = HealthRecord()
+    record.on_sample(None, Trouble(Health.DEGRADED, "unknown error"))
+    assert record.judge(0.0) == (Health.DEGRADED, "unknown error")
+    record.on_sample(DeviceMetrics(uuid="g"), None)
+    assert record.judge(0.0) == (Health.HEALTHY, "")
+
+
+class Clock(SystemClock):
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def _health(watch: DeviceWatch, now: float) -> list[tuple[Health, str]]:
+    return [(device.health, device.health_reason) for device in watch.devices(now) if device.type is DeviceType.GPU]
+
+
+async def _sampled(inventory: Any) -> list[DeviceMetrics]:
+    told: asyncio.Queue[tuple[DeviceMetrics, ...]] = asyncio.Queue()
+    watch = DeviceWatch(inventory, SystemClock(), period_s=0.001)
+    watch.start(told.put_nowait)
+    async with asyncio.timeout(10):
+        metrics = await told.get()
+    watch.stop()
+    return list(metrics)
+
+
+def test_devices_are_sampled_and_told() -> None:
+    told = asyncio.run(_sampled(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1")))))
+    assert [metrics.uuid for metrics in told] == ["GPU-0", "GPU-1"]
+
+
+def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
+    instance = FakeGpu("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 << 30)
+    nvml = FakeNvml(FakeGpu("GPU-0", instances=[instance], is_cut=True), FakeGpu("GPU-1"))
+    inventory = NvmlInventory(POOL, nvml)
+    clock = Clock()
+    watch = DeviceWatch(inventory, clock)
+    told: list[DeviceMetrics] = []
+    watch._tell = told.extend
+    nvml.events.append(("GPU-0", 79))
+    watch.take(inventory.sample())
+    assert _health(watch, 1.0) == [(Health.FAILED, "Xid 79: it has fallen off the bus"), (Health.HEALTHY, "")]
+    assert [(metrics.uuid, metrics.xids) for metrics in told] == [("MIG-1", {"79": 1}), ("GPU-1", {})]
+
+
+class _Silent:
+    def find(self) -> Found:
+        return Found((POOL, Device("GPU-0", DeviceType.GPU, "NVIDIA L4", 24 << 30)))
+
+    def sample(self) -> Sample:
+        return Sample()
+
+
+def test_a_driver_that_does_not_answer_is_noticed() -> None:
+    clock = Clock()
+    watch = DeviceWatch(_Silent(), clock)
+    watch.take(Sample())
+    assert _health(watch, 11.0) == [(Health.HEALTHY, "")]
+    assert _health(watch, 11.5) == [(Health.DEGRADED, "the driver has not answered for 10 s")]
+
+
+def test_what_mps_knows_counts_as_well() -> None:
+    watch = DeviceWatch(_Silent(), Clock(), also_ill=lambda uuid: Trouble(Health.DEGRADED, f"{uuid}: no MPS"))
+    assert _health(watch, 1.0) == [(Health.DEGRADED, "GPU-0: no MPS")]
+
+
+def test_a_lost_gpu_is_failed(caplog: pytest.LogCaptureFixture) -> None:
+    gpu = FakeGpu("GPU-0")
+    inventory = NvmlInventory(POOL, FakeNvml(gpu))
+    watch = DeviceWatch(inventory, Clock())
+    gpu.error = pynvml.NVML_ERROR_GPU_IS_LOST
+    watch.take(inventory.sample())
+    assert _health(watch, 1.0) == [(Health.FAILED, "gpu is lost")]
