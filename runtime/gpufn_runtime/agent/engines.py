@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Iterable
 from pathlib import Path
 
 import msgspec
@@ -55,6 +55,11 @@ class EngineCache:
                 task.add_done_callback(lambda _: self._under_way.pop(key, None))
             await asyncio.shield(task)
         return path
+
+    def doubt(self, keys: Iterable[str]) -> None:
+        """Check their digests again when they are asked for: a disk may lose bytes without a change of size or time."""
+        for key in keys:
+            self._checked.pop(key, None)
 
     async def keep(self, keys: Container[str]) -> None:
         """Remove all others."""

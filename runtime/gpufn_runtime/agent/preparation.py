@@ -132,6 +132,13 @@ class Preparation:
             raise error
         return tuple(folders)
 
+    def doubt(self, revision: RevisionKey) -> None:
+        """A worker of it could not start: one of its engines may be damaged, though it looks as it did."""
+        if (known := self._known.get(revision)) is not None:
+            for by_kind in known.engines.values():
+                for keys in by_kind.values():
+                    self._engines.doubt(keys)
+
     def timeout_s(self, function: str, number: int) -> float:
         """Of its calls; 0 when it is not known."""
         revision = self._known.get((function, number))

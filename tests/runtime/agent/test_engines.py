@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -118,6 +119,22 @@ def test_a_damaged_engine_is_fetched_again(how: str, known: bool, tmp_path: Path
         assert await bus.cache.get(key) == folder
         assert (folder / "model").read_bytes() == b"weights"
         assert len(bus.fetched) == 4
+
+    _run(test, tmp_path)
+
+
+def test_an_engine_in_doubt_is_checked_although_it_looks_as_it_did(tmp_path: Path) -> None:
+    async def test(bus: Published) -> None:
+        key = bus.add()
+        folder = await bus.cache.get(key)
+        before = (folder / "model").stat()
+        _damage(folder, "changed")
+        os.utime(folder / "model", ns=(before.st_atime_ns, before.st_mtime_ns))
+        await bus.cache.get(key)
+        assert (folder / "model").read_bytes() == b"WEIGHTS"
+        bus.cache.doubt([key, "another"])
+        await bus.cache.get(key)
+        assert (folder / "model").read_bytes() == b"weights"
 
     _run(test, tmp_path)
 
