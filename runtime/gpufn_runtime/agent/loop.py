@@ -33,7 +33,7 @@ import msgspec
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
-from gpufn.device import DeviceType
+from gpufn.device import Health
 from gpufn.engine import CPU_KIND
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
@@ -52,7 +52,7 @@ from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
-from gpufn_runtime.agent.devices.base import Inventory
+from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.environment import container_environment, worker_environment
 from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
@@ -121,7 +121,7 @@ class Agent:
         engines: EngineCache,
         launcher: Standbys,
         groups: MemoryGroups,
-        inventory: Inventory,
+        devices: DeviceWatch,
         clock: Clock,
         default_image: ImageSpec | None = None,
         stop_grace_s: float = 10.0,
@@ -143,14 +143,15 @@ class Agent:
         self._kill_after_s = kill_after_s
         self._drain_grace_s = drain_grace_s
         self._tick_s = tick_s
-        self._devices = inventory.devices()
-        pool = next(device for device in self._devices if device.type is DeviceType.CPU)
-        self._default_memory = pool.memory_bytes // _MEMORY_PART
+        self._devices = devices
+        self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
         self._fleet = Fleet()
         self._reports = Reports(
             bus,
             node=node,
-            devices=self._devices,
+            devices=lambda: devices.devices(clock.monotonic()),
+            links=devices.links,
+            facts=devices.facts,
             clock=clock,
             running=self._process_reports,
             templates=lambda: launcher.templates,
@@ -160,7 +161,7 @@ class Agent:
             revisions=revisions,
             bundles=bundles,
             engines=engines,
-            gpu_kinds=(device.kind for device in self._devices if device.type is DeviceType.GPU),
+            gpu_kinds=(device.kind for device in devices.gpus),
             launcher=launcher,
             running=lambda: {(record.function, record.revision) for record in self._fleet.records.values()},
             image_of=self._image,
@@ -190,8 +191,9 @@ class Agent:
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
+        self._devices.start(self._reports.send_metrics)
         preparing = asyncio.create_task(self._preparation.run(), name="prepare")
-        log.info("node %s is ready: devices=%s", self._node, ",".join(device.uuid for device in self._devices))
+        log.info("node %s is ready: devices=%s", self._node, ",".join(self._uuids()))
         try:
             while not stop.is_set():
                 try:
@@ -205,6 +207,7 @@ class Agent:
         finally:
             # After an error the workers live on, for the next agent to adopt.
             preparing.cancel()
+            self._devices.stop()
             self._let_go()
             for watch in watches:
                 watch.stop()
@@ -214,6 +217,7 @@ class Agent:
     def step(self, now: float) -> None:
         """What is done each second."""
         self._reports.send()
+        self._leave_failed_devices(now)
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
         for worker in self._workers.values():
@@ -221,6 +225,14 @@ class Agent:
         self._reports.send_unsent()
         self._old_groups = [group for group in self._old_groups if not group.remove()]
         self._reap_strangers()
+
+    def _leave_failed_devices(self, now: float) -> None:
+        for device in self._devices.devices(now):
+            if device.health is Health.FAILED:
+                for record in list(self._fleet.records.values()):
+                    if device.uuid in record.gpus and not record.killed:
+                        record.device_fault = f"{device.uuid}: {device.health_reason}"
+                        self._act(Kill(record.worker, record.device_fault))
 
     # --- what the bus says --------------------------------------------------------------------------------------------
 
@@ -384,7 +396,7 @@ class Agent:
     def _kind(self, assignment: Assignment) -> str:
         """The DeviceKind whose engines the worker runs."""
         gpus = assignment.share.gpus
-        return next((device.kind for device in self._devices if device.uuid in gpus), CPU_KIND)
+        return next((device.kind for device in self._devices.gpus if device.uuid in gpus), CPU_KIND)
 
     def _order(
         self, config: WorkerConfig, revision: Revision, folder: WorkerFolder, assignment: Assignment
@@ -485,7 +497,13 @@ class Agent:
         self._read_rest(worker)
         # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
-        end = _exit(worker.group if could_be_oom else None, code=code, signal=signum, tail=worker.output.tail())
+        end = _exit(
+            worker.group if could_be_oom else None,
+            code=code,
+            signal=signum,
+            tail=worker.output.tail(),
+            device_fault=record.device_fault,
+        )
         if could_be_oom and exceeded_bytes is not None:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
         if code == EXIT_START_FAILED:
@@ -669,6 +687,9 @@ class Agent:
             )
             for worker in self._workers.values()
         )
+
+    def _uuids(self) -> list[str]:
+        return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]
 
     def _memory_limit(self, spec: FunctionSpec) -> int:
         return spec.resources.memory_bytes or self._default_memory
