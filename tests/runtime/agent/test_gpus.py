@@ -52,6 +52,6 @@ def test_when_a_gpu_falls_off_the_bus_its_workers_are_ended_for_it(on_node: Any)
         assert [(d.uuid, d.health_reason) for d in report[0].devices if d.health is not Health.HEALTHY] == [
             ("GPU-0", "gpu is lost")
         ]
-        assert [process.worker for process in node.reports[-1].processes] == [spared]
+        await node.until(lambda: [process.worker for process in node.reports[-1].processes] == [spared])
 
     on_node(run)
