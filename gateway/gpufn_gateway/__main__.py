@@ -160,7 +160,7 @@ async def main(settings: GatewaySettings) -> None:
         parcels.open()
         stack.callback(parcels.close)
         caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
-        telemetry = Telemetry(lambda: caller.pending)
+        telemetry = Telemetry(lambda: caller.pending, registry.live_runners)
         bodies = _Bodies(settings, int(bus.server_info["max_payload"]), parcels)
         calls = Calls(
             bus=bus,

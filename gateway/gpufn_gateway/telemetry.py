@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpufn.protocol.messages import RunnerReport
 from gpufn.workers import ColdStart
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,10 +75,12 @@ class CallStats:
 
 
 class Telemetry(Collector):
-    """All functions' CallStats. `in_flight` tells the number of calls that wait right now."""
+    """All functions' CallStats. `in_flight` tells the number of calls that wait right now; `runners` what the runners
+    last reported, which every gateway shows alike."""
 
-    def __init__(self, in_flight: Callable[[], int]) -> None:
+    def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
         self._in_flight = in_flight
+        self._runners = runners
         self._functions: dict[str, CallStats] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -112,4 +115,9 @@ class Telemetry(Collector):
             cold.add_metric([name], stats.cold_starts)
             for phase, seconds in stats.phase_seconds.items():
                 phases.add_metric([name, phase], seconds)
-        yield from (calls, refusals, latency, queue, cold, phases)
+        dropped = CounterMetricFamily(
+            "gpufn_dropped_outcomes", "Ends of submitted calls that had ended already", labels=["node"]
+        )
+        for report in self._runners():
+            dropped.add_metric([report.node], report.dropped_outcomes)
+        yield from (calls, refusals, latency, queue, cold, phases, dropped)

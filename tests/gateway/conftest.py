@@ -152,7 +152,7 @@ class Gateway:
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
-        self.telemetry = Telemetry(lambda: self.queue.pending)
+        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
         self.reason: str | None = None
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)

@@ -9,6 +9,7 @@ import pytest
 
 from gpufn.errors import BusUnavailable, CapacityError, ErrorInfo, QueueFull
 from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import RunnerReport
 from gpufn.spec import MethodSpec
 from gpufn.workers import ColdStart
 from gpufn_gateway.bodies import BodyBudget, BodyReader
@@ -355,6 +356,14 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
     assert 'gpufn_refusals_total{code="invalid_input",function="embed"} 1.0' in text
     assert 'gpufn_call_seconds_count{function="embed"} 2.0' in text
     assert "gpufn_calls_in_flight 0.0" in text
+
+
+async def test_what_runners_drop_is_counted_by_node(gateway: Any) -> None:
+    for node, dropped in (("a", 3), ("b", 0), ("a", 4)):
+        gateway.registry.take_runner_report(RunnerReport(node, "r", gateway.clock.time(), dropped_outcomes=dropped))
+    text = (await gateway.get("/metrics")).text
+    told = [line for line in text.splitlines() if line.startswith("gpufn_dropped_outcomes_total")]
+    assert told == ['gpufn_dropped_outcomes_total{node="a"} 4.0', 'gpufn_dropped_outcomes_total{node="b"} 0.0']
 
 
 def test_a_problem_is_json(make: Any) -> None:

@@ -71,7 +71,7 @@ class Whole:
         self.access = Access(loopback=True)
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name="gw-test", clock=clock)
-        telemetry = Telemetry(lambda: self.caller.pending)
+        telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
         calls = Calls(

@@ -278,6 +278,22 @@ def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
+def test_an_end_that_comes_second_is_dropped_and_reported(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("second")
+        worker = await node.worker(revision)
+        invocation = await submit(node, revision)
+        run, _ = await worker.run()
+        found = await records.read(node.bus, invocation)
+        assert found is not None
+        assert await records.end(node.bus, msgspec.structs.replace(found[0], state=InvocationState.FAILED))
+        worker.answer(run)
+        while (await node.reports.get()).dropped_outcomes != 1:
+            pass
+
+    on_node(url, tmp_path, test)
+
+
 def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("stream", kind=CallKind.GENERATOR)
