@@ -180,7 +180,9 @@ def _running(
             yield process
         except RuntimeError as error:
             log.seek(0)
-            raise RuntimeError(f"{error}:\n{log.read()[-2000:].decode(errors='replace')}") from None
+            if said := log.read()[-2000:].decode(errors="replace").strip():
+                error.add_note(f"--- {name}\n{said}")
+            raise
         finally:
             below = descendants(process.pid)
             process.send_signal(stop)

@@ -42,7 +42,7 @@ def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
     cuda = folder / "cuda"
     _download(cuda, _CUDA, pythons, with_needs=False)
     for wheel in list(cuda.glob("*.whl")):
-        _cut(wheel)
+        cut(wheel)
     for part in ("platform", "models", "cuda"):
         files = list((folder / part).iterdir())
         print(f"{folder / part}: {len(files)} files, {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB")
@@ -75,10 +75,11 @@ def _download(
     return {wheel.name for wheel in folder.glob("*.whl")}
 
 
-def _cut(wheel: Path) -> None:
+def cut(wheel: Path, part_bytes: int = _PART_BYTES) -> None:
+    """`NAME.whl` becomes `NAME.whl.00`, `NAME.whl.01`… of `part_bytes` at most."""
     with wheel.open("rb") as whole:
         for number in range(100):
-            if not (content := whole.read(_PART_BYTES)):
+            if not (content := whole.read(part_bytes)):
                 break
             wheel.with_name(f"{wheel.name}.{number:02}").write_bytes(content)
     wheel.unlink()

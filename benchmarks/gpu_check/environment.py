@@ -70,12 +70,28 @@ def _packages_here() -> list[str]:
 
 
 def _fitting(wheels: list[Path]) -> list[Path]:
-    """Those for any Python 3, and those for this one."""
-    ours = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    fitting = [wheel for wheel in wheels if (tag := wheel.stem.split("-")[-3]) == ours or "py3" in tag.split(".")]
+    """Those for any Python 3, those for this one, and those for its stable interface."""
+    fitting = [wheel for wheel in wheels if fits(wheel.name, sys.version_info.minor)]
     with_cuda = any(wheel.name.startswith("onnxruntime_gpu-") for wheel in fitting)
     # They fill the same folder: the one for GPUs runs models on the CPU as well.
     return [wheel for wheel in fitting if not (with_cuda and wheel.name.startswith("onnxruntime-"))]
+
+
+def fits(wheel: str, minor: int) -> bool:
+    """Whether a wheel's name says that it is for Python 3.`minor`.
+
+    >>> fits("uvloop-0.22-cp312-cp312-manylinux_2_28_x86_64.whl", 11), fits("idna-3.11-py2.py3-none-any.whl", 11)
+    (False, True)
+    >>> fits("protobuf-6.33-cp310-abi3-manylinux2014_x86_64.whl", 12)
+    True
+    """
+    pythons, abi = wheel.split("-")[-3:-1]
+    for python in pythons.split("."):
+        if python in ("py3", f"cp3{minor}"):
+            return True
+        if abi == "abi3" and python.startswith("cp3") and int(python[3:]) <= minor:
+            return True
+    return False
 
 
 def _join_parts(bundle: Path, wheels: Path) -> None:

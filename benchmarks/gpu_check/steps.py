@@ -29,6 +29,7 @@ from gpu_check.machine import CannotRun, Machine
 from measure import descendants
 
 _GRACE_S = 15.0  # to stop a platform in order takes up to ten
+_GONE_S = 5.0  # a process that waits for a driver may not even go when it is killed
 _LEAST_S = 5.0  # with less time than this left a step is not begun
 _SHOWN_BYTES = 6_000  # of what a step printed
 _fork = multiprocessing.get_context("fork")
@@ -105,15 +106,14 @@ def _in_process(step: Step, machine: Machine, folder: Path) -> None:
     os.setsid()  # Ctrl-C is for whoever started the check, who then tells us
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with (folder / "log").open("wb") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stdout.fileno(), 2)
     result = _result(step, machine)
     partial = folder / "partial"
     partial.write_bytes(msgspec.json.encode(result))
     partial.rename(folder / "result")
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)  # no step's leftover thread keeps the process
 
 
@@ -155,6 +155,18 @@ def _exit(code: int) -> str:
 
 
 def _kill(pids: Sequence[int]) -> None:
+    """Returns when they are gone, for the next step measures on the same machine; or soon, when one does not go."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    give_up = time.monotonic() + _GONE_S
+    while any(map(is_running, pids)) and time.monotonic() < give_up:
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """A process that nobody has reaped yet is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

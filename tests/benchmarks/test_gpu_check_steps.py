@@ -1,0 +1,155 @@
+"""Steps that pass, fail, hang, crash or cannot be done: what is told of each, and that the next one runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_check.findings import Finding, Result, State, Table
+from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import up
+from gpu_check.steps import Step, is_running, perform, run
+
+MACHINE = Machine(why_no_gpu="this is a test")
+FOUND = Finding(summary="all is well", figures={"calls": 3}, tables=[Table(("a",), [("b",)])])
+
+
+def step(check: Callable[[Machine], Finding], name: str = "fake") -> Step:
+    return Step(name, "A fake step", 60, check)
+
+
+def performed(check: Callable[[Machine], Finding], *, limit_s: float = 60) -> Result:
+    return perform(step(check), MACHINE, limit_s=limit_s, grace_s=0.3)
+
+
+def test_what_a_step_finds_comes_back_from_its_process() -> None:
+    pids: list[int] = []
+
+    def check(machine: Machine) -> Finding:
+        return Finding(summary=machine.why_no_gpu, figures={"pid": os.getpid()}, tables=FOUND.tables)
+
+    result = performed(check)
+    assert (result.state, result.line, result.detail) == (State.PASSED, "this is a test", "")
+    assert result.finding is not None
+    assert result.finding.figures["pid"] not in [os.getpid(), *pids]
+    assert list(map(tuple, result.finding.tables[0].rows)) == [("b",)]
+
+
+def test_a_step_that_the_machine_cannot_do_says_why_in_one_line() -> None:
+    result = performed(lambda machine: Finding(summary=machine.gpu().name))
+    assert (result.state, result.line, result.detail) == (State.SKIPPED, "no GPU: this is a test", "")
+
+
+def test_a_step_that_fails_shows_its_traceback_with_notes_and_what_it_printed() -> None:
+    def check(machine: Machine) -> Finding:
+        print("on its way")
+        error = ValueError("it broke\nand more of it")
+        error.add_note("--- gateway.log: refused")
+        raise error
+
+    result = performed(check)
+    assert (result.state, result.line) == (State.FAILED, "ValueError: it broke")
+    for part in ("Traceback", "in check", "and more of it", "--- gateway.log: refused", "--- printed\non its way"):
+        assert part in result.detail
+
+
+def test_what_should_not_be_so_fails_a_step_and_its_figures_stay() -> None:
+    wrong = Finding(summary="slow", figures={"calls": 0}, wrong=["no call came through", "nor a second"])
+    result = performed(lambda _: wrong)
+    assert (result.state, result.line) == (State.FAILED, "no call came through; nor a second")
+    assert result.finding is not None
+    assert result.finding.figures == {"calls": 0}
+
+
+def test_a_step_that_crashes_takes_nothing_with_it() -> None:
+    def crash(_: Machine) -> Finding:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return FOUND
+
+    results = list(run([step(crash, "first"), step(lambda _: FOUND, "second")], MACHINE, total_s=60))
+    assert [(each.step, each.state, each.line) for each in results] == [
+        ("first", State.FAILED, "its process ended with signal 11"),
+        ("second", State.PASSED, "all is well"),
+    ]
+
+
+def test_a_step_beyond_its_limit_may_tidy_up_and_says_where_it_was(tmp_path: Path) -> None:
+    def hang(_: Machine) -> Finding:
+        try:
+            time.sleep(600)
+        finally:
+            (tmp_path / "tidied").touch()
+        return FOUND
+
+    result = performed(hang, limit_s=0.3)
+    assert (result.state, result.line) == (State.TIMED_OUT, "it was not done after 0 s")
+    assert "time.sleep(600)" in result.detail
+    assert (tmp_path / "tidied").exists()
+
+
+def test_what_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+    def hang(_: Machine) -> Finding:
+        child = subprocess.Popen([sys.executable, "-c", deaf], start_new_session=True)
+        (tmp_path / "pid").write_text(str(child.pid))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+        return FOUND
+
+    result = performed(hang, limit_s=1.0)
+    assert result.state is State.TIMED_OUT
+    pid = int((tmp_path / "pid").read_text())
+    assert not is_running(pid)
+
+
+def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
+    def unexpected(_: Machine) -> Finding:
+        raise AssertionError("it was begun")
+
+    results = list(run([step(unexpected, "a"), step(unexpected, "b")], MACHINE, total_s=0))
+    assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time was left of 0 s")] * 2
+
+
+def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
+    from gpu_check.machine import Gpu
+
+    machine = Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),), pretended=True)
+    assert machine.gpu().name == "x"
+    assert machine.torch_device == "cpu"
+    with pytest.raises(CannotRun, match="pretended"):
+        machine.real_gpu()
+
+
+@pytest.mark.e2e
+def test_a_step_that_fails_beside_a_platform_shows_the_ends_of_its_logs() -> None:
+    def check(machine: Machine) -> Finding:
+        with up(machine) as platform:
+            return Finding(summary=platform.invoke("nobody"))
+
+    result = performed(check)
+    assert result.state is State.FAILED
+    assert "function_not_found" in result.line
+    assert "--- agent.log" in result.detail
+
+
+@pytest.mark.e2e
+def test_an_option_that_is_not_built_yet_skips_a_step() -> None:
+    source = "from gpufn import gpu_function\n\n\n@gpu_function(park=True)\ndef f() -> int:\n    return 1\n"
+
+    def check(machine: Machine) -> Finding:
+        with up(machine) as platform:
+            platform.deploy(source)
+        return FOUND
+
+    result = performed(check)
+    assert result.state is State.SKIPPED
+    assert "parking workers" in result.line
