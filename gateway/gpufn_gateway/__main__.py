@@ -43,6 +43,7 @@ from gpufn_gateway.builds import Builds
 from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.collection import Collection
+from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
@@ -223,6 +224,7 @@ async def main(settings: GatewaySettings) -> None:
             leases=buckets.leases,
             name=name,
             clock=clock,
+            limits=Limits(share_across_domains=settings.share_across_domains),
         )
         finishing = Finishing(
             registry=registry, builds=builds, deploys=deploys, clock=clock, leads=lambda: controller.leads

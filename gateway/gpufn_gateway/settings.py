@@ -31,6 +31,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
     kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to
+    share_across_domains: bool = False  # GPUFN_SHARE_ACROSS_DOMAINS: a GPU may be shared by several trust domains
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -66,6 +67,12 @@ def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
+def _yes_or_no(text: str) -> bool:
+    if text.lower() not in ("yes", "no", "true", "false", "1", "0"):
+        raise ValueError("write yes or no")
+    return text.lower() in ("yes", "true", "1")
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError("write DEBUG, INFO, WARNING or ERROR")
@@ -80,6 +87,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "body_timeout_s": _positive(float),
     "shutdown_timeout_s": _positive(float),
     "kept_revisions": _positive(int),
+    "share_across_domains": _yes_or_no,
     "log_level": _level,
 }
 

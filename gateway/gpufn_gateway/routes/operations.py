@@ -11,11 +11,13 @@ from starlette.routing import Route
 
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
+from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import Conflict, InvalidInput
-from gpufn.protocol.messages import ApiKey, encode
+from gpufn.protocol.messages import ApiKey, NodeReport, encode
 from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.device_reports import DeviceReports
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
@@ -27,6 +29,12 @@ class _NewKey(msgspec.Struct, forbid_unknown_fields=True):
     label: str = ""
 
 
+class _Node(NodeReport, frozen=True):
+    """With how its GPUs are."""
+
+    metrics: tuple[DeviceMetrics, ...] = ()
+
+
 class OperationRoutes:
     """`why_not_ready` says what is missing until a call would be served, or None."""
 
@@ -35,6 +43,7 @@ class OperationRoutes:
         *,
         registry: Registry,
         counters: Telemetry,
+        device_reports: DeviceReports,
         access: Access,
         keys: KeyValue,
         bodies: BodyReader,
@@ -43,6 +52,7 @@ class OperationRoutes:
     ) -> None:
         self._registry = registry
         self._telemetry = counters
+        self._device_reports = device_reports
         self._access = access
         self._keys = keys
         self._bodies = bodies
@@ -72,7 +82,9 @@ class OperationRoutes:
 
     async def metrics(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        return Response(self._telemetry.exposition(), media_type=telemetry.CONTENT_TYPE)
+        return Response(
+            self._telemetry.exposition() + self._device_reports.exposition(), media_type=telemetry.CONTENT_TYPE
+        )
 
     async def describe(self, request: Request) -> Response:
         principal_of(request).need(READ)
@@ -83,7 +95,11 @@ class OperationRoutes:
 
     async def nodes(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        return json_answer({"nodes": self._registry.live_nodes()})
+        nodes = [
+            _Node(**msgspec.structs.asdict(report), metrics=self._device_reports.of(report.node))
+            for report in self._registry.live_nodes()
+        ]
+        return json_answer({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
