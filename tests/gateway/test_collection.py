@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 import zipfile
@@ -12,13 +13,13 @@ import pytest
 from gpufn.bus import objects, streams
 from gpufn.bus.calls import CallRequest
 from gpufn.engine import BuildState
-from gpufn.errors import RevisionNotFound
+from gpufn.errors import BusUnavailable, RevisionNotFound
 from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
 from gpufn_gateway.collection import Collection
 from tests.gateway.test_models import NET, ONNX, built, deploy, model, upload
-from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 
 HOUR_S = 3600.0
 
@@ -40,15 +41,23 @@ class Collected:
     def __init__(self, gateway: Whole) -> None:
         self.clock = Ahead()
         self.in_use: set[tuple[str, int]] | None = set()
+        self.trouble: Exception | None = None
+        self.was_asked = asyncio.Event()
         self.collection = Collection(
             gateway.bus,
             gateway.buckets,
             registry=gateway.registry,
             builds=gateway.builds,
-            in_use=lambda: self.in_use,
+            in_use=self._known,
             kept_revisions=2,
             clock=self.clock,
         )
+
+    def _known(self) -> set[tuple[str, int]] | None:
+        self.was_asked.set()
+        if self.trouble is not None:
+            raise self.trouble
+        return self.in_use
 
     async def after(self, seconds: float) -> None:
         self.clock.by_s += seconds
@@ -118,6 +127,24 @@ async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any)
             await gateway.deploys.rollback("again", 3)
         await collected.after(61)
         assert await stored_numbers(gateway, "again") == [4]
+
+
+async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        gateway.registry.on_deleted.append(collected.collection.on_deleted)
+        for name in ("fails", "works"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        collected.trouble = BusUnavailable("not now")
+        running = asyncio.create_task(collected.collection.run())
+        await gateway.deploys.delete("fails")
+        await collected.was_asked.wait()
+        collected.trouble = None
+        await gateway.deploys.delete("works")
+        await until(lambda: (gateway.registry.numbers("fails"), gateway.registry.numbers("works")) == ([2], [2]))
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, make: Any) -> None:
