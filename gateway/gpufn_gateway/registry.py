@@ -25,6 +25,7 @@ from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import MethodSpec, function_name
 from gpufn_gateway.auth import Access
 from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.device_reports import DeviceReports
 from gpufn_gateway.signature import Signature
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Registry:
         self.statuses: dict[str, FunctionStatus] = {}
         self._nodes: dict[str, tuple[float, NodeReport]] = {}  # heard at, by our own clock
         self._runners: dict[str, tuple[float, RunnerReport]] = {}
+        self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
@@ -88,6 +90,7 @@ class Registry:
         """Watch; returns when everything there is has been read."""
         bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.take_controller_report))
         bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.take_node_report))
+        self.device_reports.start(bus)
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.take_runner_report))
         # What is pointed at first: a Function must never point at a revision that is not here yet.
         self._watches.append(await buckets.engines.watch(self.on_engine))

@@ -60,13 +60,13 @@ class DeviceLink(msgspec.Struct, frozen=True, array_like=True):
     kind: LinkKind
 
 
-class MpsLevel(enum.IntEnum):
+class MpsLevel(enum.StrEnum):
     """What of MPS a node can do; each level has what is below it."""
 
-    NONE = 0
-    V2 = 1  # a control daemon per GPU: limits by a client's environment
-    V3 = 2  # driver r615 and later: namespaces
-    V3_MEMORY = 3  # and memory limits of cgroups, held by the kernel
+    NONE = "none"
+    V2 = "v2"  # a control daemon per GPU: limits by a client's environment
+    V3 = "v3"  # driver r615 and later: namespaces
+    V3_MEMORY = "v3_memory"  # and memory limits of cgroups, held by the kernel
 
 
 class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):

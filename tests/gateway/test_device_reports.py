@@ -25,7 +25,7 @@ METRICS = DeviceMetrics(
 
 def _told(gateway: Any) -> None:
     gateway.registry.take_node_report(REPORT)
-    gateway.device_reports.take(DeviceReport("n1", 1.0, (METRICS,)))
+    gateway.registry.device_reports.take(DeviceReport("n1", 1.0, (METRICS,)))
 
 
 async def _samples(gateway: Any) -> dict[str, float]:
@@ -40,10 +40,10 @@ async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
         "uuid": "GPU-2", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30, "health": "degraded",
         "health_reason": "it is hot",
     }  # fmt: skip
-    assert (node["links"], node["facts"]) == ([["GPU-1", "GPU-2", 5]], {"mps": 1})
+    assert (node["links"], node["facts"]) == ([["GPU-1", "GPU-2", 5]], {"mps": "v2"})
     (metrics,) = node["metrics"]
     assert (metrics["uuid"], metrics["utilisation"], metrics["processes"]) == ("GPU-1", 0.5, [[7, 1 << 20]])
-    gateway.clock.advance(11)
+    gateway.clock.now += 11
     gateway.registry.take_node_report(REPORT)
     assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
 

@@ -17,7 +17,6 @@ from gpufn.protocol.messages import ApiKey, NodeReport, encode
 from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.device_reports import DeviceReports
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
@@ -43,7 +42,6 @@ class OperationRoutes:
         *,
         registry: Registry,
         counters: Telemetry,
-        device_reports: DeviceReports,
         access: Access,
         keys: KeyValue,
         bodies: BodyReader,
@@ -52,7 +50,6 @@ class OperationRoutes:
     ) -> None:
         self._registry = registry
         self._telemetry = counters
-        self._device_reports = device_reports
         self._access = access
         self._keys = keys
         self._bodies = bodies
@@ -82,9 +79,8 @@ class OperationRoutes:
 
     async def metrics(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        return Response(
-            self._telemetry.exposition() + self._device_reports.exposition(), media_type=telemetry.CONTENT_TYPE
-        )
+        text = self._telemetry.exposition() + self._registry.device_reports.exposition()
+        return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
         principal_of(request).need(READ)
@@ -96,7 +92,7 @@ class OperationRoutes:
     async def nodes(self, request: Request) -> Response:
         principal_of(request).need(READ)
         nodes = [
-            _Node(**msgspec.structs.asdict(report), metrics=self._device_reports.of(report.node))
+            _Node(**msgspec.structs.asdict(report), metrics=self._registry.device_reports.of(report.node))
             for report in self._registry.live_nodes()
         ]
         return json_answer({"nodes": nodes})
