@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gpufn._decorator import method as method
     from gpufn._function import Call as Call
     from gpufn._function import Function as Function
+    from gpufn._image import Image as Image
     from gpufn._models import Model as Model
     from gpufn.errors import CapacityError as CapacityError
     from gpufn.errors import FunctionRaised as FunctionRaised
@@ -57,6 +58,7 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "method",
     "exit",
     "Batch",
+    "Image",
     "Model",
     "Retry",
     # Inside a call
@@ -81,6 +83,7 @@ _HOMES = {
     "method": "_decorator",
     "exit": "_decorator",
     "Batch": "spec",
+    "Image": "_image",
     "Model": "_models",
     "Retry": "spec",
     "current": "_context",

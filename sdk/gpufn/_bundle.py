@@ -23,10 +23,10 @@ import sys
 import sysconfig
 import traceback
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 from gpufn import _shadows
@@ -42,6 +42,8 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first instant that a zip can say
 _INSTALLED = tuple(
     {os.path.join(os.path.realpath(path), "") for name, path in sysconfig.get_paths().items() if "lib" in name}
 )
+
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 AnyFunction = Function[..., Any, Any] | FunctionClass
 
@@ -97,17 +99,18 @@ def load(path: Path) -> Project:
     return Project(module, root, frozenset(sys.modules) - before)
 
 
-def pack_source(project: Project, include: Sequence[str] = ()) -> Bundle:
-    """The project's file, the modules beside it that it needs, and the files that the globs in `include` match."""
+def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:
+    """The project's file, the modules beside it that it needs, the files that `include`'s globs match, `contents`."""
     files = _Collector([project.root, Path.cwd()])
     files.add(project.module.__name__)
     for name in sorted(project.loaded):
         files.add(name)
     files.include(project.root, include)
+    files.put_all(contents)
     return files.bundle()
 
 
-def pack_pickle(function: AnyFunction, include: Sequence[str] = ()) -> Bundle:
+def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:
     """`function` by value. Raises InvalidBundle when something that it refers to cannot be pickled."""
     import cloudpickle  # noqa: PLC0415
 
@@ -125,24 +128,26 @@ def pack_pickle(function: AnyFunction, include: Sequence[str] = ()) -> Bundle:
             files.add(text)
     files.include(Path.cwd(), include)
     files.put(PICKLE_NAME, data)
+    files.put_all(contents)
     return files.bundle()
 
 
 def bundles_of(
-    functions: Iterable[AnyFunction], include: Sequence[str] = ()
+    functions: Iterable[AnyFunction], include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING
 ) -> Iterator[tuple[AnyFunction, Packaging, Bundle]]:
-    """How each function of this process travels: by source if its module is a project's file, else by value."""
+    """How each function of this process travels: by source if its module is a project's file, else by value. `contents`
+    are more entries, of each bundle."""
     by_module: dict[str, Bundle] = {}
     for function in functions:
         name = function.raw.__module__
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
         if module is None or file is None or not can_be_imported(function):
-            yield function, Packaging.PICKLE, pack_pickle(function, include)
+            yield function, Packaging.PICKLE, pack_pickle(function, include, contents)
             continue
         if name not in by_module:
             root = Path(file).resolve().parents[name.count(".") + (Path(file).stem == "__init__")]
-            by_module[name] = pack_source(Project(module, root, frozenset()), include)
+            by_module[name] = pack_source(Project(module, root, frozenset()), include, contents)
         yield function, Packaging.SOURCE, by_module[name]
 
 
@@ -182,6 +187,9 @@ class _Collector:
 
     def put(self, name: str, data: bytes) -> None:
         self._files[name] = data
+
+    def put_all(self, contents: Mapping[str, bytes]) -> None:
+        self._files.update(contents)
 
     def include(self, root: Path, globs: Sequence[str]) -> None:
         for glob in globs:

@@ -79,12 +79,21 @@ class Api(Protocol):
 
 def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
     """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
+    from gpufn import _image  # noqa: PLC0415
     from gpufn._bundle import bundles_of  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
 
-    for function, packaging, bundle in bundles_of(functions, include):
+    functions = list(functions)
+    images = {
+        function: _image.prepare(image, folder_of(function.raw))
+        for function in functions
+        if (image := function.settings.declared_image) is not None
+    }
+    contents = {name: data for image in images.values() for name, data in image.contents.items()}
+    for function, packaging, bundle in bundles_of(functions, include, contents):
         models = prepare_all(function.settings.declared_models, folder_of(function.raw))
-        spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models))
+        image = images[function].spec if function in images else None
+        spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models), image)
         paths = {digest: path for model in models for digest, path in model.paths.items()}
         yield Deployable(spec, bundle.digest, bundle.data, paths)
 

@@ -24,6 +24,7 @@ from gpufn import _transport
 from gpufn._hooks import hooks
 from gpufn.errors import FunctionRaised, InvalidInput, InvalidSpec
 from gpufn.ids import is_invocation_id
+from gpufn.image import ImageSpec
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
@@ -287,6 +288,7 @@ class _Declared:
         packaging: Packaging = Packaging.SOURCE,
         modules: tuple[str, ...] = (),
         models: tuple[ModelSpec, ...] = (),
+        image: ImageSpec | None = None,
     ) -> FunctionSpec:
         """What is deployed. Resolves the type hints; InvalidSpec says which parameter is wrong."""
         from gpufn import _schema  # noqa: PLC0415
@@ -299,6 +301,7 @@ class _Declared:
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 modules=modules,
                 models=models,
+                image=image,
             )
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
+from gpufn._image import Image
 from gpufn._models import Model
 from gpufn.device import Share
 from gpufn.errors import InvalidSpec
+from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.spec import (
     Batch,
@@ -32,7 +34,6 @@ from gpufn.spec import (
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Named in the design, built later: refused with the reason, so that nobody relies on them in silence.
 _NOT_YET = {
-    "image": "an image of one's own; workers use the platform's Python environment",
     "secrets": "secrets; use env=... for what is not secret",
     "volumes": "volumes",
     "park": "parking workers",
@@ -73,6 +74,8 @@ class PlainOptions(TypedDict, total=False):
     cpu: Annotated[float, "cores that one worker takes; a share of time, not cores of its own"]
     memory: Annotated[str | int | None, 'memory of one worker, reserved and enforced: bytes or text such as `"2Gi"`']
     env: Annotated[Mapping[str, str], "environment variables of its workers"]
+    image: Annotated[Image | None, "an `Image`: its workers run in containers with that Python, packages and files"]
+    egress: Annotated[bool, "whether its workers in containers reach the network"]
     min_workers: Annotated[int, "always so many"]
     max_workers: Annotated[int, "never more"]
     buffer_workers: Annotated[int, "so many spare ones while there are calls"]
@@ -111,7 +114,7 @@ def default_of(option: str) -> Any:
         return _default(Settings, _LIMITS[option])
     if option == "share":
         return Share.EXCLUSIVE.value
-    return {"cpu": Resources().cpu, "priority": "normal"}.get(option)
+    return {"cpu": Resources().cpu, "egress": False, "priority": "normal"}.get(option)
 
 
 def _default(struct: type[msgspec.Struct], field: str) -> Any:
@@ -141,7 +144,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retries: Retry | None = None
     retention_s: float = 86400.0
     env: dict[str, str] = {}
+    egress: bool = False
     declared_models: dict[str, Model] = {}
+    declared_image: Image | None = None
 
     def spec(
         self,
@@ -152,10 +157,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         python: str = "",
         modules: tuple[str, ...] = (),
         models: tuple[ModelSpec, ...] = (),
+        image: ImageSpec | None = None,
     ) -> FunctionSpec:
-        """`models`: the declared ones, prepared; none while nobody has read their files."""
+        """`models` and `image`: the declared ones, prepared; none while nobody has read their files."""
         fields = msgspec.structs.asdict(self)
-        del fields["declared_models"]
+        del fields["declared_models"], fields["declared_image"]
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),
             methods=methods,
@@ -163,6 +169,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             python=python,
             modules=modules,
             models=models,
+            image=image,
             **fields,
         )
 
@@ -177,7 +184,9 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "batch": _batch(options.get("batch")),
         "retries": _retries(options.get("retries")),
         "env": _env(options.get("env")),
+        "egress": _egress(options.get("egress", False)),
         "declared_models": _models(options.get("models")),
+        "declared_image": _image(options.get("image")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
     return Settings(**fields)
@@ -280,6 +289,18 @@ def _env(env: Any) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidSpec(f"env: names and values are text, not {name!r}: {value!r}")
     return dict(env)
+
+
+def _image(image: Any) -> Image | None:
+    if image is None or isinstance(image, Image):
+        return image
+    raise InvalidSpec(f"image is an Image, such as Image.python('3.12').pip_install('torch'), not {image!r}")
+
+
+def _egress(egress: Any) -> bool:
+    if isinstance(egress, bool):
+        return egress
+    raise InvalidSpec(f"egress is True or False, not {egress!r}")
 
 
 def _models(models: Any) -> dict[str, Model]:

@@ -297,6 +297,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_env()
         self._check_modules()
         self._check_models()
+        self._check_image()
 
     def _check_methods(self) -> None:
         names = [method.name for method in self.methods]
@@ -316,6 +317,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{self.name}: a function without code is one model, not {len(self.models)}")
         if not self.resources.gpu and any(model.require_gpu for model in self.models):
             raise InvalidSpec(f"{self.name}: a model requires a GPU, and gpu=... asks for none")
+
+    def _check_image(self) -> None:
+        image = self.image
+        if image and image.python and self.entry.packaging is Packaging.PICKLE and image.python != self.python:
+            raise InvalidSpec(
+                f"{self.name}: it travels by value, which needs the same Python everywhere: yours is {self.python}, "
+                f"its image's {image.python}"
+            )
 
     def _check_env(self) -> None:
         for name, value in self.env.items():
