@@ -85,9 +85,9 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
 
     functions = list(functions)
     images = {
-        function: _image.prepare(image, folder_of(function.raw))
+        function: _image.prepare(declared, folder_of(function.raw))
         for function in functions
-        if (image := function.settings.declared_image) is not None
+        if (declared := function.settings.declared_image) is not None
     }
     contents = {name: data for image in images.values() for name, data in image.contents.items()}
     for function, packaging, bundle in bundles_of(functions, include, contents):

@@ -27,7 +27,7 @@ class AgentSettings:
     GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
     GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
     GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
-    DOCKER_HOST           the Docker daemon; unix:///var/run/docker.sock when not given
+    GPUFN_DOCKER_HOST     the Docker daemon; DOCKER_HOST, or unix:///var/run/docker.sock, when not given
     """
 
     node: str
@@ -56,7 +56,7 @@ class AgentSettings:
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
-            docker_host=environ.get("DOCKER_HOST") or cls.docker_host,
+            docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
         )
 
 
