@@ -38,7 +38,11 @@ def _sample(datatype: str) -> Array:
         return np.array([["", "a"], ["é\0", "longer"]], np.object_)
     if datatype == "BF16":
         return np.array([[0x3F80, 0xC000], [0, 0x7F80]], np.uint16).view(BF16)
-    return np.array([[0, 1], [1, 0]]).astype(dtype_of(datatype))
+    dtype = dtype_of(datatype)
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return np.array([[0, bounds.max], [1, bounds.min]], dtype)
+    return np.array([[0, 1], [1, 0]]).astype(dtype)
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
@@ -198,6 +202,8 @@ def test_texts_that_are_cut_off_or_no_text_are_refused(data: bytes, message: str
         ("UINT8", [300], "t: this cannot be read as UINT8"),
         ("UINT8", [-1], "t: this cannot be read as UINT8"),
         ("INT64", [1.5], "t: this cannot be read as INT64: float64 values"),
+        ("UINT64", [1.5], "t: this cannot be read as UINT64: float64 values"),
+        ("UINT64", [2**64], "t: this cannot be read as UINT64: object values"),
         ("BOOL", [2.0], "t: this cannot be read as BOOL"),
         ("FP32", [None], "t: this cannot be read as FP32"),
         ("BYTES", [1], "t: element 0 of a BYTES tensor is text, not int"),
