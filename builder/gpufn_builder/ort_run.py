@@ -28,7 +28,9 @@ def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]
     has_bf16 = any(array.dtype == BF16 for array in inputs.values()) or any(each.datatype == "BF16" for each in outputs)
     if not has_bf16:
         return dict(zip(names, map(np.asarray, session.run(names, dict(inputs))), strict=True))
-    # `run` knows nothing of BF16; of these values there are none with texts.
+    # `run` knows nothing of BF16, and of these values there are none with texts.
+    if any(array.dtype == np.object_ for array in inputs.values()):
+        raise TypeError("ONNX Runtime takes texts and BF16 from Python, and not both in one model")
     values = session.run_with_ort_values(names, {name: _value(array) for name, array in inputs.items()})
     return dict(zip(names, map(_array, values), strict=True))
 

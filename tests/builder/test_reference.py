@@ -67,6 +67,17 @@ def test_bf16_goes_in_and_comes_out(tmp_path: Path) -> None:
     assert (outputs["y"].dtype, outputs["y"].tolist()) == (BF16, [[1.5], [-2.0]])
 
 
+def test_texts_beside_bf16_are_refused_in_words(tmp_path: Path) -> None:
+    both = model(
+        [node("Identity", "text", "text_out"), node("Identity", "half", "half_out")],
+        [value("text", [1], TensorProto.STRING), value("half", [1], TensorProto.BFLOAT16)],
+        [value("text_out", [1], TensorProto.STRING), value("half_out", [1], TensorProto.BFLOAT16)],
+    )
+    case = Case("c", {"text": np.array(["a"], np.object_), "half": np.ones(1, BF16)})
+    with pytest.raises(BuildFailed, match="ONNX Runtime takes texts and BF16 from Python, and not both in one model"):
+        run_reference(normal(both, tmp_path), [case])
+
+
 def test_branches_run(tmp_path: Path) -> None:
     positive, negative = run(
         models.branching(), tmp_path, *(given(x=sign * np.eye(4, dtype=np.float32)) for sign in (1, -1))
