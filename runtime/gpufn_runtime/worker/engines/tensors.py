@@ -107,7 +107,7 @@ def _converted(spec: TensorSpec, value: Any) -> Array:
         natural = np.asarray(value)
         if natural.dtype == np.float64 and wanted == np.uint64:
             whole = np.asarray(value, np.object_)  # of integers on both sides of 2**63 numpy makes float64
-            if all(type(element) is int for element in whole.flat):
+            if all(type(element) is int for element in whole.reshape(-1).tolist()):
                 return whole.astype(wanted)
         empty = natural.size == 0
         if not empty and natural.dtype.kind not in _FROM_KINDS.get(wanted.kind, "biuf"):
