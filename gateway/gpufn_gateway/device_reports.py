@@ -98,9 +98,12 @@ class DeviceReports(Collector):
                     health.add_metric([*labels, state.value], device.health is state)
                 if (each := metrics.get(device.uuid)) is None:
                     continue
-                for name, family in (*gauges.items(), *counters.items()):
+                for name, gauge in gauges.items():
                     if (value := getattr(each, name)) is not None:
-                        family.add_metric(labels, value)
+                        gauge.add_metric(labels, value)
+                for name, counter in counters.items():
+                    if (value := getattr(each, name)) is not None:
+                        counter.add_metric(labels, value)
                 for reason in each.clock_limits:
                     limits.add_metric([*labels, reason], 1)
                 for xid, count in each.xids.items():

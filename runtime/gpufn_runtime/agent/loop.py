@@ -684,6 +684,7 @@ class Agent:
                 pid=worker.process.pid,
                 started_at=worker.record.started_at,
                 resident_bytes=_resident_bytes(worker),
+                share=worker.record.assignment.share if worker.record.assignment else None,
             )
             for worker in self._workers.values()
         )

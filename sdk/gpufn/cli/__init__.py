@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("functions:rollback", "Make an earlier revision the active one."),
     "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
     "nodes": ("nodes:nodes", "List the nodes and their devices."),
+    "top": ("top:top", "Watch the devices and the workers on them, live."),
     "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),
     "engines": ("engines:app", "List the engines that were built, and remove those that nothing uses."),
     "models": ("models:app", "List the models that are served, and show one."),

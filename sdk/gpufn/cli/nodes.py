@@ -16,24 +16,45 @@ def nodes(json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    rows = [
-        (
-            node["node"],
-            _device(device),
-            size(device.get("memory_bytes")),
-            len(node.get("processes", [])),
-            ago(node["sent_at"]),
-        )
-        for node in found
-        for device in node.get("devices", [])
-    ]
-    print_table(("node", "device", "memory", "workers", "reported"), rows, empty="no node reports: does an agent run?")
+    print_table(
+        ("node", "device", "memory", "in use", "workers", "reported", "state"),
+        [_row(node, device) for node in found for device in node.get("devices", [])],
+        empty="no node reports: does an agent run?",
+    )
 
 
-def _workers(node: dict[str, Any]) -> int:
-    return len(node.get("processes", []))
+def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
+    metrics = metrics_of(node, device)
+    used = metrics.get("memory_used_bytes")
+    return (
+        node["node"],
+        _named(device),
+        size(device.get("memory_bytes")),
+        size(used) if used is not None else "-",
+        len(workers_on(node, device)),
+        ago(node["sent_at"]),
+        state_of(device),
+    )
 
 
-def _device(device: dict[str, Any]) -> str:
+def metrics_of(node: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
+    """How the device is; empty when nobody tells."""
+    return next((each for each in node.get("metrics", []) if each["uuid"] == device["uuid"]), {})
+
+
+def workers_on(node: dict[str, Any], device: dict[str, Any]) -> list[dict[str, Any]]:
+    """The processes that have a share of a GPU; of a CPU pool, all."""
+    found: list[dict[str, Any]] = node.get("processes", [])
+    if device.get("type") != "gpu":
+        return found
+    return [each for each in found if device["uuid"] in ((each.get("share") or {}).get("gpus") or ())]
+
+
+def state_of(device: dict[str, Any]) -> str:
+    health, reason = device.get("health", "healthy"), device.get("health_reason", "")
+    return f"{health}: {reason}" if reason else str(health)
+
+
+def _named(device: dict[str, Any]) -> str:
     cores = f", {device['cores']:g} cores" if device.get("cores") else ""
     return f"{device.get('kind')}{cores}"

@@ -10,7 +10,7 @@ import enum
 
 import msgspec
 
-from gpufn.device import Device, DeviceLink, NodeFacts
+from gpufn.device import Device, DeviceLink, DeviceShare, NodeFacts
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -258,6 +258,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     pid: int
     started_at: float
     resident_bytes: int = 0
+    share: DeviceShare | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):
