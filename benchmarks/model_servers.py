@@ -6,7 +6,7 @@
 | LitServe, uvicorn | the bytes of the array |
 | BentoML | base64 in JSON |
 
-All run the same ONNX file with the threads that gpufn's builder chose.
+All run the same ONNX file with as many threads as gpufn's builder chose, which sleep while they wait.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class Bare:
     """ONNX Runtime in this process, as the engine's manifest has it."""
 
     def __init__(self, model: Path, manifest: EngineManifest) -> None:
-        self.settings = {name: int(manifest.settings[name]) for name in ("intra_op_threads", "spinning")}
+        self.threads = int(manifest.settings["intra_op_threads"])
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self.settings["intra_op_threads"]
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(self.settings["spinning"]))
+        options.intra_op_num_threads = self.threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(self, inputs: dict[str, Array]) -> Array:
@@ -109,8 +109,7 @@ def serving(
     expected = bare.run(inputs).reshape(-1)
     _check(server, answer, expected)
     servers = [server]
-    environ = {"MODEL": str(model), "MAX_BATCH": str(max_batch)}
-    environ |= {"THREADS": str(bare.settings["intra_op_threads"]), "SPINNING": str(bare.settings["spinning"])}
+    environ = {"MODEL": str(model), "MAX_BATCH": str(max_batch), "THREADS": str(bare.threads)}
     with contextlib.ExitStack() as stack:
         for peer in peers:
             if (python := _python_of(peer)) is None:

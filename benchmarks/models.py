@@ -59,7 +59,7 @@ def main() -> None:
                         loads["bare session"][connections].append(load)
                         for server in _turned(servers, number):
                             _load(server, number, connections, options.seconds, loads)
-            result["models"][name] = {"threads": bare.settings, "servers": _medians(loads)}
+            result["models"][name] = {"threads": bare.threads, "servers": _medians(loads)}
         peers = () if options.no_peers else _LARGE_PEERS
         with serving(platform, files["negative"], max_batch=1, peers=peers) as (_, servers):
             result["large"] = _large(servers, options.rounds, options.seconds)
@@ -190,7 +190,7 @@ def _watched(server: measure.Server, most: dict[str, float]) -> Iterator[None]:
 def _tables(result: dict[str, Any]) -> str:
     page: str = f"Medians of {result['rounds']} interleaved rounds of {result['seconds']:g} s each; wrk, one thread.\n"
     for name, model in result["models"].items():
-        threads = f"{model['threads']['intra_op_threads']} threads, spinning {model['threads']['spinning']}"
+        threads = f"threads of a run: {model['threads']}"
         page += f"\n## {name}, up to {_MAX_BATCH} rows a run, {threads}\n\n" + _load_table(
             model["servers"], _CONNECTIONS, "bare session"
         )

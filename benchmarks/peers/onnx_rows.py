@@ -1,4 +1,4 @@
-"""A peer's model: the ONNX file and the threads that gpufn's engine has, by MODEL, THREADS and SPINNING."""
+"""A peer's model: the ONNX file and the threads that gpufn's engine has, by MODEL and THREADS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rows:
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(os.environ["THREADS"])
-        options.add_session_config_entry("session.intra_op.allow_spinning", os.environ["SPINNING"])
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(os.environ["MODEL"], options, providers=["CPUExecutionProvider"])
         self.input, self.output = self._session.get_inputs()[0], self._session.get_outputs()[0]
         self.dtype = _DTYPES[self.input.type]

@@ -99,9 +99,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
     a run of up to `max_batch` rows.
 
-    `settings` of onnxruntime: `intra_op_threads` (as many as the worker has cores when absent), `spinning` (0 or 1; 0
-    when absent) and `graph_optimization`, what is left to do at load: `none`, `basic`, `extended` or `all` (when
-    absent).
+    `settings` of onnxruntime: `intra_op_threads` (as many as the worker has cores when absent) and
+    `graph_optimization`, what is left to do at load: `none`, `basic`, `extended` or `all` (when absent).
     """
 
     key: str

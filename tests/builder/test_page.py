@@ -38,7 +38,7 @@ def _row(backend: Backend, scale_s: float, **fields: Any) -> CandidateRow:
         quantiles_s=tuple(scale_s * (0.93 + 0.07 * (part / 50) ** 2 + 0.3 * (part / 100) ** 40) for part in range(101)),
         versions={"tensorrt": "tensorrt-cu13-bindings 11.4.0"},
         flags={"builder_optimization_level": "3", "tf32": "0"},
-        settings={"intra_op_threads": 4, "spinning": 0},
+        settings={"intra_op_threads": 4},
         outputs=tuple(
             OutputRow(f"{point} shapes", "logits", "float16", (batch, 1000), 0.012, 0.004, 8.4e-4, 0.999999, 1.0, 0)
             for point, batch in (("min", 1), ("opt", 8), ("max", 32))

@@ -2,7 +2,10 @@
 
 1. the graph is optimised as far as the result runs on every machine of its kind, and saved
 2. which node ran on which provider is recorded; a GPU's engine that would not use the GPU at all is refused
-3. on the CPU a few settings for threads are tried, and the least that is as good as the best is kept
+3. on the CPU a few numbers of threads are tried, and the least that is as good as the best is kept
+
+Threads sleep while they wait. Alone on a machine, as here, spinning is faster; beside a gateway and a runner it takes
+their cores, during a run and after it, and a worker on two cores serves half as much.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _LEVELS: Final = {
 _ERRORS_ONLY: Final = 3
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
-# What more threads, or threads that spin while they wait, are to save of a run: they are the whole machine's.
+# What more threads are to save of a run: they are the whole machine's.
 _WORTH_SHARE: Final = 0.1
 _WORTH_S: Final = 50e-6
 
@@ -60,7 +63,7 @@ class OnnxRuntime:
             raise BuildFailed("ONNX Runtime would run no node of this model on the GPU", stage="compile")
         compiled = Compiled(
             files=tuple(name for name in (_ENGINE, _WEIGHTS) if (job.folder / name).exists()),
-            settings={"graph_optimization": "all", "intra_op_threads": 1, "spinning": 0},
+            settings={"graph_optimization": "all", "intra_op_threads": 1},
             gpu_nodes=gpu_nodes,
             cpu_nodes=sum(nodes.values()) - gpu_nodes,
             nodes=nodes,
@@ -76,7 +79,7 @@ class OnnxRuntime:
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[str(settings["graph_optimization"])]
         options.intra_op_num_threads = int(settings["intra_op_threads"])
-        options.add_session_config_entry("session.intra_op.allow_spinning", str(settings["spinning"]))
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self._on_gpu and not compiled.cpu_nodes:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         session = self._session(job, job.folder / compiled.files[0], options)
@@ -116,18 +119,18 @@ class OnnxRuntime:
         return session
 
     def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
-        """The cheapest settings that nothing dearer beats by much."""
+        """The fewest that more of them do not beat by much."""
         notes = []
 
-        def seconds_with(threads: int, spinning: int) -> float:
-            settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
+        def seconds_with(threads: int) -> float:
+            settings = compiled.settings | {"intra_op_threads": threads}
             with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
                 seconds = _median_of_runs(engine.bind(job.golden), job.trial_s)
-            notes.append(f"{threads} {'spinning ' if spinning else ''}threads: {seconds * 1e3:.3g} ms")
+            notes.append(f"{threads} threads: {seconds * 1e3:.3g} ms")
             return seconds
 
-        threads, spinning = choose_threads(len(os.sched_getaffinity(0)), seconds_with)
-        settings = compiled.settings | {"intra_op_threads": threads, "spinning": spinning}
+        threads = choose_threads(len(os.sched_getaffinity(0)), seconds_with)
+        settings = compiled.settings | {"intra_op_threads": threads}
         return msgspec.structs.replace(compiled, settings=settings, notes=tuple(notes))
 
 
@@ -159,20 +162,18 @@ class OrtEngine:
         del self._session
 
 
-def choose_threads(cores: int, seconds_with: Callable[[int, int], float]) -> tuple[int, int]:
-    """How many threads, and whether they spin (1) or sleep (0) while they wait: the least of what is about as quick.
+def choose_threads(cores: int, seconds_with: Callable[[int], float]) -> int:
+    """The least number of threads that is about as quick as more.
 
-    >>> choose_threads(4, lambda threads, spinning: {1: 8.0, 2: 4.1, 4: 3.9}[threads])
-    (2, 0)
+    >>> choose_threads(4, {1: 8.0, 2: 4.1, 4: 3.9}.__getitem__)
+    2
     """
-    best, best_s = 1, seconds_with(1, 0)
+    best, best_s = 1, seconds_with(1)
     for threads in sorted({count for count in (2, 4, 8, 16, 32, cores) if 1 < count <= cores}):
-        if not _is_worth(best_s, seconds := seconds_with(threads, 0)):
+        if not _is_worth(best_s, seconds := seconds_with(threads)):
             break
         best, best_s = threads, seconds
-    if best > 1 and _is_worth(best_s, seconds_with(best, 1)):
-        return best, 1
-    return best, 0
+    return best
 
 
 def _is_worth(before_s: float, after_s: float) -> bool:

@@ -79,22 +79,20 @@ def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Pa
 @pytest.mark.parametrize(
     ("cores", "seconds", "chosen"),
     [
-        (1, {(1, 0): 8.0}, (1, 0)),
-        (4, {(1, 0): 8.0, (2, 0): 7.9}, (1, 0)),
-        (4, {(1, 0): 8.0, (2, 0): 4.1, (4, 0): 2.2, (4, 1): 2.1}, (4, 0)),
-        (4, {(1, 0): 8.0, (2, 0): 4.1, (4, 0): 2.2, (4, 1): 1.1}, (4, 1)),
-        (4, {(1, 0): 80e-6, (2, 0): 40e-6}, (1, 0)),
-        (6, {(1, 0): 8.0, (2, 0): 4.0, (4, 0): 2.0, (6, 0): 1.0, (6, 1): 1.0}, (6, 0)),
+        (1, {1: 8.0}, 1),
+        (4, {1: 8.0, 2: 7.9}, 1),
+        (4, {1: 8.0, 2: 4.1, 4: 2.2}, 4),
+        (4, {1: 8.0, 2: 4.1, 4: 4.0}, 2),
+        (4, {1: 80e-6, 2: 40e-6}, 1),
+        (6, {1: 8.0, 2: 4.0, 4: 2.0, 6: 1.0}, 6),
     ],
 )
-def test_threads_have_to_be_worth_it(
-    cores: int, seconds: dict[tuple[int, int], float], chosen: tuple[int, int]
-) -> None:
+def test_threads_have_to_be_worth_it(cores: int, seconds: dict[int, float], chosen: int) -> None:
     asked = []
 
-    def seconds_with(threads: int, spinning: int) -> float:
-        asked.append((threads, spinning))
-        return seconds[threads, spinning]
+    def seconds_with(threads: int) -> float:
+        asked.append(threads)
+        return seconds[threads]
 
     assert choose_threads(cores, seconds_with) == chosen
     assert asked == list(seconds)

@@ -88,7 +88,7 @@ def _session_options(manifest: EngineManifest, cores: float) -> Any:
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = int(settings.get("intra_op_threads", 0)) or max(1, math.ceil(cores))
     options.graph_optimization_level = _LEVELS[str(settings.get("graph_optimization", "all"))]
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(settings.get("spinning", 0)))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are others', too
     if manifest.backend.on_gpu and not manifest.cpu_nodes:
         # Else what the provider cannot do, or all of it when it does not load, runs on the CPU without a word.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -60,17 +60,16 @@ def test_outputs_are_in_the_manifests_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "cores", "threads", "spinning"),
-    [({"intra_op_threads": 3, "spinning": 1}, 1.0, 3, "1"), ({}, 1.2, 2, "0"), ({}, 0.1, 1, "0")],
+    ("settings", "cores", "threads"), [({"intra_op_threads": 3}, 1.0, 3), ({}, 1.2, 2), ({}, 0.1, 1)]
 )
 def test_settings_are_the_manifests_and_threads_else_the_workers_cores(
-    settings: dict[str, int | str], cores: float, threads: int, spinning: str
+    settings: dict[str, int | str], cores: float, threads: int
 ) -> None:
     from gpufn_runtime.worker.engines.onnxruntime import _session_options
 
     options = _session_options(manifest(settings={"graph_optimization": "none", **settings}), cores)
     assert options.intra_op_num_threads == threads
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == spinning
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
 
 
