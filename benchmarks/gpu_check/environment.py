@@ -58,10 +58,18 @@ def install(bundle: Path, folder: Path) -> Path:
     # No dependencies: what the machine has already is not in the bundle.
     subprocess.run([*pip, "install", "--no-index", "--no-deps", "--no-compile", *map(str, fitting)], check=True)
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))
+    _lay_beside(site_packages, "nvidia")  # where onnxruntime-gpu looks for CUDA's libraries
     lines = [f"import site; site.addsitedir({path!r})" for path in _packages_here()]
     lines += [str(_ROOT / part) for part in _OURS]
     (site_packages / "gpu-check.pth").write_text("\n".join(lines) + "\n")
     return python
+
+
+def _lay_beside(site_packages: Path, package: str) -> None:
+    """A package of the Python that was started, as if it were installed with the bundle's."""
+    for found in (Path(path) / package for path in _packages_here()):
+        if found.is_dir() and not (site_packages / package).exists():
+            (site_packages / package).symlink_to(found)
 
 
 def _packages_here() -> list[str]:

@@ -64,13 +64,22 @@ def where(report: Report) -> str:
 
 
 def merged(results: Iterable[Result]) -> list[Plot]:
-    """Plots of the same title become one, with the series of all."""
-    plots: dict[str, Plot] = {}
+    """Plots of the same title become one, with the labels and series of all."""
+    plots: dict[str, list[Plot]] = {}
     for result in results:
         for plot in result.finding.plots if result.finding else ():
-            known = plots.get(plot.title, plot)
-            plots[plot.title] = msgspec.structs.replace(known, series={**known.series, **plot.series})
-    return list(plots.values())
+            plots.setdefault(plot.title, []).append(plot)
+    return [_merged(parts) for parts in plots.values()]
+
+
+def _merged(parts: Sequence[Plot]) -> Plot:
+    labels = list(dict.fromkeys(label for part in parts for label in part.labels))
+    values: dict[str, dict[str, float | None]] = {}
+    for part in parts:
+        for name, series in part.series.items():
+            values.setdefault(name, {}).update(zip(part.labels, series, strict=True))
+    gapped = {name: [by_label.get(label) for label in labels] for name, by_label in values.items()}
+    return msgspec.structs.replace(parts[0], labels=labels, series=gapped)
 
 
 def _says_more(result: Result) -> bool:

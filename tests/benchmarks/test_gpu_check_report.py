@@ -68,6 +68,16 @@ def test_plots_of_one_title_stand_in_one_picture() -> None:
     assert {how: list(values) for how, values in plot.series.items()} == {"time": [1.0, 2.0], "MPS": [3.0, None]}
 
 
+def test_plots_with_other_labels_are_joined_with_gaps() -> None:
+    def sized(name: str, label: str, milliseconds: float) -> Result:
+        plot = Plot("Park", "ms", [label], {name: [milliseconds]})
+        return Result(step=label, state=State.PASSED, finding=Finding(summary="", plots=[plot]))
+
+    (plot,) = report.merged([sized("park", "1 GB", 40.0), sized("park", "10 GB", 400.0), sized("pin", "10 GB", 9.0)])
+    assert plot.labels == ["1 GB", "10 GB"]
+    assert plot.series == {"park": [40.0, 400.0], "pin": [None, 9.0]}
+
+
 def test_the_page_needs_nothing_else_and_escapes_what_it_is_told() -> None:
     told = whole(found("time", 1.0, 2.0), found("MPS", 3.0, None), FAILED)
     html = page.render(told, {}, report.merged(told.results))

@@ -17,6 +17,8 @@ _SIDE: Final = 32
 _LAYERS: Final = 4
 _ROWS: Final = 8
 _NAME: Final = "gpu-check-net"
+# Some virtual machines are given memory as they use it: what they have at first is no measure of what a build may take.
+_BUILD_MEMORY: Final = "32Gi"
 _ALLOWED_REL_L2: Final = 5e-3  # float32 stays far below it, tf32 below
 _CUDA, _TENSORRT, _CPU = "onnxruntime-cuda", "tensorrt", "onnxruntime-cpu"
 
@@ -45,7 +47,7 @@ def _built_and_served(machine: Machine, backend: str) -> Finding:
     import numpy as np
 
     on_gpu = backend != _CPU
-    with tempfile.TemporaryDirectory() as name, up(machine) as platform:
+    with tempfile.TemporaryDirectory() as name, up(machine, GPUFN_BUILD_MEMORY=_BUILD_MEMORY) as platform:
         model = Path(name) / "net.onnx"
         model.write_bytes(_network())
         began = time.perf_counter()
