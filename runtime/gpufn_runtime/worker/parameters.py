@@ -62,7 +62,12 @@ class Parameters:
             parameter.name: _hint_of(parameter, call, batched=batched)
             for parameter in self.signature.parameters.values()
         }
-        self._python_hints = {name: _python_hint(hint) for name, hint in self._hints.items()}
+        checked = {name: _python_hint(hint) for name, hint in self._hints.items()}
+        # A Struct for each, for which msgspec works out the hint once.
+        self._holders = {
+            name: msgspec.defstruct("Holder", [(name, hint)]) for name, hint in checked.items() if hint is not Any
+        }
+        self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
         kinds = [parameter.kind for parameter in self.signature.parameters.values()]
         self._open = inspect.Parameter.VAR_KEYWORD in kinds
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
@@ -137,15 +142,15 @@ class Parameters:
         hint = self._hints.get(name, Any)
         if values.has_record(value):
             return self._converted(name, values.plain(value), hint)
-        python_hint = self._python_hints.get(name, Any)
-        if python_hint is Any:
+        holder = self._holders.get(name)
+        if holder is None:
             return value
         try:
-            converted = msgspec.convert(value, python_hint, builtin_types=_BYTES, dec_hook=_convert)
+            held = msgspec.convert({name: value}, holder, builtin_types=_BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
             # What is not plain may stand for what is: a float32 for a float.
             return self._converted(name, value, hint) if _is_plain(value) else value
-        return converted if _names_class(python_hint) else value
+        return getattr(held, name) if name in self._of_class else value
 
     def _converted(self, name: str, value: Any, hint: Any) -> Any:
         try:
