@@ -45,6 +45,7 @@ from gpufn_gateway.calls import Calls
 from gpufn_gateway.collection import Collection
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
+from gpufn_gateway.dead_letters import DeadLetters
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
@@ -55,6 +56,7 @@ from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
@@ -197,6 +199,7 @@ async def main(settings: GatewaySettings) -> None:
                 bundle_bodies=bodies.of_bundles,
             ).routes(),
             *InvocationRoutes(submissions).routes(),
+            *DeadLetterRoutes(DeadLetters(bus, registry, clock)).routes(),
             *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
             *EngineRoutes(engines, bodies.of_management).routes(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Final, Protocol
 
 from gpufn import media
@@ -56,6 +58,21 @@ async def send_result(
         await send({"type": "http.response.body", "body": body[:_PART_BYTES], "more_body": True})
         body = memoryview(body)[_PART_BYTES:]
     await send({"type": "http.response.body", "body": body})
+
+
+async def send_parts(
+    send: Send, content_type: str, parts: AsyncGenerator[bytes, None], size: int, about: Headers
+) -> None:
+    """A large result as it is read. Raises what `parts` does, while nothing has been sent or after."""
+    async with contextlib.aclosing(parts):
+        first = await anext(parts)
+        headers = [each for each in OWN.result(content_type, b"") if each[0] != b"content-length"]
+        length = (b"content-length", b"%d" % size)
+        await send({"type": "http.response.start", "status": 200, "headers": [*about, *headers, length]})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def send_problem(send: Send, wording: Wording, problem: Problem, about: Headers | None = None) -> None:

@@ -17,7 +17,14 @@ import msgspec
 from gpufn import media
 from gpufn.bus.calls import CallRequest, PendingCall, PendingStream
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, InvocationExpired, UnsupportedMediaType
+from gpufn.errors import (
+    BusUnavailable,
+    DeadlinePassed,
+    GpufnError,
+    InvalidInput,
+    InvocationExpired,
+    UnsupportedMediaType,
+)
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import FunctionStatus, ResultReply
 from gpufn.start_failures import start_failure
@@ -135,6 +142,8 @@ class Calls:
         principal.need_invoke(target.name)
         try:
             timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
+            if (deadline := headers.get(b"x-gpufn-deadline")) is not None:
+                timeout_s = _time_left(deadline, timeout_s, self.clock.time())
             if waits:
                 status = self.registry.statuses.get(target.name)
                 refused = admission.refusal(target.function, target.revision, status, timeout_s)
@@ -241,6 +250,19 @@ def _request(call: PreparedCall) -> CallRequest:
         trace=call.trace,
         parcel="" if call.parcel is None else call.parcel.name,
     )
+
+
+def _time_left(header: bytes, timeout_s: float | None, now: float) -> float:
+    """Seconds until the deadline of the header, or until the timeout if that is earlier. Raises DeadlinePassed."""
+    try:
+        left_s = float(header) - now
+    except ValueError:
+        left_s = math.nan
+    if not left_s <= _LONGEST_TIMEOUT_S:
+        raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
+    if left_s <= 0:
+        raise DeadlinePassed(f"the deadline of this call was {-left_s:.1f} s ago")
+    return left_s if timeout_s is None else min(left_s, timeout_s)
 
 
 def _timeout(header: bytes | None) -> float | None:

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from gpufn.bus.calls import PendingCall
-from gpufn.errors import GpufnError, InvocationExpired, QueueFull
+from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import problems
@@ -55,8 +55,14 @@ class Invoke:
             return
         accept = headers.get(b"accept")
         if accept is not None and (b"event-stream" in accept or b"gpufn.items" in accept):
+            if b"idempotency-key" in headers:
+                what = "a stream cannot be taken up again: leave out Idempotency-Key"
+                raise InvalidInput(what, field="Idempotency-Key")
             stream = CallStream(self._calls, await self._calls.prepare(name, headers, receive), accept)
             await stream.run(receive, send)
+            return
+        if b"idempotency-key" in headers:
+            await self._submissions.invoke(name, headers, receive, send)
             return
         await self.answer(await self._calls.prepare(name, headers, receive, may_be_parcel=True), receive, send, OWN)
 

@@ -29,6 +29,13 @@ _HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
 _STALLED_S: Final = 60.0  # a client that reads nothing for so long is gone, whatever its connection says
 
 
+EVENT_HEADERS: Final[Headers] = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
 class Events:
     """`text/event-stream`."""
 
@@ -136,7 +143,7 @@ async def pump(
     """Send `chunks` as they come until they end or the client leaves; `heartbeat` fills long silences."""
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     writer = asyncio.ensure_future(_write(send, chunks))
-    leaver = asyncio.ensure_future(_left(receive))
+    leaver = asyncio.ensure_future(left(receive))
     try:
         while True:
             done, _ = await asyncio.wait({writer, leaver}, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +170,8 @@ async def _write(send: Send, chunks: AsyncIterator[bytes]) -> None:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Returns when the client has."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

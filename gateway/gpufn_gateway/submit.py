@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -9,15 +11,21 @@ import msgspec
 from gpufn import media
 from gpufn.bus import records
 from gpufn.bus.connection import Bus
-from gpufn.errors import Conflict, InvalidInput, InvocationNotFound, QueueFull
+from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord, Progress
+from gpufn.protocol.messages import CallRecord
+from gpufn_gateway import call_events, call_views, problems
+from gpufn_gateway.answers import OWN, send_parts, send_problem, send_result
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive, Send
-from gpufn_gateway.calls import Calls
+from gpufn_gateway.call_views import event_number
+from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.problems import Headers
+from gpufn_gateway.sse import left
 
 _LONGEST_KEY = 255
+_LATE_S = 1.0  # the runner ends a call at its deadline and says so; we wait this much longer for its word
 
 
 class IdTaken(Conflict):
@@ -40,27 +48,10 @@ class Submissions:
             if not is_invocation_id(invocation):
                 raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
         call = await self._calls.prepare(name, headers, receive, waits=False)
-        target = call.target
-        if invocation is not None:
-            known = await records.read(self._bus, invocation)
-            if known is not None and known[0].function != target.name:
-                raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
-        try:
-            record = await records.submit(
-                self._bus,
-                target.revision,
-                target.method.name,
-                call.content_type,
-                call.body,
-                invocation=invocation or _id(target.name, call.principal, headers.get(b"idempotency-key")),
-                accept=call.accept,
-                deadline=call.submit_deadline,
-                now=call.now,
-                trace=call.trace,
-            )
-        except QueueFull:
-            raise self._calls.queue_full(target) from None
-        body = msgspec.json.encode({"id": record.id, "state": record.state, "links": links(record.id)})
+        key = headers.get(b"idempotency-key")
+        own = invocation or _id(call.target.name, call.principal, key)
+        record = await self._submit(call, own, call.submit_deadline)
+        body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         answer = [
             (b"content-type", media.JSON.encode()),
             (b"content-length", b"%d" % len(body)),
@@ -71,9 +62,77 @@ class Submissions:
         await send({"type": "http.response.start", "status": 202, "headers": answer})
         await send({"type": "http.response.body", "body": body})
 
+    async def _submit(self, call: PreparedCall, invocation: str, deadline: float) -> CallRecord:
+        target = call.target
+        known = await records.read(self._bus, invocation)
+        if known is not None and known[0].function != target.name:
+            raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
+        try:
+            return await records.submit(
+                self._bus,
+                target.revision,
+                target.method.name,
+                call.content_type,
+                call.body,
+                invocation=invocation,
+                accept=call.accept,
+                deadline=deadline,
+                now=call.now,
+                trace=call.trace,
+            )
+        except QueueFull:
+            raise self._calls.queue_full(target) from None
+
+    async def invoke(self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        """Answer as an invoke would, of a call that is kept: it goes on when its client leaves, who may come again with
+        the same Idempotency-Key, or fetch its outcome by id."""
+        call = await self._calls.prepare(name, headers, receive, waits=False)  # it may have an outcome already
+        key = headers.get(b"idempotency-key")
+        record = await self._submit(call, _id(call.target.name, call.principal, key), call.deadline)
+        client = asyncio.ensure_future(left(receive))
+        waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + _LATE_S))
+        try:
+            await asyncio.wait({client, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await self.send_outcome(*waiting.result(), send)
+        finally:
+            for task in (client, waiting):
+                task.cancel()
+            await asyncio.gather(client, waiting, return_exceptions=True)
+
+    async def _outcome(self, invocation: str, wait_s: float) -> tuple[CallRecord, bytes]:
+        record, body = await records.wait(self._bus, invocation, wait_s)
+        if not record.state.ended:
+            raise InvocationExpired(f"invocation {invocation} did not end before the deadline of this request")
+        return record, body
+
+    async def send_outcome(self, record: CallRecord, body: bytes, send: Send) -> None:
+        """The answer that an invoke would have given, of a call that has ended."""
+        headers: Headers = [
+            (b"x-gpufn-invocation", record.id.encode()),
+            (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
+        ]
+        if record.queue_s is not None and record.run_s is not None:
+            timing = b"queue;dur=%.1f, run;dur=%.1f" % (record.queue_s * 1e3, record.run_s * 1e3)
+            headers.append((b"server-timing", timing))
+        if record.state is not InvocationState.SUCCEEDED:
+            await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
+        elif record.blob:
+            parts = records.blob_parts(self._bus, record)
+            await send_parts(send, record.content_type, parts, record.size, headers)
+        else:
+            await send_result(send, OWN, record.content_type, body, headers)
+
     async def status(self, invocation: str, principal: Principal) -> dict[str, Any]:
         record, _ = await self._read(invocation, principal, may_read=True)
         return await self.view(record)
+
+    async def events(self, invocation: str, principal: Principal, seen: int) -> AsyncIterator[bytes] | None:
+        """What happens to it from now on, as server-sent events; None when it has ended and that was `seen`."""
+        record, _ = await self._read(invocation, principal, may_read=True)
+        if record.state.ended and event_number(record.state, record.attempt) <= seen:
+            return None
+        return call_events.follow(self._bus, invocation, seen, lambda: self.status(invocation, principal))
 
     async def result(self, invocation: str, principal: Principal, wait_s: float) -> tuple[CallRecord, bytes]:
         """The record, ended or, after `wait_s`, not; and its result."""
@@ -89,42 +148,33 @@ class Submissions:
         found = await records.read(self._bus, invocation)
         return (found[0] if found is not None else record), cancelled
 
-    async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
-        return [self._view(record) for record in await records.recent(self._bus, function, limit)]
+    async def recent(
+        self, function: str, limit: int, state: InvocationState | None = None, since: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """The last submitted calls of a function (``*``: of all) that are in `state`, newest first. `since` in unix
+        seconds."""
+        held = {} if state is not None and state.ended else await records.held(self._bus)
+
+        def matches(record: CallRecord) -> bool:
+            is_in = call_views.running(record, held.get(record.id)).state
+            return record.submitted_at >= since and state in (None, is_in)
+
+        found = await records.recent(self._bus, function, limit, matches)
+        return [call_views.status(record, held.get(record.id)) for record in found]
 
     async def view(self, record: CallRecord) -> dict[str, Any]:
-        """The status. Records are written at both ends only; in between the runners say who runs it."""
-        progress = None
-        if not record.state.ended and (held := await records.where(self._bus, record.id)) is not None:
-            record = msgspec.structs.replace(
-                record,
-                state=InvocationState.RUNNING,
-                started_at=held.started_at,
-                attempt=held.attempt,
-                queue_s=max(held.started_at - record.submitted_at, 0.0),
-            )
-            progress = held.progress
-        return self._view(record, progress)
-
-    def _view(self, record: CallRecord, progress: Progress | None = None) -> dict[str, Any]:
-        status = self._calls.registry.status(record.function)
-        waits = record.state is InvocationState.QUEUED and status is not None
-        return {
-            "id": record.id,
-            "function": f"{record.function}.{record.method}" if record.method else record.function,
-            "revision": record.revision,
-            "state": record.state,
-            "submitted_at": record.submitted_at,
-            "started_at": record.started_at,
-            "ended_at": record.ended_at,
-            "attempt": record.attempt,
-            "progress": progress,
-            "queue_s": record.queue_s,
-            "run_s": record.run_s,
-            "error": record.error,
-            "waiting": status.waiting if waits and status is not None else None,
-            "links": links(record.id),
-        }
+        """The status. A record is written when a call is queued, tried again, and ends; in between the runners say who
+        runs it."""
+        held = None if record.state.ended else await records.where(self._bus, record.id)
+        view = call_views.status(record, held)
+        if view["state"] is InvocationState.QUEUED:
+            registry = self._calls.registry
+            revision = registry.revisions.get(record.function, {}).get(record.revision)
+            spec = None if revision is None else revision.spec
+            place = await records.place(self._bus, record)
+            now = self._calls.clock.time()
+            view |= call_views.waits(record, place, spec, registry.status(record.function), now)
+        return view
 
     async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
         found = await records.read(self._bus, invocation) if is_invocation_id(invocation) else None
@@ -133,11 +183,6 @@ class Submissions:
         if not (may_read and principal.may(READ)):
             principal.need_invoke(found[0].function)
         return found
-
-
-def links(invocation: str) -> dict[str, str]:
-    here = f"/v1/invocations/{invocation}"
-    return {"self": here, "result": f"{here}/result"}
 
 
 def _id(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId:

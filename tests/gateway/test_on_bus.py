@@ -233,14 +233,14 @@ async def test_a_submitted_call_is_stored_and_followed_to_its_end(nats: Any, mak
         assert answer.json() == {
             "id": invocation,
             "state": "queued",
-            "links": {"self": here, "result": f"{here}/result"},
+            "links": {"self": here, "result": f"{here}/result", "events": f"{here}/events"},
         }
         status = (await gateway.http.get(here)).json()
-        assert (status["id"], status["function"], status["state"], status["waiting"]) == (
+        assert (status["id"], status["function"], status["state"], status["waiting"]["reason"]) == (
             invocation,
             "later",
             "queued",
-            None,
+            "unknown",
         )
         answer = await gateway.http.get(f"{here}/result")
         assert (answer.status_code, answer.json()["state"]) == (202, "queued")

@@ -28,6 +28,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
+from gpufn_gateway.dead_letters import DeadLetters
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
@@ -36,6 +37,7 @@ from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
@@ -100,6 +102,7 @@ class Whole:
                 bundle_bodies=bodies,
             ).routes(),
             *InvocationRoutes(submissions).routes(),
+            *DeadLetterRoutes(DeadLetters(bus, self.registry, clock)).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),

@@ -25,6 +25,7 @@ from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.builds import build_view
+from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
     checked_digest,
     digest_in,
@@ -184,8 +185,7 @@ class FunctionRoutes:
 
     async def calls(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        limit = int(number(request, "limit", 20, 1, 1000))
-        return json_answer({"calls": await self._submissions.recent(self._function(request).name, limit)})
+        return await list_calls(request, self._submissions, self._function(request).name)
 
     async def has_bundle(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)

@@ -1,18 +1,23 @@
-"""Submitted invocations: queue one, see how it is, fetch its result, cancel it."""
+"""Submitted invocations: queue one, see how it is, follow it, fetch its result, cancel it, list them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gpufn.errors import InvalidInput
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import CallRecord
-from gpufn_gateway import problems
-from gpufn_gateway.answers import OWN, send_problem, send_result
-from gpufn_gateway.problems import Headers
+from gpufn.protocol.subjects import is_function_name
+from gpufn.spec import function_name
+from gpufn_gateway.auth import READ
 from gpufn_gateway.routes.requests import headers_of, json_answer, number, principal_of
+from gpufn_gateway.sse import EVENT_HEADERS, Events, pump
 from gpufn_gateway.submit import Submissions
 
 _LONGEST_WAIT_S = 60.0  # proxies cut longer ones; the client asks again
@@ -30,6 +35,8 @@ class InvocationRoutes:
             Route(one, self.show, methods=["GET"]),
             Route(one, self.cancel, methods=["DELETE"]),
             Route(f"{one}/result", self.result, methods=["GET"]),
+            Route(f"{one}/events", self.events, methods=["GET"]),
+            Route("/v1/calls", self.calls, methods=["GET"]),
         ]
 
     async def submit(self, request: Request) -> _Submit:
@@ -46,8 +53,19 @@ class InvocationRoutes:
         wait_s = number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
         record, body = await self._submissions.result(request.path_params["id"], principal_of(request), wait_s)
         if record.state.ended:
-            return _Result(record, body)
+            return _Result(self._submissions, record, body)
         return json_answer(await self._submissions.view(record), 202)
+
+    async def events(self, request: Request) -> Response | _Events:
+        text = request.headers.get("last-event-id", "")
+        seen = int(text) if text.isdecimal() and len(text) < 10 else -1
+        events = await self._submissions.events(request.path_params["id"], principal_of(request), seen)
+        return Response(status_code=204) if events is None else _Events(events)  # 204: do not come again
+
+    async def calls(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        name = request.query_params.get("function")
+        return await list_calls(request, self._submissions, "*" if name is None else deployed_name(name))
 
 
 class _Submit:
@@ -62,22 +80,37 @@ class _Submit:
 
 
 class _Result:
-    """The answer that an invoke would have given."""
-
-    def __init__(self, record: CallRecord, body: bytes) -> None:
+    def __init__(self, submissions: Submissions, record: CallRecord, body: bytes) -> None:
+        self._submissions = submissions
         self._record = record
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record, body = self._record, self._body
-        headers: Headers = [
-            (b"x-gpufn-invocation", record.id.encode()),
-            (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
-        ]
-        if record.queue_s is not None and record.run_s is not None:
-            timing = b"queue;dur=%.1f, run;dur=%.1f" % (record.queue_s * 1e3, record.run_s * 1e3)
-            headers.append((b"server-timing", timing))
-        if record.state is InvocationState.SUCCEEDED:
-            await send_result(send, OWN, record.content_type, body, headers)
-        else:
-            await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
+        await self._submissions.send_outcome(self._record, self._body, send)
+
+
+class _Events:
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await pump(receive, send, EVENT_HEADERS, self._events, heartbeat=Events.heartbeat)
+
+
+async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:
+    """The submitted calls of `function` (``*``: of all) that the query asks for."""
+    limit = int(number(request, "limit", 20, 1, 1000))
+    since = number(request, "since", 0.0, 0.0, math.inf)
+    text = request.query_params.get("state")
+    if text is not None and text not in tuple(InvocationState):
+        raise InvalidInput(f"state is {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
+    state = None if text is None else InvocationState(text)
+    return json_answer({"calls": await submissions.recent(function, limit, state, since)})
+
+
+def deployed_name(name: str) -> str:
+    """Also of a function that was deleted: its calls are kept. Raises InvalidInput."""
+    spelled = function_name(name)
+    if not is_function_name(spelled):
+        raise InvalidInput(f"{name[:80]!r} is not the name of a function", field="function")
+    return spelled

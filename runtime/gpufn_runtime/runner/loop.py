@@ -268,7 +268,13 @@ class Runner:
             self._queues[attempt.message.function, attempt.message.revision].cancel(attempt)
 
     def _on_where(self, message: Message) -> None:
-        attempt = self._running.get(_where.decode(message.payload).invocation)
+        wanted = _where.decode(message.payload).invocation
+        if not wanted and message.reply:
+            for each in self._running.values():
+                if each.is_submitted:
+                    self._bus.publish(message.reply, encode(self._held(each)))
+            return
+        attempt = self._running.get(wanted)
         if attempt is not None and message.reply:
             self._bus.publish(message.reply, encode(self._held(attempt)))
 

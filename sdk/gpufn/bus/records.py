@@ -6,7 +6,7 @@ retry    the record names the attempts that failed, and where the next one waits
 end      the record is replaced by compare-and-set, only while it has not ended: the first end wins; `keep_s` later it
          is removed
 recent   reads the records' headers only, where a summary of each is: a result may be megabytes
-wait     subscribes to the record's subject, then reads it, so that no end is missed
+wait     reads the record at each sign of a change
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 from gpufn.bus import dead_letters, objects, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
+from gpufn.bus.signs import Signs
 from gpufn.bus.summaries import newest, summary
 from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, IdempotencyMismatch, InvocationExpired, InvocationNotFound
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind, state_after
@@ -216,25 +217,13 @@ async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | 
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
     """The record once it has ended, or as it is after `timeout_s`. Raises InvocationNotFound."""
-    changed: asyncio.Event = asyncio.Event()
-
-    def on_change(_: Message) -> None:
-        changed.set()
-
-    subscription = bus.subscribe(subjects.any_result(invocation), on_change)
-    try:
+    async with Signs(bus, subjects.any_result(invocation)) as signs:
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
-                    changed.clear()
-                    found = await read(bus, invocation)
-                    if found is None or found[0].state.ended:
-                        break
-                    await changed.wait()
+                while (found := await read(bus, invocation)) is not None and not found[0].state.ended:
+                    await signs.next()
         except TimeoutError:
             found = await read(bus, invocation)
-    finally:
-        subscription.unsubscribe()
     if found is None:
         raise InvocationNotFound(f"there is no invocation {invocation}")
     return found
@@ -243,8 +232,8 @@ async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord,
 async def recent(
     bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
 ) -> list[CallRecord]:
-    """The last submitted invocations of a function (``*``: of all) that match, newest first; their errors without
-    traceback."""
+    """The submitted invocations of a function (``*``: of all) that match and changed last, by their submission, the
+    newest first; their errors without traceback."""
     found = await newest(
         bus, subjects.RESULTS, subjects.result(function, "*"), CallRecord, limit=limit, matches=matches
     )
@@ -262,6 +251,37 @@ async def where(bus: Bus, invocation: str) -> HeldBy | None:
             raise
         return None
     return _held_by.decode(answer.payload)
+
+
+async def held(bus: Bus) -> dict[str, HeldBy]:
+    """Every submitted invocation that runs right now, by id."""
+    found: dict[str, HeldBy] = {}
+
+    def on_answer(message: Message) -> None:
+        if not message.status:
+            each = _held_by.decode(message.payload)
+            found[each.invocation] = each
+
+    inbox = bus.new_inbox()
+    subscription = bus.subscribe(inbox, on_answer)
+    try:
+        bus.publish(subjects.WHEREABOUTS, encode(WhereIs("")), reply=inbox)
+        await asyncio.sleep(_WHERE_TIMEOUT_S)
+    finally:
+        subscription.unsubscribe()
+    return found
+
+
+async def place(bus: Bus, record: CallRecord) -> int | None:
+    """Its place among those that wait in its queue, from 1; None when it is in the queue no more."""
+    queue = subjects.async_queue(record.function, record.revision, "*")
+    consumer = subjects.async_consumer(record.function, record.revision)
+    behind, stored, running = await asyncio.gather(
+        streams.count_from(bus, subjects.ASYNC, queue, record.queue_seq),
+        streams.messages_per_subject(bus, subjects.ASYNC, queue),
+        streams.count_held(bus, subjects.ASYNC, consumer),
+    )
+    return None if behind is None else max(1, sum(stored.values()) - behind + 1 - running)
 
 
 async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:

@@ -48,6 +48,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "subjects": [subjects.ASYNC_FILTER],
         "storage": "file",
         "compression": "s2",
+        "allow_direct": True,
         "allow_atomic": True,  # map: a batch is stored whole or not at all
         "max_msgs_per_subject": 100_000,
         "max_bytes": 16_384 * _MIB,
@@ -173,6 +174,27 @@ async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | N
 async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredMessage | None:
     """The first message of `subject`, which may hold wildcards, at sequence `seq` or later."""
     return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
+
+
+async def count_from(bus: Bus, stream: str, subject: str, seq: int) -> int | None:
+    """How many messages of `subject`, which may hold wildcards, there are from the one at `seq` on; None when that one
+    is not there. The stream must allow direct reads."""
+    body = msgspec.json.encode({"seq": seq, "next_by_subj": subject, "batch": 1})
+    answer = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    headers = answer.headers or {}
+    if answer.status or int(headers["Nats-Sequence"]) != seq:
+        return None
+    return int(headers["Nats-Num-Pending"]) + 1
+
+
+async def count_held(bus: Bus, stream: str, consumer: str) -> int:
+    """How many deliveries of a consumer are not settled."""
+    try:
+        return int((await bus.js(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"])
+    except JetStreamError as error:
+        if error.err_code in jetstream.NOT_FOUND:
+            return 0
+        raise
 
 
 async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:

@@ -175,7 +175,7 @@ class Cancel(_Wire, frozen=True, array_like=True, gc=False):
 
 
 class WhereIs(_Wire, frozen=True, array_like=True, gc=False):
-    """To all runners: who holds this invocation? Only that one answers."""
+    """To all runners: who holds this invocation? Only that one answers. Empty: each tells all submitted ones it has."""
 
     invocation: str
 
@@ -316,6 +316,9 @@ class WaitReason(enum.StrEnum):
     STARTING = "starting"
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
+    RETRY = "retry"  # the pause before its next attempt
+    OTHERS = "others"  # calls before it have the slots
+    UNKNOWN = "unknown"
 
 
 class Waiting(msgspec.Struct, frozen=True):

@@ -1,0 +1,130 @@
+"""What is told of a submitted call: its status, why it waits, until when, and the number of its last event. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpufn.invocation import InvocationState
+from gpufn.protocol.messages import CallRecord, DeadLetter, FunctionStatus, HeldBy, Waiting, WaitReason
+from gpufn.spec import FunctionSpec
+
+# Without room or with workers that crash, nobody knows when a call will start.
+_KNOWN_WAITS = (None, WaitReason.STARTING)
+
+
+def running(record: CallRecord, held: HeldBy | None) -> CallRecord:
+    """The record of a call that has not ended, with what the runner that has it says."""
+    if held is None or record.state.ended:
+        return record
+    return msgspec.structs.replace(
+        record,
+        state=InvocationState.RUNNING,
+        started_at=held.started_at,
+        attempt=held.attempt,
+        worker=held.worker,
+        queue_s=max(held.started_at - record.submitted_at, 0.0),
+    )
+
+
+def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
+    """Without why it waits (`waits`), which takes more than the record to know."""
+    record = running(record, held)
+    return {
+        "id": record.id,
+        "function": f"{record.function}.{record.method}" if record.method else record.function,
+        "revision": record.revision,
+        "state": record.state,
+        "submitted_at": record.submitted_at,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "attempt": record.attempt,
+        "attempts": record.attempts,
+        "worker": record.worker,
+        "progress": None if held is None else held.progress,
+        "queue_s": record.queue_s,
+        "run_s": record.run_s,
+        "timings": _timings(record),
+        "size": record.size,
+        "error": record.error,
+        "waiting": None,
+        "place": None,
+        "eta_s": None,
+        "links": links(record.id),
+    }
+
+
+def waits(
+    record: CallRecord, place: int | None, spec: FunctionSpec | None, function: FunctionStatus | None, now: float
+) -> dict[str, Any]:
+    """`waiting`, `place` and `eta_s` of a call that is queued; `place` None means unknown."""
+    waiting = _waiting(record, place, function, now)
+    eta_s = None
+    if waiting.reason is WaitReason.RETRY:
+        place, eta_s = None, waiting.eta_s
+    elif place is not None and spec is not None and function is not None:
+        eta_s = _eta_s(place, spec, function)
+    return {"waiting": waiting, "place": place, "eta_s": eta_s}
+
+
+def event_number(state: InvocationState, attempt: int) -> int:
+    """Grows with each change of state: queued, running, ended, per attempt. So any gateway knows what was missed.
+
+    >>> event_number(InvocationState.RUNNING, 1) < event_number(InvocationState.QUEUED, 2)
+    True
+    """
+    phase = 2 if state.ended else int(state is InvocationState.RUNNING)
+    return 10 * attempt + phase
+
+
+def links(invocation: str) -> dict[str, str]:
+    here = f"/v1/invocations/{invocation}"
+    return {"self": here, "result": f"{here}/result", "events": f"{here}/events"}
+
+
+def letter(found: DeadLetter) -> dict[str, Any]:
+    here = f"/v1/dlq/{found.function}/{found.id}"
+    return {**msgspec.structs.asdict(found), "links": {"self": here, "payload": f"{here}/payload"}}
+
+
+def _waiting(record: CallRecord, place: int | None, function: FunctionStatus | None, now: float) -> Waiting:
+    if record.not_before > now:
+        left_s = record.not_before - now
+        return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {left_s:.1f} s", left_s)
+    if function is None:
+        return Waiting(WaitReason.UNKNOWN, "the controller has not reported on its function yet")
+    if function.waiting is not None:
+        return function.waiting
+    if place is None:
+        return Waiting(WaitReason.UNKNOWN, "it is about to be taken, or to be told of")
+    before = place - 1
+    if not before:
+        return Waiting(WaitReason.OTHERS, "it is next: it waits for a free slot")
+    return Waiting(WaitReason.OTHERS, f"{before:,} {'call is' if before == 1 else 'calls are'} before it")
+
+
+def _eta_s(place: int, spec: FunctionSpec, function: FunctionStatus) -> float | None:
+    """Until it starts, by what is known of workers and service time."""
+    if function.service_s is None and place > 1:
+        return None
+    waiting = function.waiting
+    if not function.workers.ready and (waiting.reason if waiting is not None else None) not in _KNOWN_WAITS:
+        return None
+    start_s = 0.0
+    if not function.workers.ready:
+        known = function.cold_start_s if waiting is None or waiting.eta_s is None else waiting.eta_s
+        if known is None:
+            return None
+        start_s = known
+    slots = max(1, function.workers.ready or function.wanted) * spec.slots
+    return start_s + (place - 1) / slots * (function.service_s or 0.0)
+
+
+def _timings(record: CallRecord) -> dict[str, float]:
+    """Seconds by phase, as far as they are known."""
+    phases = {"queue_s": record.queue_s}
+    if (cold := record.cold_start) is not None:
+        phases |= {"place_s": cold.place_s, "launch_s": cold.launch_s, "load_s": cold.load_s, "warm_s": cold.warm_s}
+    phases["run_s"] = record.run_s
+    return {phase: seconds for phase, seconds in phases.items() if seconds is not None}

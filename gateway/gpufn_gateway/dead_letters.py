@@ -1,0 +1,74 @@
+"""Calls that failed for good: to be looked at, run again as new calls, or dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import dead_letters, records
+from gpufn.bus.connection import Bus
+from gpufn.clock import Clock
+from gpufn.errors import DeadLetterNotFound
+from gpufn.ids import invocation_id_for, is_invocation_id
+from gpufn.protocol.messages import CallRecord, DeadLetter
+from gpufn_gateway import call_views
+from gpufn_gateway.registry import Registry
+
+MOST_AT_ONCE = 1000
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """A dead letter, and the call that was made of it."""
+
+    letter: str
+    invocation: str
+
+
+class DeadLetters:
+    def __init__(self, bus: Bus, registry: Registry, clock: Clock) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._clock = clock
+
+    async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
+        """Of one function, or of all (``*``); newest first."""
+        return [call_views.letter(letter) for letter in await dead_letters.recent(self._bus, function, limit)]
+
+    async def read(self, function: str, invocation: str) -> tuple[DeadLetter, bytes]:
+        """The letter and its payload. Raises DeadLetterNotFound."""
+        found = await dead_letters.read(self._bus, function, invocation) if is_invocation_id(invocation) else None
+        if found is None:
+            raise DeadLetterNotFound
+        return found
+
+    async def replay(self, function: str, invocation: str) -> CallRecord:
+        """Submit it again, to the revision that serves now, and drop the letter; a repeat meets the same new call."""
+        letter, payload = await self.read(function, invocation)
+        target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
+        record = await records.submit(
+            self._bus,
+            target.revision,
+            letter.method,
+            letter.content_type,
+            payload,
+            invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
+            accept=letter.accept,
+            deadline=0.0,
+            now=self._clock.time(),
+        )
+        await dead_letters.drop(self._bus, function, invocation)
+        return record
+
+    async def replay_all(self, function: str) -> list[Replayed]:
+        """The oldest first; of very many, the newest thousand."""
+        letters = await dead_letters.recent(self._bus, function, MOST_AT_ONCE)
+        return [Replayed(letter.id, (await self.replay(function, letter.id)).id) for letter in reversed(letters)]
+
+    async def drop(self, function: str, invocation: str) -> None:
+        """Raises DeadLetterNotFound."""
+        if not is_invocation_id(invocation) or not await dead_letters.drop(self._bus, function, invocation):
+            raise DeadLetterNotFound
+
+    async def drop_all(self, function: str) -> int:
+        return await dead_letters.drop(self._bus, function)

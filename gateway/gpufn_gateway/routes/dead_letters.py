@@ -1,0 +1,76 @@
+"""Dead letters: list, show, replay, drop; one, or all of a function."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_gateway import call_views, negotiation
+from gpufn_gateway.auth import DEPLOY, READ
+from gpufn_gateway.dead_letters import MOST_AT_ONCE, DeadLetters
+from gpufn_gateway.routes.invocations import deployed_name
+from gpufn_gateway.routes.requests import json_answer, number, principal_of
+
+
+class DeadLetterRoutes:
+    def __init__(self, letters: DeadLetters) -> None:
+        self._letters = letters
+
+    def routes(self) -> list[Route]:
+        one = "/v1/dlq/{fn}/{id}"
+        return [
+            Route("/v1/dlq", self.all, methods=["GET"]),
+            Route("/v1/dlq/{fn}", self.of_function, methods=["GET"]),
+            Route("/v1/dlq/{fn}", self.drop_all, methods=["DELETE"]),
+            Route("/v1/dlq/{fn}/replay", self.replay_all, methods=["POST"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.drop, methods=["DELETE"]),
+            Route(f"{one}/payload", self.payload, methods=["GET"]),
+            Route(f"{one}/replay", self.replay, methods=["POST"]),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        return await self._list(request, "*")
+
+    async def of_function(self, request: Request) -> Response:
+        return await self._list(request, _name(request))
+
+    async def _list(self, request: Request, function: str) -> Response:
+        principal_of(request).need(READ)
+        limit = int(number(request, "limit", 20, 1, MOST_AT_ONCE))
+        return json_answer({"letters": await self._letters.recent(function, limit)})
+
+    async def show(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        letter, _ = await self._letters.read(_name(request), request.path_params["id"])
+        return json_answer(call_views.letter(letter))
+
+    async def payload(self, request: Request) -> Response:
+        principal_of(request).need_invoke(_name(request))
+        letter, payload = await self._letters.read(_name(request), request.path_params["id"])
+        headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+        return Response(payload, 200, headers, negotiation.clean(letter.content_type))
+
+    async def replay(self, request: Request) -> Response:
+        principal_of(request).need_invoke(_name(request))
+        record = await self._letters.replay(_name(request), request.path_params["id"])
+        links = call_views.links(record.id)
+        return json_answer({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
+
+    async def replay_all(self, request: Request) -> Response:
+        principal_of(request).need_invoke(_name(request))
+        return json_answer({"replayed": await self._letters.replay_all(_name(request))}, 202)
+
+    async def drop(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        await self._letters.drop(_name(request), request.path_params["id"])
+        return Response(status_code=204)
+
+    async def drop_all(self, request: Request) -> Response:
+        principal_of(request).need(DEPLOY)
+        return json_answer({"dropped": await self._letters.drop_all(_name(request))})
+
+
+def _name(request: Request) -> str:
+    return deployed_name(request.path_params["fn"])

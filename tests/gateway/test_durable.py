@@ -1,0 +1,343 @@
+"""Calls that are kept: idempotent, followed, listed, replayed. The bus is a real one; the runner is played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus import dead_letters, objects, records, streams
+from gpufn.bus.connection import Bus
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import AttemptRecord, CallRecord, HeldBy, Progress, WhereIs, encode, unpack_invocation
+from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+
+GOOD = b'{"texts":["a"]}'
+OTHER = b'{"texts":["b"]}'
+NO = ErrorInfo("function_raised", "no", error_type="ValueError")
+
+
+async def record_of(gateway: Whole, invocation: str) -> CallRecord:
+    found = await records.read(gateway.bus, invocation)
+    assert found is not None
+    return found[0]
+
+
+async def end(gateway: Whole, invocation: str, body: bytes = b"[1]", **fields: Any) -> None:
+    given = {"state": InvocationState.SUCCEEDED, "content_type": "application/json", "ended_at": 1.0} | fields
+    record = msgspec.structs.replace(await record_of(gateway, invocation), **given)
+    assert await records.end(gateway.bus, record, body)
+
+
+async def die(gateway: Whole, invocation: str) -> None:
+    """As a runner ends a call that failed for good."""
+    attempts = (AttemptRecord(1, OutcomeKind.RAISED, 2.0, 1.0, "w-1", NO.code, NO.message),)
+    await end(gateway, invocation, b"", state=InvocationState.FAILED, error=NO, attempts=attempts)
+    record = await record_of(gateway, invocation)
+    queue = subjects.async_queue(record.function, record.revision)
+    stored = await streams.next_message(gateway.bus, subjects.ASYNC, queue, record.queue_seq)
+    assert stored is not None
+    await dead_letters.bury(gateway.bus, record, *unpack_invocation(stored.payload))
+    await streams.delete_message(gateway.bus, subjects.ASYNC, record.queue_seq)
+
+
+class Holder:
+    """Says that it runs the calls that a test hands it."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self.held: dict[str, HeldBy] = {}
+        bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+
+    def _on_where(self, message: Any) -> None:
+        wanted = msgspec.msgpack.decode(message.payload, type=WhereIs).invocation
+        for held in self.held.values():
+            if wanted in ("", held.invocation):
+                self._bus.publish(message.reply, encode(held))
+
+    def start(self, invocation: str, attempt: int = 1) -> None:
+        held = self.held[invocation] = HeldBy(invocation, "w-1", "n", attempt, 5.0)
+        self._bus.publish(subjects.call_started(invocation), encode(held))
+
+    def progress(self, invocation: str, progress: Progress) -> None:
+        self.held[invocation] = msgspec.structs.replace(self.held[invocation], progress=progress)
+        self._bus.publish(subjects.progress(invocation), encode(progress))
+
+
+async def submit(gateway: Whole, function: str, content: bytes = GOOD, **headers: str) -> str:
+    given = {name.replace("_", "-"): text for name, text in headers.items()}
+    answer = await gateway.http.post(f"/v1/functions/{function}/submit", content=content, headers=given)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def test_a_key_with_another_body_is_refused(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("keyed"), DIGEST)
+        here = f"/v1/invocations/{await submit(gateway, 'keyed', idempotency_key='k')}"
+        for verb in ("submit", "invoke"):
+            answer = await gateway.http.post(
+                f"/v1/functions/keyed/{verb}", content=OTHER, headers={"idempotency-key": "k"}
+            )
+            assert problem(answer) == (409, "idempotency_mismatch")
+            assert answer.json()["retryable"] is False
+        own = "01arz3ndektsv4rrffq69g5faw"
+        url = f"/v1/functions/keyed/invocations/{own}"
+        assert [(await gateway.http.put(url, content=body)).status_code for body in (GOOD, OTHER)] == [202, 409]
+        assert (await gateway.http.get(here)).json()["state"] == "queued"
+
+
+async def test_an_invoke_with_a_key_can_be_taken_up_again(nats: Any, make: Any, connection: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("again"), DIGEST)
+        path, headers = "/v1/functions/again/invoke", {"idempotency-key": "k"}
+        first = connection(path, GOOD, idempotency_key="k")
+        waiting = first.start(gateway.app)
+        while not (calls := (await gateway.http.get("/v1/calls?function=again")).json()["calls"]):
+            pass
+        invocation = calls[0]["id"]
+        first.left.set()  # the client loses its connection
+        await waiting
+        assert first.sent == []
+        assert (await record_of(gateway, invocation)).state is InvocationState.QUEUED
+        second = asyncio.ensure_future(gateway.http.post(path, content=GOOD, headers=headers))
+        await end(gateway, invocation, queue_s=0.5, run_s=0.25)
+        answer = await second
+        assert (answer.status_code, answer.content) == (200, b"[1]")
+        assert answer.headers["x-gpufn-invocation"] == invocation
+        assert answer.headers["server-timing"] == "queue;dur=500.0, run;dur=250.0"
+        third = await gateway.http.post(path, content=GOOD, headers=headers)  # of what is stored
+        assert (third.status_code, third.content) == (200, b"[1]")
+        assert (await gateway.http.get(f"/v1/invocations/{invocation}/result")).content == b"[1]"
+
+
+async def test_an_invoke_with_a_key_fails_as_one_without(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("fails"), DIGEST)
+        invocation = await submit(gateway, "fails", idempotency_key="k")
+        await end(gateway, invocation, b"", state=InvocationState.FAILED, error=NO)
+        path = "/v1/functions/fails/invoke"
+        answer = await gateway.http.post(path, content=GOOD, headers={"idempotency-key": "k"})
+        assert problem(answer) == (500, "function_raised")
+        given = {"idempotency-key": "late", "x-gpufn-timeout": "0.01"}
+        assert problem(await gateway.http.post(path, content=GOOD, headers=given)) == (504, "invocation_expired")
+        given = {"idempotency-key": "k", "accept": "text/event-stream"}
+        assert problem(await gateway.http.post(path, content=GOOD, headers=given)) == (422, "invalid_input")
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "wanted"),
+    [(-1.0, (400, "deadline_passed")), (8 * 86400.0, (422, "invalid_input")), (None, (422, "invalid_input"))],
+)
+async def test_a_deadline_that_cannot_be_is_refused(
+    nats: Any, make: Any, problem: Any, ahead_s: float | None, wanted: tuple[int, str]
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deadline"), DIGEST)
+        text = "soon" if ahead_s is None else f"{gateway.clock.time() + ahead_s}"
+        for verb in ("submit", "invoke"):
+            answer = await gateway.http.post(
+                f"/v1/functions/deadline/{verb}", content=GOOD, headers={"x-gpufn-deadline": text}
+            )
+            assert problem(answer) == wanted
+
+
+async def test_a_deadline_travels_with_the_call(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("until"), DIGEST)
+        deadline = gateway.clock.time() + 60
+        record = await record_of(gateway, await submit(gateway, "until", x_gpufn_deadline=f"{deadline:.3f}"))
+        queue = subjects.async_queue("until", 1)
+        stored = await streams.next_message(gateway.bus, subjects.ASYNC, queue, record.queue_seq)
+        assert stored is not None
+        assert unpack_invocation(stored.payload)[0].deadline == pytest.approx(deadline, abs=0.01)
+
+
+async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("line", "aside"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        made = []
+        for _ in range(3):
+            made.append(await submit(gateway, "line"))
+            await submit(gateway, "aside")
+        gateway.report(make.status("line", ready=1, service_s=2.0))
+
+        async def told(number: int) -> Any:
+            view = (await gateway.http.get(f"/v1/invocations/{made[number]}")).json()
+            return view["state"], view["place"], view["eta_s"], view["waiting"]["reason"], view["waiting"]["detail"]
+
+        assert await told(0) == ("queued", 1, 0.0, "others", "it is next: it waits for a free slot")
+        assert await told(2) == ("queued", 3, 4.0, "others", "2 calls are before it")
+        await gateway.http.delete(f"/v1/invocations/{made[1]}")
+        assert (await told(2))[1] == 2
+
+
+async def test_what_runs_has_no_place(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("runs"), DIGEST)
+        invocation = await submit(gateway, "runs")
+        Holder(gateway.bus).start(invocation, attempt=2)
+        view = (await gateway.http.get(f"/v1/invocations/{invocation}")).json()
+        assert (view["state"], view["attempt"], view["worker"], view["place"], view["waiting"]) == (
+            "running", 2, "w-1", None, None,
+        )  # fmt: skip
+
+
+async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("one", "two"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        first, second, third = [await submit(gateway, name) for name in ("one", "one", "two")]
+        await end(gateway, first)
+        Holder(gateway.bus).start(second)
+
+        async def listed(query: str) -> list[str]:
+            answer = await gateway.http.get(f"/v1/calls?{query}")
+            assert answer.status_code == 200, answer.text
+            return [call["id"] for call in answer.json()["calls"] if call["id"] in (first, second, third)]
+
+        assert await listed("") == [third, second, first]
+        assert await listed("function=one") == [second, first]
+        assert await listed("state=running") == [second]
+        assert await listed("state=queued") == [third]
+        assert await listed("state=succeeded&function=two") == []
+        since = (await record_of(gateway, third)).submitted_at
+        assert await listed(f"since={since}") == [third]
+        assert await listed("limit=1") == [first]  # the last that changed
+        for query in ("state=lost", "since=x", "function=../x"):
+            assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
+
+
+class Events:
+    """The events of one call, as a client reads them."""
+
+    def __init__(self, connection: Any, gateway: Whole, invocation: str, **headers: str) -> None:
+        self._connection = connection(f"/v1/invocations/{invocation}/events", b"", **headers)
+        self._connection.scope["method"] = "GET"
+        self.task = self._connection.start(gateway.app)
+
+    @property
+    def status(self) -> int:
+        return int(self._connection.sent[0]["status"])
+
+    @property
+    def told(self) -> list[tuple[str, str, Any]]:
+        found = []
+        for block in self._connection.body.split(b"\n\n")[:-1]:
+            fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if not line.startswith(":"))
+            data = json.loads(fields["data"])
+            found.append((fields["event"], fields.get("id", ""), data.get("state", data.get("fraction"))))
+        return found
+
+    def leave(self) -> None:
+        self._connection.left.set()
+
+
+async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connection: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("told"), DIGEST)
+        invocation = await submit(gateway, "told")
+        holder = Holder(gateway.bus)
+        events = Events(connection, gateway, invocation)
+        await until(lambda: events.told == [("state", "10", "queued")])
+        holder.start(invocation)
+        await until(lambda: events.told[1:] == [("state", "11", "running")])
+        holder.progress(invocation, Progress(0.5, "half"))
+        await until(lambda: events.told[2:] == [("progress", "", 0.5)])
+        holder.held.clear()
+        await end(gateway, invocation)
+        await events.task
+        assert events.told[3:] == [("state", "12", "succeeded")]
+
+
+async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("seen"), DIGEST)
+        invocation = await submit(gateway, "seen")
+        holder = Holder(gateway.bus)
+        holder.start(invocation)
+        again = Events(connection, gateway, invocation, last_event_id="11")
+        missed = Events(connection, gateway, invocation, last_event_id="10")
+        await until(lambda: missed.told == [("state", "11", "running")])
+        assert again.told == []
+        holder.held.clear()
+        await end(gateway, invocation)
+        await asyncio.gather(again.task, missed.task)
+        assert again.told == missed.told[1:] == [("state", "12", "succeeded")]
+        over = Events(connection, gateway, invocation, last_event_id="12")
+        await over.task
+        assert over.status == 204
+
+
+async def test_events_of_nothing_are_not_found(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for path in ("", "/result", "/events"):
+            answer = await gateway.http.get(f"/v1/invocations/{'0' * 26}{path}")
+            assert problem(answer) == (404, "invocation_not_found")
+        assert problem(await gateway.http.delete(f"/v1/invocations/{'0' * 26}")) == (404, "invocation_not_found")
+
+
+async def test_a_large_result_is_read_in_parts(nats: Any, make: Any, tmp_path: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("large"), DIGEST)
+        invocation = await submit(gateway, "large")
+        body = bytes(range(256)) * 40_000
+        path = tmp_path / "result"
+        path.write_bytes(body)
+        digest, size = await objects.keep_file(gateway.bus, subjects.RESULT_FILES, path, owner=invocation, ttl_s=100)
+        await end(gateway, invocation, b"", blob=digest, size=size, content_type="application/octet-stream")
+        answer = await gateway.http.get(f"/v1/invocations/{invocation}/result")
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
+        assert answer.headers["content-length"] == str(len(body))
+        assert answer.content == body
+        await streams.purge(gateway.bus, f"OBJ_{subjects.RESULT_FILES}", ">")
+        answer = await gateway.http.get(f"/v1/invocations/{invocation}/result")
+        assert (answer.status_code, answer.json()["code"]) == (503, "artifact_unavailable")
+
+
+async def test_a_dead_letter_is_shown_replayed_and_gone(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("fails-x"), DIGEST)
+        invocation = await submit(gateway, "fails-x")
+        await die(gateway, invocation)
+        letters = (await gateway.http.get("/v1/dlq/fails_x")).json()["letters"]
+        here = f"/v1/dlq/fails-x/{invocation}"
+        assert [(each["id"], each["error"]["message"], each["size"]) for each in letters] == [
+            (invocation, "no", len(GOOD))
+        ]
+        assert letters[0]["attempts"][0] | {"worker": ""} == letters[0]["attempts"][0] | {
+            "worker": "", "outcome": "raised", "code": "function_raised",
+        }  # fmt: skip
+        assert (await gateway.http.get(here)).json()["state"] == "failed"
+        payload = await gateway.http.get(f"{here}/payload")
+        assert (payload.content, payload.headers["content-type"]) == (GOOD, "application/json")
+        answer = await gateway.http.post(f"{here}/replay")
+        assert answer.status_code == 202
+        again = await record_of(gateway, answer.json()["id"])
+        assert (again.state, again.function, again.id == invocation) == (InvocationState.QUEUED, "fails-x", False)
+        assert (await record_of(gateway, invocation)).state is InvocationState.FAILED
+        for request in (gateway.http.get(here), gateway.http.post(f"{here}/replay"), gateway.http.delete(here)):
+            assert problem(await request) == (404, "dead_letter_not_found")
+
+
+async def test_all_dead_letters_of_a_function_are_replayed_or_dropped(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("many", "spared"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        dead = [await submit(gateway, name) for name in ("many", "many", "spared")]
+        for invocation in dead:
+            await die(gateway, invocation)
+        replayed = (await gateway.http.post("/v1/dlq/many/replay")).json()["replayed"]
+        assert [each["letter"] for each in replayed] == dead[:2]
+        calls = (await gateway.http.get("/v1/calls?function=many&state=queued")).json()["calls"]
+        assert {call["id"] for call in calls} == {each["invocation"] for each in replayed}
+        ids = [each["id"] for each in (await gateway.http.get("/v1/dlq")).json()["letters"]]
+        assert set(ids) & set(dead) == {dead[2]}
+        assert (await gateway.http.delete("/v1/dlq/spared")).json() == {"dropped": 1}
+        assert (await gateway.http.get("/v1/dlq/spared")).json() == {"letters": []}
