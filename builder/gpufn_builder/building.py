@@ -36,7 +36,7 @@ from gpufn_builder.report import BuildReport, CandidateRow, StageRow, failed_row
 from gpufn_builder.store import Store
 
 PROCESS: Final = "gpufn_builder.build_process"
-_GRACE_S: Final = 30.0  # the build's own process knows `max_build_s` as well, and says more when it is over
+_GRACE_S: Final = 5.0  # the build's own process knows `max_build_s` as well, and says more when a candidate is over it
 
 OnTold = Callable[[Told], None]
 
@@ -159,8 +159,9 @@ class Building:
         def hear(told: Told) -> None:
             loop.call_soon_threadsafe(on_told, told)
 
-        timeout_s = request.spec.max_build_s + _GRACE_S
-        waiting = asyncio.create_task(asyncio.to_thread(work.wait, hear, BuildResult, timeout_s))
+        waiting = asyncio.create_task(
+            asyncio.to_thread(work.wait, hear, BuildResult, request.spec.max_build_s, grace_s=_GRACE_S)
+        )
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from gpufn.model import TensorSpec
 from gpufn_builder.tensors import BF16, Array, Arrays
 
 _NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
+_NO_MEMORY: Final = "Failed to allocate memory"
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) ")  # source file, line and signature
 
@@ -36,10 +38,13 @@ def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]
 
 
 def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
-    """Names the node where ONNX Runtime does."""
+    """Names the node where ONNX Runtime does, and the limit where there was no memory."""
     text = str(error)
     node = _NODE.search(text)
     reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if _NO_MEMORY in text and limit_bytes != resource.RLIM_INFINITY:
+        reason += f"; {limit_bytes / 2**20:,.0f} MiB may be used"
     return BuildFailed(f"{what}: {reason}", stage=stage, node=node[node.lastindex or 0] if node else "")
 
 

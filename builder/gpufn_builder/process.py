@@ -110,13 +110,16 @@ class Work:
         limit = request.memory_limit_bytes
         return cls(process, reader, printed, name=name, leads=leads, memory_limit_bytes=limit)
 
-    def wait(self, on_told: Callable[[Told], None], result_type: type[_Result], timeout_s: float) -> _Result:
-        """What it made, once it has ended. Raises BuildFailed unless it ended well, and in time."""
+    def wait(
+        self, on_told: Callable[[Told], None], result_type: type[_Result], timeout_s: float, *, grace_s: float = 0.0
+    ) -> _Result:
+        """What it made, once it has ended. Raises BuildFailed unless it ended well, and in time: `timeout_s`, and
+        `grace_s` more for one that knows of it and may say itself what took so long."""
         stage: BuildStage | str = ""
         error: ErrorInfo | None = None
         is_late = False
         try:
-            for line in self._hear(time.monotonic() + timeout_s):
+            for line in self._hear(time.monotonic() + timeout_s + grace_s):
                 if isinstance(line, Told):
                     stage = line.stage
                     on_told(line)
