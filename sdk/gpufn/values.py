@@ -56,10 +56,10 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Encoded(NamedTuple):
-    """A result in its final form, whatever its caller accepts."""
+    """A result in its final form, whatever its caller accepts. The body is its parts, one after the other."""
 
     content_type: str
-    body: bytes
+    parts: tuple[bytes | memoryview, ...]
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -103,10 +103,17 @@ def encode_result(
     >>> encode_result({"labels": ("cat", "dog")}, "application/json")
     ('application/json', b'{"labels":["cat","dog"]}')
     """
-    kind = _chosen(accept)
+    kind, parts = encode_parts(value, accept, limit_bytes=limit_bytes, what=what)
+    return kind, b"".join(parts)
+
+
+def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "result") -> Encoded:
+    """As `encode_result`, and nothing large is copied to make one block of the body."""
     if isinstance(value, Encoded):
-        kind, body = value
-    elif kind == JSON and isinstance(value, (bytes, bytearray, memoryview)):
+        _check_size(sum(map(len, value.parts)), limit_bytes)
+        return value
+    kind = _chosen(accept)
+    if kind == JSON and isinstance(value, (bytes, bytearray, memoryview)):
         kind, body = BYTES, bytes(value)
     else:
         encode = _ENCODERS[kind]
@@ -119,12 +126,16 @@ def encode_result(
             raise ResultNotEncodable(
                 f"the {what}{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
             ) from error
-    if len(body) > limit_bytes:
+    _check_size(len(body), limit_bytes)
+    return Encoded(kind, (body,))
+
+
+def _check_size(size: int, limit_bytes: int) -> None:
+    if size > limit_bytes:
         raise ResultNotEncodable(
-            f"the result takes {len(body):,} bytes, more than the {limit_bytes:,} of one call: "
+            f"the result takes {size:,} bytes, more than the {limit_bytes:,} of one call: "
             "store it and return where it is, or yield it in parts"
         )
-    return kind, body
 
 
 def decode_value(content_type: str, body: bytes, *, allow_pickle: bool = False) -> Any:

@@ -204,3 +204,11 @@ def test_looking_at_values_imports_nothing_heavy() -> None:
         "print([name for name in ('numpy', 'pydantic', 'cloudpickle', 'asyncio') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_result_in_its_final_form_stays_in_parts_and_its_size_is_that_of_all() -> None:
+    encoded = values.Encoded("application/x-two", (b"ab", memoryview(b"cd")))
+    assert values.encode_parts(encoded, JSON, limit_bytes=4) is encoded
+    assert values.encode_result(encoded, JSON) == ("application/x-two", b"abcd")
+    with pytest.raises(ResultNotEncodable, match="takes 4 bytes, more than the 3"):
+        values.encode_parts(encoded, JSON, limit_bytes=3)

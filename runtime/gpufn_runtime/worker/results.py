@@ -31,10 +31,10 @@ class Results:
         try:
             takes_parcel = attempt.run.takes_parcel
             limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
-            content_type, body = values.encode_result(value, attempt.run.accept, limit_bytes=limit)
-            parcel = ""
-            if takes_parcel and len(body) >= LEAST_BYTES:
-                parcel, body = self._parcels.write([body]), b""
+            content_type, parts = values.encode_parts(value, attempt.run.accept, limit_bytes=limit)
+            is_parcel = takes_parcel and sum(map(len, parts)) >= LEAST_BYTES
+            parcel = self._parcels.write(parts) if is_parcel else ""
+            body = b"" if is_parcel else b"".join(parts)
         except CapacityError as error:
             self.raised(attempt, ResultNotEncodable(error.message), started)
             return

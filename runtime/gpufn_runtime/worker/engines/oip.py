@@ -90,8 +90,8 @@ def decode(
 
 def encode(
     request: Request, results: Arrays, outputs: Sequence[TensorSpec], model: str, version: str
-) -> tuple[str, bytes]:
-    """The answer: content type and body."""
+) -> tuple[str, tuple[bytes | memoryview, ...]]:
+    """The answer: content type, and the parts of the body, of which binary tensors are the arrays' own memory."""
     specs = {spec.name: spec for spec in outputs}
     answered: list[_Answered] = []
     blobs: list[bytes | memoryview] = []
@@ -106,8 +106,8 @@ def encode(
         answered.append(tensor)
     head = msgspec.json.encode(_Answer(model_name=model, model_version=version, id=request.id, outputs=answered))
     if not blobs:
-        return TENSORS, head
-    return f"{TENSORS};header-bytes={len(head)}", b"".join((head, *blobs))
+        return TENSORS, (head,)
+    return f"{TENSORS};header-bytes={len(head)}", (head, *blobs)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,11 @@ def _decode(head: dict[str, Any], *blobs: bytes, inputs: Any = X, outputs: Any =
     return oip.decode(*_body(head, *blobs), inputs, outputs)
 
 
+def _encode(*answer: Any) -> tuple[str, bytes]:
+    kind, parts = oip.encode(*answer)
+    return kind, b"".join(parts)
+
+
 def _sample(datatype: str) -> Array:
     if datatype == "BYTES":
         return np.array([["", "a"], ["é\0", "longer"]], np.object_)
@@ -50,7 +55,7 @@ def test_every_datatype_goes_and_comes_back_as_bytes(datatype: str) -> None:
     specs = (TensorSpec("t", datatype, (-1, 2)),)
     array = _sample(datatype)
     asked = oip.Request("", {}, {"t": True})
-    kind, body = oip.encode(asked, {"t": array}, specs, "m", "1")
+    kind, body = _encode(asked, {"t": array}, specs, "m", "1")
     head = json.loads(body[: int(kind.partition("header-bytes=")[2])])
     (described,) = head["outputs"]
     assert (described["datatype"], described["shape"]) == (datatype, [2, 2])
@@ -72,7 +77,7 @@ def test_every_datatype_comes_as_json_flat_or_nested(datatype: str, flat: bool) 
 
 
 def test_bf16_is_answered_in_json_as_numbers() -> None:
-    _, body = oip.encode(oip.Request("", {}, {"t": False}), {"t": _sample("BF16")}, (tensor("t", "BF16"),), "m", "1")
+    _, body = _encode(oip.Request("", {}, {"t": False}), {"t": _sample("BF16")}, (tensor("t", "BF16"),), "m", "1")
     assert json.loads(body)["outputs"][0]["data"] == [1.0, -2.0, 0.0, None]
 
 
@@ -118,7 +123,7 @@ def test_outputs_are_those_asked_for_and_as_they_were_asked_for(head: dict[str, 
 
 
 def test_the_answer_names_model_version_and_id() -> None:
-    kind, body = oip.encode(oip.Request("7", {}, {"y": False}), {"y": rows(1)}, Y, "resnet", "3")
+    kind, body = _encode(oip.Request("7", {}, {"y": False}), {"y": rows(1)}, Y, "resnet", "3")
     assert kind == TENSORS
     assert json.loads(body) == {
         "model_name": "resnet", "model_version": "3", "id": "7",
@@ -128,8 +133,8 @@ def test_the_answer_names_model_version_and_id() -> None:
 
 def test_an_output_without_elements_has_empty_data() -> None:
     empty = np.empty((0, 2), np.float32)
-    assert b'"data":[]' in oip.encode(oip.Request("", {}, {"y": False}), {"y": empty}, Y, "m", "1")[1]
-    assert b'"binary_data_size":0' in oip.encode(oip.Request("", {}, {"y": True}), {"y": empty}, Y, "m", "1")[1]
+    assert b'"data":[]' in _encode(oip.Request("", {}, {"y": False}), {"y": empty}, Y, "m", "1")[1]
+    assert b'"binary_data_size":0' in _encode(oip.Request("", {}, {"y": True}), {"y": empty}, Y, "m", "1")[1]
     head = {"inputs": [_input(shape=(0, 2), parameters={"binary_data_size": 0})]}
     assert _decode(head, b"").inputs["x"].shape == (0, 2)
 
@@ -212,3 +217,9 @@ def test_texts_that_are_cut_off_or_no_text_are_refused(data: bytes, message: str
 def test_numbers_that_would_change_are_refused(datatype: str, data: list[Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         _decode({"inputs": [_input("t", datatype, (1,), data=data)]}, inputs=(tensor("t", datatype, -1),))
+
+
+def test_a_binary_tensor_is_answered_with_its_own_memory() -> None:
+    array = rows(1, 2)
+    _, (_, blob) = oip.encode(oip.Request("", {}, {"y": True}), {"y": array}, Y, "m", "1")
+    assert np.shares_memory(np.frombuffer(blob, np.uint8), array)
