@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVERY_S: Final = 60.0
+_AFTER_A_DELETE_S: Final = 5.0  # its workers have mostly ended by then
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
@@ -81,6 +82,7 @@ class Collection:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EVERY_S):
                     await self._asked.wait()
+                    await asyncio.sleep(_AFTER_A_DELETE_S)
             self._asked.clear()
             try:
                 await self.step()

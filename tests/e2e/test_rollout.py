@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,15 @@ def test_a_function_that_is_deleted_under_load_tells_its_callers(project: Projec
         assert "function_not_found" in codes
         assert codes <= {"function_not_found", "invocation_cancelled"}
         assert client.get(f"/v1/functions/{project.name}").status_code == 404
+
+
+def test_a_deleted_function_leaves_its_number_only_and_goes_on_counting_when_it_comes_back(project: Project) -> None:
+    project.deploy(SERVES, 2)
+    client, revisions = project.platform.client, f"/v1/functions/{project.name}/revisions"
+    project.platform.gpufn("rm", project.name, "--yes")
+    give_up_at = time.monotonic() + WITHIN_S
+    while client.get(f"{revisions}/1").status_code != 404 or client.get(f"{revisions}/2").json()["bundle"]:
+        assert time.monotonic() < give_up_at, client.get(f"{revisions}/2").text
+        time.sleep(0.05)
+    project.deploy(SERVES, 3)
+    assert project.platform.invoke(project.name, {"number": 1}) == [3, 1]

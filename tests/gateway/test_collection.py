@@ -17,6 +17,7 @@ from gpufn.errors import BusUnavailable, RevisionNotFound
 from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
+from gpufn_gateway import collection
 from gpufn_gateway.collection import Collection
 from tests.gateway.test_models import NET, ONNX, built, deploy, model, upload
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
@@ -68,10 +69,10 @@ async def upload_bundle(gateway: Whole, text: str) -> str:
     """One that no other test's function names; its digest."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("app.py", text)
-    digest = digest_of(buffer.getvalue())
-    await gateway.deploys.put_bundle(digest, buffer.getvalue())
-    return digest
+        archive.writestr(zipfile.ZipInfo("app.py"), text)  # the same bytes at any time
+    data = buffer.getvalue()
+    await gateway.deploys.put_bundle(digest_of(data), data)
+    return digest_of(data)
 
 
 async def stored_numbers(gateway: Whole, name: str) -> list[int]:
@@ -129,7 +130,10 @@ async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any)
         assert await stored_numbers(gateway, "again") == [4]
 
 
-async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another(nats: Any, make: Any) -> None:
+async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_AFTER_A_DELETE_S", 0.0)
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
         gateway.registry.on_deleted.append(collected.collection.on_deleted)
