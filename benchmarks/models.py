@@ -171,7 +171,7 @@ def _watched(server: measure.Server, most: dict[str, float]) -> Iterator[None]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.25):
+        while not ended.wait(0.5):
             for name, mib in _memory_mib(server).items():
                 most[name] = max(mib, most.get(name, 0.0))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import sys
 import sysconfig
 
 import numpy as np
@@ -22,6 +24,9 @@ def free_port() -> int:
 def main() -> None:
     # Triton's own processes load the libpython that is found first, which need not be that of this interpreter.
     os.environ["LD_LIBRARY_PATH"] = sysconfig.get_config_var("LIBDIR")
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit()
+    )  # Triton ends in an orderly way, and gives up its shared memory
     rows = Rows()
 
     @batch
