@@ -53,6 +53,7 @@ from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.parcels import GatewayParcels
+from gpufn_gateway.reaper import Reaper
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
@@ -247,6 +248,7 @@ async def main(settings: GatewaySettings) -> None:
             (_control(controller), "controller"),
             (finishing.run(), "finishing"),
             (collection.run(), "collection"),
+            (Reaper(bus, registry, clock, leads=lambda: controller.leads).run(), "reaper"),
             (_announce(server, listener), "announce"),
         ):
             stack.push_async_callback(_cancel, asyncio.create_task(doing, name=what))

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpufn.bus import objects, records, streams
+from gpufn.bus import objects, queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
@@ -98,7 +98,7 @@ class Collection:
             await self._collect_revisions(name)
         await self._collect_builds()
         await self._collect_blobs()
-        if ended := await records.end_overdue(self._bus, self._clock.time()):
+        if ended := await queues.end_overdue(self._bus, self._clock.time()):
             log.info("ended %d queued calls that were past their deadline", ended)
 
     # --- revisions ----------------------------------------------------------------------------------------------------

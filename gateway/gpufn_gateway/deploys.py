@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn.bus import objects, records
+from gpufn.bus import objects, queues
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import Entry
 from gpufn.clock import Clock
@@ -190,7 +190,7 @@ class Deploys:
             await self._end(name, number)
         error = InvocationCancelled(f"{name} was deleted before this call started.").info()
         for number in numbers:
-            await records.end_queued(
+            await queues.end_queued(
                 self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpufn import media
-from gpufn.bus import records
+from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
@@ -48,6 +48,10 @@ class Submissions:
             if not is_invocation_id(invocation):
                 raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
         call = await self._calls.prepare(name, headers, receive, waits=False)
+        if invocation is not None:
+            known = await records.read(self._bus, invocation)
+            if known is not None and known[0].function != call.target.name:
+                raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         key = headers.get(b"idempotency-key")
         own = invocation or _id(call.target.name, call.principal, key)
         record = await self._submit(call, own, call.submit_deadline)
@@ -64,9 +68,6 @@ class Submissions:
 
     async def _submit(self, call: PreparedCall, invocation: str, deadline: float) -> CallRecord:
         target = call.target
-        known = await records.read(self._bus, invocation)
-        if known is not None and known[0].function != target.name:
-            raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         try:
             return await records.submit(
                 self._bus,
@@ -171,7 +172,7 @@ class Submissions:
             registry = self._calls.registry
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
-            place = await records.place(self._bus, record)
+            place = await queues.place(self._bus, record)
             now = self._calls.clock.time()
             view |= call_views.waits(record, place, spec, registry.status(record.function), now)
         return view

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus import records, streams
+from gpufn.bus import queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import find_binary
 from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
@@ -187,7 +187,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
                 assert (await gateway.http.delete("/v1/functions/leaves")).status_code == 204
             else:
                 error = InvocationCancelled("leaves was deleted").info()
-                ended = await records.end_queued(
+                ended = await queues.end_queued(
                     gateway.bus, "leaves", 1, kind=OutcomeKind.CANCELLED, error=error, now=2.0
                 )
                 assert ended == 0
@@ -197,7 +197,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
             assert depth["leaves", 1].asynchronous == 1
         runner.held.clear()
         assert (
-            await records.end_queued(
+            await queues.end_queued(
                 gateway.bus,
                 "leaves",
                 1,
@@ -218,7 +218,7 @@ async def test_a_queued_call_that_somebody_waits_for_is_told_why_it_ends(nats: A
         await until(lambda: gateway.caller.pending == 1)
         await gateway.bus.flush()
         error = FunctionStartFailed("no module named nope").info()
-        await records.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
+        await queues.end_queued(gateway.bus, "told", 1, kind=OutcomeKind.NOT_STARTED, error=error, now=1.0)
         assert problem(await waiting) == (503, "function_start_failed")
         assert ("told", 1) not in await streams.depths(gateway.bus)
 

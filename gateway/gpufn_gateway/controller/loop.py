@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.bus import records, streams
+from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, KeyValue
@@ -377,7 +377,7 @@ class Controller:
         log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
 
     async def _end_queued(self, action: EndQueued) -> None:
-        ended = await records.end_queued(
+        ended = await queues.end_queued(
             self._bus,
             action.function,
             action.revision,

@@ -19,13 +19,13 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import dead_letters, objects, streams
+from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
 from gpufn.bus.summaries import newest, summary
-from gpufn.errors import BusUnavailable, Conflict, ErrorInfo, IdempotencyMismatch, InvocationExpired, InvocationNotFound
-from gpufn.invocation import InvocationState, Outcome, OutcomeKind, state_after
+from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
+from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
@@ -33,7 +33,6 @@ from gpufn.protocol.messages import (
     Cancel,
     HeldBy,
     InvocationMessage,
-    ResultReply,
     WhereIs,
     encode,
     unpack_invocation,
@@ -43,12 +42,8 @@ from gpufn.revision import Revision
 
 log = logging.getLogger(__name__)
 
-_ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
-
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
-
-_OVERDUE_S = 60.0
 
 _held_by = msgspec.msgpack.Decoder(HeldBy)
 
@@ -272,18 +267,6 @@ async def held(bus: Bus) -> dict[str, HeldBy]:
     return found
 
 
-async def place(bus: Bus, record: CallRecord) -> int | None:
-    """Its place among those that wait in its queue, from 1; None when it is in the queue no more."""
-    queue = subjects.async_queue(record.function, record.revision, "*")
-    consumer = subjects.async_consumer(record.function, record.revision)
-    behind, stored, running = await asyncio.gather(
-        streams.count_from(bus, subjects.ASYNC, queue, record.queue_seq),
-        streams.messages_per_subject(bus, subjects.ASYNC, queue),
-        streams.count_held(bus, subjects.ASYNC, consumer),
-    )
-    return None if behind is None else max(1, sum(stored.values()) - behind + 1 - running)
-
-
 async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     """End a submitted invocation as cancelled. False when it had ended already."""
     cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
@@ -292,111 +275,6 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
     bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
     return True
-
-
-async def end_queued(
-    bus: Bus, function: str, revision: int, *, kind: OutcomeKind, error: ErrorInfo | None, now: float
-) -> int:
-    """End every call that is still queued for a revision, submitted or waited for; returns how many.
-
-    What a runner holds stays: it is still stored in the queue, but somebody has it and will end it.
-    """
-    outcome = Outcome(kind, error)
-    ended = 0
-    for stream, queue in (
-        (subjects.SYNC, subjects.sync_queue(function, revision)),
-        (subjects.ASYNC, subjects.async_queue(function, revision, "*")),
-    ):
-        seq = 1
-        while batch := await _queued(bus, stream, queue, seq):
-            seq = batch[-1][0] + 1
-            ended += sum(await asyncio.gather(*(_end_unless_held(bus, *each, outcome, now) for each in batch)))
-    return ended
-
-
-async def end_overdue(bus: Bus, now: float) -> int:
-    """End the calls at or near the heads of the sync queues whose deadline was over a minute ago; returns how many.
-
-    Whoever waits ends his call himself, and a runner refuses it: these are what a gateway leaves that died, of
-    functions that no worker can run.
-    """
-    error = InvocationExpired("it was still queued a minute after its deadline").info()
-    outcome = Outcome(OutcomeKind.EXPIRED, error)
-    ended = 0
-    for queue in await streams.messages_per_subject(bus, subjects.SYNC):
-        most, seq = 1, 1
-        while batch := await _queued(bus, subjects.SYNC, queue, seq, most):
-            late = [each for each in batch if each[1].deadline and now - each[1].deadline > _OVERDUE_S]
-            ended += sum(await asyncio.gather(*(_end_unless_held(bus, *each, outcome, now) for each in late)))
-            if len(late) < len(batch):
-                break
-            most, seq = _ASK_AT_ONCE, batch[-1][0] + 1
-    return ended
-
-
-async def _queued(
-    bus: Bus, stream: str, queue: str, seq: int, most: int = _ASK_AT_ONCE
-) -> list[tuple[int, InvocationMessage]]:
-    """The next calls of a queue from `seq` on, without their arguments: those may be megabytes each."""
-    found: list[tuple[int, InvocationMessage]] = []
-    while len(found) < most and (message := await streams.next_message(bus, stream, queue, seq)) is not None:
-        found.append((message.seq, unpack_invocation(message.payload)[0]))
-        seq = message.seq + 1
-    return found
-
-
-async def _end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
-    try:
-        if await where(bus, invocation.id) is not None:
-            return False
-        if not invocation.reply:
-            return await end_stored(bus, seq, invocation, outcome, now)
-        if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
-            bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
-        return is_ended
-    except BusUnavailable as trouble:
-        log.warning("invocation %s of %s is left in its queue: %s", invocation.id, invocation.function, trouble)
-        return False
-
-
-async def end_stored(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
-    """End a submitted call that is in the queue at `seq` and that no runner holds; False when it had ended already."""
-    ended = await _end(bus, _ended_record(invocation, outcome, now))
-    if ended is not None and ended.state.leaves_dead_letter:
-        stored = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, seq)
-        if stored is not None and stored.seq == seq:
-            await dead_letters.bury(bus, ended, *unpack_invocation(stored.payload))
-    await streams.delete_message(bus, subjects.ASYNC, seq)
-    return ended is not None
-
-
-def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
-    return CallRecord(
-        id=invocation.id,
-        function=invocation.function,
-        revision=invocation.revision,
-        method=invocation.method,
-        state=state_after(outcome.kind),
-        submitted_at=invocation.submitted_at,
-        ended_at=now,
-        attempt=invocation.attempt,
-        error=outcome.error,
-        digest=invocation.digest,
-        attempts=invocation.attempts,
-    )
-
-
-def _ended_reply(invocation: InvocationMessage, outcome: Outcome, now: float) -> ResultReply:
-    return ResultReply(
-        invocation=invocation.id,
-        kind=outcome.kind,
-        error=outcome.error,
-        content_type="",
-        revision=invocation.revision,
-        attempt=invocation.attempt,
-        queue_s=max(0.0, now - invocation.submitted_at),
-        run_s=0.0,
-    )
 
 
 async def _read(bus: Bus, subject: str) -> tuple[CallRecord, bytes] | None:

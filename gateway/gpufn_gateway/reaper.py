@@ -1,0 +1,84 @@
+"""Ends submitted calls that no runner will end: runners look at a queue only while its function has workers.
+
+The controller's leader looks, each few seconds, at the head of every queue and at the next part of it, from one end to
+the other: a long queue costs no more at a time than a short one. It ends what `reaping` says, and takes out what has
+ended already: a call that was cancelled by a gateway that died before it was out, or ended by a runner that did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gpufn.bus import queues, streams
+from gpufn.bus.connection import Bus
+from gpufn.clock import Clock
+from gpufn.errors import PlatformError
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import InvocationMessage
+from gpufn_gateway import reaping
+from gpufn_gateway.registry import Registry
+
+log = logging.getLogger(__name__)
+
+_EVERY_S: Final = 5.0
+_HEAD: Final = 16
+_PART: Final = 64
+_UNTOUCHED_S: Final = 10.0  # sooner than this a call that has ended is on its way out by itself
+
+
+class Reaper:
+    """`leads` tells whether the controller of this process leads now."""
+
+    def __init__(self, bus: Bus, registry: Registry, clock: Clock, *, leads: Callable[[], bool]) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._clock = clock
+        self._leads = leads
+        self._next: dict[str, int] = {}  # queue → sequence that its next part begins at
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                if self._leads() and (ended := await self.step()):
+                    log.info("took %d calls out of queues that nobody serves", ended)
+            except PlatformError as error:
+                log.warning("calls that nobody will end wait: %s", error)
+            except Exception:
+                log.exception("looking for calls that nobody will end failed; it is tried again")
+
+    async def step(self) -> int:
+        """Returns how many calls are out of their queues."""
+        stored = await streams.messages_per_subject(self._bus, subjects.ASYNC)
+        self._next = {queue: self._next.get(queue, 1) for queue in stored}
+        return sum([await self._look(queue) for queue in stored])
+
+    async def _look(self, queue: str) -> int:
+        seq, out = 1, 0
+        while batch := await queues.queued(self._bus, subjects.ASYNC, queue, seq, _HEAD):
+            removed = await self._sift(batch)
+            seq, out = batch[-1][0] + 1, out + removed
+            if removed < len(batch):
+                break
+        part = await queues.queued(self._bus, subjects.ASYNC, queue, max(seq, self._next[queue]), _PART)
+        self._next[queue] = part[-1][0] + 1 if part else 1
+        return out + await self._sift(part)
+
+    async def _sift(self, batch: list[tuple[int, InvocationMessage]]) -> int:
+        return sum(await asyncio.gather(*(self._take_out(seq, invocation) for seq, invocation in batch)))
+
+    async def _take_out(self, seq: int, invocation: InvocationMessage) -> bool:
+        """False for one that goes on waiting, or running."""
+        registry, now = self._registry, self._clock.time()
+        exists = invocation.function in registry.functions
+        revision = registry.revisions.get(invocation.function, {}).get(invocation.revision)
+        spec = None if revision is None or not exists else revision.spec
+        if (outcome := reaping.verdict(invocation, spec, now)) is not None:
+            return await queues.end_unless_held(self._bus, seq, invocation, outcome, now)
+        if now - invocation.submitted_at < _UNTOUCHED_S:
+            return False
+        return await queues.take_out_ended(self._bus, seq, invocation)

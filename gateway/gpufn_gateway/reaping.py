@@ -1,0 +1,29 @@
+"""Whether a submitted call that waits in its queue will ever be ended by a runner, and how it ends if not. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpufn.errors import InvocationCancelled, InvocationExpired
+from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.spec import FunctionSpec
+
+# A runner that has the call ends it in time; and who was just deployed may not be known here yet.
+_GRACE_S: Final = 2.0
+_DEPLOYED_S: Final = 60.0
+_OLDEST_S: Final = 13 * 86400.0  # a day later the queue would drop it without a word
+
+
+def verdict(invocation: InvocationMessage, spec: FunctionSpec | None, now: float) -> Outcome | None:
+    """How it ends; None while it may wait. `spec` None: its function or revision is gone. `now` in unix seconds."""
+    waited_s = now - invocation.submitted_at
+    if spec is None:
+        if waited_s < _DEPLOYED_S:
+            return None
+        gone = InvocationCancelled(f"{invocation.function}@{invocation.revision} was deleted before this call started")
+        return Outcome(OutcomeKind.CANCELLED, gone.info())
+    if waited_s > _OLDEST_S or invocation.has_expired(spec.queue_timeout_s, now - _GRACE_S):
+        late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
+        return Outcome(OutcomeKind.EXPIRED, late.info())
+    return None

@@ -1,0 +1,145 @@
+"""Calls that are in a queue and that no runner has: their place there, and their end when nobody will run them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gpufn.bus import dead_letters, records, streams
+from gpufn.bus.connection import Bus
+from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
+from gpufn.invocation import Outcome, OutcomeKind, state_after
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
+
+log = logging.getLogger(__name__)
+
+_ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
+_OVERDUE_S = 60.0
+_MOST_READ_BYTES = 4 << 20  # of arguments that are read along, per look
+
+
+async def place(bus: Bus, record: CallRecord) -> int | None:
+    """Its place among those that wait in its queue, from 1; None when it is in the queue no more."""
+    queue = subjects.async_queue(record.function, record.revision, "*")
+    consumer = subjects.async_consumer(record.function, record.revision)
+    behind, stored, running = await asyncio.gather(
+        streams.count_from(bus, subjects.ASYNC, queue, record.queue_seq),
+        streams.messages_per_subject(bus, subjects.ASYNC, queue),
+        streams.count_held(bus, subjects.ASYNC, consumer),
+    )
+    return None if behind is None else max(1, sum(stored.values()) - behind + 1 - running)
+
+
+async def end_queued(
+    bus: Bus, function: str, revision: int, *, kind: OutcomeKind, error: ErrorInfo | None, now: float
+) -> int:
+    """End every call that is still queued for a revision, submitted or waited for; returns how many.
+
+    What a runner holds stays: it is still stored in the queue, but somebody has it and will end it.
+    """
+    outcome = Outcome(kind, error)
+    ended = 0
+    for stream, queue in (
+        (subjects.SYNC, subjects.sync_queue(function, revision)),
+        (subjects.ASYNC, subjects.async_queue(function, revision, "*")),
+    ):
+        seq = 1
+        while batch := await queued(bus, stream, queue, seq):
+            seq = batch[-1][0] + 1
+            ended += sum(await asyncio.gather(*(end_unless_held(bus, *each, outcome, now) for each in batch)))
+    return ended
+
+
+async def end_overdue(bus: Bus, now: float) -> int:
+    """End the calls at or near the heads of the sync queues whose deadline was over a minute ago; returns how many.
+
+    Whoever waits ends his call himself, and a runner refuses it: these are what a gateway leaves that died, of
+    functions that no worker can run.
+    """
+    error = InvocationExpired("it was still queued a minute after its deadline").info()
+    outcome = Outcome(OutcomeKind.EXPIRED, error)
+    ended = 0
+    for queue in await streams.messages_per_subject(bus, subjects.SYNC):
+        most, seq = 1, 1
+        while batch := await queued(bus, subjects.SYNC, queue, seq, most):
+            late = [each for each in batch if each[1].deadline and now - each[1].deadline > _OVERDUE_S]
+            ended += sum(await asyncio.gather(*(end_unless_held(bus, *each, outcome, now) for each in late)))
+            if len(late) < len(batch):
+                break
+            most, seq = _ASK_AT_ONCE, batch[-1][0] + 1
+    return ended
+
+
+async def queued(
+    bus: Bus, stream: str, queue: str, seq: int, most: int = _ASK_AT_ONCE
+) -> list[tuple[int, InvocationMessage]]:
+    """The next calls of a queue from `seq` on, without their arguments: those may be megabytes each, so fewer than
+    `most` are not the last ones."""
+    found: list[tuple[int, InvocationMessage]] = []
+    left = _MOST_READ_BYTES
+    while len(found) < most and left > 0 and (message := await streams.next_message(bus, stream, queue, seq)):
+        found.append((message.seq, unpack_invocation(message.payload)[0]))
+        seq, left = message.seq + 1, left - len(message.payload)
+    return found
+
+
+async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
+    """End a call that is in its queue at `seq`. False when a runner has it, when it had ended, or without the bus."""
+    try:
+        if await records.where(bus, invocation.id) is not None:
+            return False
+        if not invocation.reply:
+            is_ended = await records.end(bus, _ended_record(invocation, outcome, now))
+            await take_out_ended(bus, seq, invocation)
+            return is_ended
+        if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
+            bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
+        return is_ended
+    except BusUnavailable as trouble:
+        log.warning("invocation %s of %s is left in its queue: %s", invocation.id, invocation.function, trouble)
+        return False
+
+
+async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
+    """Take a submitted call out of its queue, where it is at `seq`, and keep its dead letter, if it has ended. False
+    when it has not, or nobody knows."""
+    found = await records.read(bus, invocation.id)
+    if found is None or not found[0].state.ended:
+        return False
+    if found[0].state.leaves_dead_letter:
+        stored = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, seq)
+        if stored is not None and stored.seq == seq:
+            await dead_letters.bury(bus, found[0], *unpack_invocation(stored.payload))
+    await streams.delete_message(bus, subjects.ASYNC, seq)
+    return True
+
+
+def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
+    return CallRecord(
+        id=invocation.id,
+        function=invocation.function,
+        revision=invocation.revision,
+        method=invocation.method,
+        state=state_after(outcome.kind),
+        submitted_at=invocation.submitted_at,
+        ended_at=now,
+        attempt=invocation.attempt,
+        error=outcome.error,
+        digest=invocation.digest,
+        attempts=invocation.attempts,
+    )
+
+
+def _ended_reply(invocation: InvocationMessage, outcome: Outcome, now: float) -> ResultReply:
+    return ResultReply(
+        invocation=invocation.id,
+        kind=outcome.kind,
+        error=outcome.error,
+        content_type="",
+        revision=invocation.revision,
+        attempt=invocation.attempt,
+        queue_s=max(0.0, now - invocation.submitted_at),
+        run_s=0.0,
+    )
