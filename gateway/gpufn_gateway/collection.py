@@ -92,10 +92,13 @@ class Collection:
                 log.exception("collecting what nobody needs failed; it is tried again")
 
     async def step(self) -> None:
-        if self._in_use() is None:
+        in_use = self._numbers_in_use()
+        if in_use is None:
             return
         for name in list(self._registry.revisions):
-            await self._collect_revisions(name)
+            if self._changes(name, self._registry.functions.get(name), in_use):
+                await self._collect_revisions(name)
+            await asyncio.sleep(0)  # there are calls to serve
         await self._collect_builds()
         await self._collect_blobs()
         if ended := await queues.end_overdue(self._bus, self._clock.time()):
@@ -104,11 +107,9 @@ class Collection:
     # --- revisions ----------------------------------------------------------------------------------------------------
 
     async def _collect_revisions(self, name: str) -> None:
-        if not self._changes(name, self._registry.functions.get(name)):
-            return
         entry = await self._buckets.functions.get(name)
         function = None if entry is None else _function.decode(entry.value)
-        for number, after in self._changes(name, function).items():
+        for number, after in self._changes(name, function, self._numbers_in_use()).items():
             try:
                 await self._change(subjects.revision_key(name, number), self._registry.revisions[name][number], after)
             except Conflict:
@@ -119,17 +120,23 @@ class Collection:
             what = "is gone" if after is None else f"is {after.state}"
             log.info("nobody needs %s@%d: it %s", name, number, what, extra={"function": name, "revision": number})
 
-    def _changes(self, name: str, function: Function | None) -> dict[int, Revision | None]:
+    def _numbers_in_use(self) -> dict[str, set[int]] | None:
         in_use = self._in_use()
         if in_use is None:
+            return None
+        numbers: dict[str, set[int]] = {}
+        for name, number in in_use:
+            numbers.setdefault(name, set()).add(number)
+        return numbers
+
+    def _changes(
+        self, name: str, function: Function | None, in_use: dict[str, set[int]] | None
+    ) -> dict[int, Revision | None]:
+        if in_use is None:
             return {}
-        return usage.changes(
-            self._registry.revisions.get(name, {}),
-            function,
-            {number for each, number in in_use if each == name},
-            kept=self._kept_revisions,
-            now=self._clock.time(),
-        )
+        revisions = self._registry.revisions.get(name, {})
+        numbers = in_use.get(name, set())
+        return usage.changes(revisions, function, numbers, kept=self._kept_revisions, now=self._clock.time())
 
     async def _change(self, key: str, before: Revision, after: Revision | None) -> None:
         """Raises Conflict when it is not as it was decided about."""
