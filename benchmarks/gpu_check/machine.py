@@ -15,8 +15,7 @@ import measure
 
 _PACKAGES = ("torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "nvidia-ml-py", "docker", "pytest")
 _PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvcc", "docker")
-# Where drivers put their programs on machines that are lent out, besides the PATH.
-_DRIVER_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
+_DRIVER_FOLDERS = ("/usr/local/nvidia/bin",)
 
 
 class CannotRun(Exception):
@@ -70,6 +69,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def look(*, pretend: bool = False) -> Machine:
     """What is there. `pretend`: a GPU of 8 GiB stands in when there is none."""
+    _extend_path()
     gpus, driver, why_no_gpu = _gpus()
     pretended = pretend and not gpus
     if pretended:
@@ -80,7 +80,7 @@ def look(*, pretend: bool = False) -> Machine:
         why_no_gpu=why_no_gpu,
         driver=driver,
         packages=_versions(),
-        programs={name: path for name in _PROGRAMS if (path := _find(name))},
+        programs={name: path for name in _PROGRAMS if (path := shutil.which(name))},
         pretended=pretended,
         about=about,
     )
@@ -125,5 +125,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _find(program: str) -> str | None:
-    return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_DRIVER_FOLDERS))
+def _extend_path() -> None:
+    """For all that is started from here: drivers of virtual machines put their programs beside the PATH."""
+    known = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    found = [folder for folder in _DRIVER_FOLDERS if folder not in known and os.path.isdir(folder)]
+    os.environ["PATH"] = os.pathsep.join([*known, *found])
