@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import json
 import logging
@@ -63,9 +64,14 @@ from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.settings import GatewaySettings, InvalidSetting
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.webhooks.deliveries import Deliveries
+from gpufn_gateway.webhooks.post import Post
+from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 log = logging.getLogger("gpufn_gateway")
 
@@ -176,18 +182,16 @@ async def main(settings: GatewaySettings) -> None:
             clock=clock,
             parcels=parcels,
         )
-        submissions = Submissions(bus, calls)
+        addresses = Addresses(settings.webhook_networks)
+        submissions = Submissions(bus, calls, addresses)
         invoke = Invoke(calls, submissions)
+        webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         artifacts = Artifacts(bus)
-        deploys = Deploys(bus, buckets, registry=registry, builds=builds, artifacts=artifacts, clock=clock)
-        engines = Engines(bus, buckets.engines, registry, builds)
+        deploys = Deploys(
+            bus, buckets, registry=registry, builds=builds, artifacts=artifacts, addresses=addresses, clock=clock
+        )
 
-        def why_not_ready() -> str | None:
-            if not bus.connected:
-                return "the message bus is not connected"
-            if not storage.is_ready:
-                return "the queues are being made"
-            return registry.why_not_ready()
+        why_not_ready = functools.partial(_why_not_ready, bus, storage, registry)
 
         routes = [
             *FunctionRoutes(
@@ -203,7 +207,8 @@ async def main(settings: GatewaySettings) -> None:
             *DeadLetterRoutes(DeadLetters(bus, registry, clock)).routes(),
             *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
-            *EngineRoutes(engines, bodies.of_management).routes(),
+            *WebhookRoutes(webhook_secrets, access).routes(),
+            *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies.of_management).routes(),
             *OipRoutes(registry, telemetry, why_not_ready).routes(),
             *OperationRoutes(
                 registry=registry,
@@ -247,12 +252,21 @@ async def main(settings: GatewaySettings) -> None:
             (_tick(caller=caller, lane=lane, parcels=parcels, invoke=invoke, server=server, clock=clock), "ticks"),
             (_control(controller), "controller"),
             (finishing.run(), "finishing"),
+            (Deliveries(bus, webhook_secrets, Post(addresses), clock).run(), "webhooks"),
             (collection.run(), "collection"),
             (Reaper(bus, registry, clock, leads=lambda: controller.leads).run(), "reaper"),
             (_announce(server, listener), "announce"),
         ):
             stack.push_async_callback(_cancel, asyncio.create_task(doing, name=what))
         await server.serve([listener])
+
+
+def _why_not_ready(bus: Bus, storage: Storage, registry: Registry) -> str | None:
+    if not bus.connected:
+        return "the message bus is not connected"
+    if not storage.is_ready:
+        return "the queues are being made"
+    return registry.why_not_ready()
 
 
 async def _connect(url: str, name: str) -> Bus:

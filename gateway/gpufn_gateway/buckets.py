@@ -16,6 +16,7 @@ class Buckets:
     assignments: KeyValue
     leases: KeyValue
     keys: KeyValue
+    webhook_secrets: KeyValue
     builds: KeyValue
     engines: KeyValue
 
@@ -28,6 +29,7 @@ class Buckets:
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             leases=await KeyValue.open(bus, subjects.LEASES),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
+            webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
         )

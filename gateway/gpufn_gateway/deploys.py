@@ -27,6 +27,8 @@ from gpufn.errors import (
     Conflict,
     FunctionNotFound,
     InvalidBundle,
+    InvalidInput,
+    InvalidSpec,
     InvocationCancelled,
     RevisionNotFound,
 )
@@ -43,6 +45,7 @@ from gpufn_gateway.builds import Builds
 from gpufn_gateway.bundles import check_bundle
 from gpufn_gateway.registry import Registry, is_usable
 from gpufn_gateway.usage import retired
+from gpufn_gateway.webhooks.addresses import Addresses
 
 _TRIES: Final = 50  # each lost race means that somebody else's change went through
 
@@ -65,6 +68,7 @@ class Deploys:
         registry: Registry,
         builds: Builds,
         artifacts: Artifacts,
+        addresses: Addresses,
         clock: Clock,
     ) -> None:
         self._bus = bus
@@ -73,6 +77,7 @@ class Deploys:
         self._registry = registry
         self._builds = builds
         self._artifacts = artifacts
+        self._addresses = addresses
         self._clock = clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -93,6 +98,7 @@ class Deploys:
 
         Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once.
         """
+        self._check_webhook(spec)
         await self._check_bundle_is_here(bundle)
         revision = await self._create_revision(spec, Digest(bundle))
         return await self._move_active(spec.name, revision.number)
@@ -102,6 +108,7 @@ class Deploys:
 
         Raises InvalidBundle and InvalidSpec for what was not uploaded, NoCapacity without a device to build for.
         """
+        self._check_webhook(spec)
         await self._check_bundle_is_here(bundle)
         await self._artifacts.check_uploaded(spec.models)
         kinds = building.device_kinds(spec.resources, self._registry.live_nodes())
@@ -195,6 +202,13 @@ class Deploys:
             )
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_webhook(self, spec: FunctionSpec) -> None:
+        if spec.webhook is not None:
+            try:
+                self._addresses.check(spec.webhook)
+            except InvalidInput as error:
+                raise InvalidSpec(f"{spec.name}: {error.message}") from error
 
     async def _check_bundle_is_here(self, bundle: str) -> None:
         if not await self.has_bundle(bundle):

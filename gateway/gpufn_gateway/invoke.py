@@ -18,7 +18,7 @@ from gpufn_gateway.answers import OWN, Wording, reply_headers, send_problem, sen
 from gpufn_gateway.bodies import Receive, Scope, Send
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.sse import CallStream
-from gpufn_gateway.submit import Submissions
+from gpufn_gateway.submit import WEBHOOK, Submissions
 
 # Sooner than this most calls are over, and a watcher would cost more than it saves.
 _WATCH_AFTER_S: Final = 0.2
@@ -53,6 +53,11 @@ class Invoke:
         if prefer is not None and b"respond-async" in prefer:
             await self._submissions.submit(name, headers, receive, send)
             return
+        if WEBHOOK in headers:
+            raise InvalidInput(
+                "a webhook is for a call that nobody waits for: add 'Prefer: respond-async', or POST to .../submit",
+                field="X-Gpufn-Webhook",
+            )
         accept = headers.get(b"accept")
         if accept is not None and (b"event-stream" in accept or b"gpufn.items" in accept):
             if b"idempotency-key" in headers:

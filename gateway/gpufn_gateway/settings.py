@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
     kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to
     share_across_domains: bool = False  # GPUFN_SHARE_ACROSS_DOMAINS: a GPU may be shared by several trust domains
+    webhook_networks: tuple[str, ...] = ()  # GPUFN_WEBHOOK_NETWORKS: webhooks go there as well: 10.0.0.0/8,fd00::/8
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -73,6 +75,10 @@ def _yes_or_no(text: str) -> bool:
     return text.lower() in ("yes", "true", "1")
 
 
+def _networks(text: str) -> tuple[str, ...]:
+    return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(","))
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError("write DEBUG, INFO, WARNING or ERROR")
@@ -88,6 +94,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "shutdown_timeout_s": _positive(float),
     "kept_revisions": _positive(int),
     "share_across_domains": _yes_or_no,
+    "webhook_networks": _networks,
     "log_level": _level,
 }
 

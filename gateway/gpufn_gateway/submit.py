@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.messages import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
 from gpufn_gateway.answers import OWN, send_parts, send_problem, send_result
 from gpufn_gateway.auth import READ, Principal
@@ -23,7 +23,9 @@ from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers
 from gpufn_gateway.sse import left
+from gpufn_gateway.webhooks.addresses import Addresses
 
+WEBHOOK: Final = b"x-gpufn-webhook"
 _LONGEST_KEY = 255
 _LATE_S = 1.0  # the runner ends a call at its deadline and says so; we wait this much longer for its word
 
@@ -35,9 +37,10 @@ class IdTaken(Conflict):
 
 
 class Submissions:
-    def __init__(self, bus: Bus, calls: Calls) -> None:
+    def __init__(self, bus: Bus, calls: Calls, addresses: Addresses | None = None) -> None:
         self._bus = bus
         self._calls = calls
+        self._addresses = addresses or Addresses()
 
     async def submit(
         self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, *, invocation: str | None = None
@@ -54,7 +57,8 @@ class Submissions:
                 raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         key = headers.get(b"idempotency-key")
         own = invocation or _id(call.target.name, call.principal, key)
-        record = await self._submit(call, own, call.submit_deadline)
+        webhook = self._webhook(headers.get(WEBHOOK), call.principal)
+        record = await self._submit(call, own, call.submit_deadline, webhook)
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         answer = [
             (b"content-type", media.JSON.encode()),
@@ -66,7 +70,9 @@ class Submissions:
         await send({"type": "http.response.start", "status": 202, "headers": answer})
         await send({"type": "http.response.body", "body": body})
 
-    async def _submit(self, call: PreparedCall, invocation: str, deadline: float) -> CallRecord:
+    async def _submit(
+        self, call: PreparedCall, invocation: str, deadline: float, webhook: Webhook | None = None
+    ) -> CallRecord:
         target = call.target
         try:
             return await records.submit(
@@ -80,6 +86,7 @@ class Submissions:
                 deadline=deadline,
                 now=call.now,
                 trace=call.trace,
+                webhook=webhook,
             )
         except QueueFull:
             raise self._calls.queue_full(target) from None
@@ -176,6 +183,13 @@ class Submissions:
             now = self._calls.clock.time()
             view |= call_views.waits(record, place, spec, registry.status(record.function), now)
         return view
+
+    def _webhook(self, header: bytes | None, principal: Principal) -> Webhook | None:
+        if header is None:
+            return None
+        url = header.decode("latin-1")
+        self._addresses.check(url)
+        return Webhook(url, principal.id or Webhook.PLATFORM)
 
     async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
         found = await records.read(self._bus, invocation) if is_invocation_id(invocation) else None

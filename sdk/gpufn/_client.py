@@ -47,6 +47,7 @@ from gpufn._views import (
     RevisionProgress,
     Revisions,
     RevisionView,
+    WebhookSecret,
     WhyView,
 )
 from gpufn.errors import (
@@ -200,10 +201,14 @@ class Client:
         *,
         invocation: str | None = None,
         accept: str = values.NATIVE,
+        webhook: str | None = None,
     ) -> InvocationView:
-        """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call."""
+        """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
+
+        Its end is told to `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
+        """
         path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
-        headers = _call_headers(content_type, accept, None)
+        headers = _call_headers(content_type, accept, None) | ({"x-gpufn-webhook": webhook} if webhook else {})
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
@@ -398,6 +403,13 @@ class Client:
     def delete_key(self, id: str) -> None:  # noqa: A002
         """Who uses it is refused from then on."""
         self._request("DELETE", f"/v1/keys/{id}")
+
+    def webhook_secret(self, key: str = "platform", *, change: bool = False) -> str:
+        """What webhooks are signed with, for those who receive them: of the calls of an API key, or the platform's own.
+
+        `change` makes a new one; until the next change, the one before it signs as well.
+        """
+        return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{key}/webhook-secret").secret
 
     def is_alive(self) -> bool:
         """Whether a gateway answers."""

@@ -89,6 +89,7 @@ class PlainOptions(TypedDict, total=False):
     startup_timeout: Annotated[float, "how long a worker may take to start"]
     queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
     retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
+    webhook: Annotated[str | None, "the address that is told when a submitted call has ended"]
     retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
     priority: Annotated[Literal["normal"], "there is one"]
 
@@ -142,6 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    webhook: str | None = None
     retention_s: float = 86400.0
     env: dict[str, str] = {}
     egress: bool = False
@@ -185,6 +187,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "retries": _retries(options.get("retries")),
         "env": _env(options.get("env")),
         "egress": _egress(options.get("egress", False)),
+        "webhook": _webhook(options.get("webhook")),
         "declared_models": _models(options.get("models")),
         "declared_image": _image(options.get("image")),
     }
@@ -278,6 +281,12 @@ def _retries(retries: Any) -> Retry | None:
     if isinstance(retries, int) and not isinstance(retries, bool):
         return Retry(retries)
     raise InvalidSpec(f"retries is a number or a Retry, such as Retry(3, backoff=2.0), not {retries!r}")
+
+
+def _webhook(webhook: Any) -> str | None:
+    if webhook is None or isinstance(webhook, str):
+        return webhook
+    raise InvalidSpec(f"webhook is an address, such as 'https://example.org/done', not {webhook!r}")
 
 
 def _env(env: Any) -> dict[str, str]:

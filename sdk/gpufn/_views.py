@@ -179,6 +179,10 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
+    secret: str
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """A result as it came, and where the time went, in milliseconds by phase."""
 

@@ -6,7 +6,7 @@
     │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
-    │  └─ Unauthorized         Forbidden
+    │  └─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
     ├─ FunctionRaised          the user's code raised: type, message, traceback text
     │  └─ ResultNotEncodable   it returned what cannot be sent
     ├─ CapacityError           come back later; carries retry_after_s
@@ -165,6 +165,18 @@ class Forbidden(RequestError):
     """The API key's scopes do not allow this."""
 
     code = "forbidden"
+
+
+class ScheduleNotFound(RequestError):
+    """There is no schedule with this id."""
+
+    code = "schedule_not_found"
+
+
+class InvalidSignature(RequestError):
+    """A webhook is not what the platform sent."""
+
+    code = "invalid_signature"
 
 
 class FunctionRaised(GpufnError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpufn.device import Share
-from gpufn.errors import InvalidSpec
+from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
@@ -265,6 +265,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    webhook: str | None = None  # where the ends of its submitted calls are told
     retention_s: float = 86400.0  # how long a submitted call is remembered after its end, and its result kept
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
@@ -289,6 +290,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
         if self.queue_timeout_s is not None:
             _number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+        if self.webhook is not None:
+            self._check_webhook(self.webhook)
         _number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
         if self.batch is not None:
             for method in self.methods:
@@ -298,6 +301,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_modules()
         self._check_models()
         self._check_image()
+
+    def _check_webhook(self, url: str) -> None:
+        from gpufn.urls import check_webhook  # noqa: PLC0415  no worker needs it
+
+        try:
+            check_webhook(url)
+        except InvalidInput as error:
+            raise InvalidSpec(f"{self.name}: {error.message}") from error
 
     def _check_methods(self) -> None:
         names = [method.name for method in self.methods]

@@ -38,3 +38,11 @@ def test_values_come_from_the_environment() -> None:
 def test_an_error_names_the_variable(variable: str, value: str) -> None:
     with pytest.raises(InvalidSetting, match=f"{variable}='{value}'"):
         GatewaySettings.from_env({variable: value})
+
+
+def test_networks_for_webhooks_are_checked_and_a_wrong_one_names_the_variable() -> None:
+    given = GatewaySettings.from_env({"GPUFN_WEBHOOK_NETWORKS": "10.0.0.0/8, fd00::/8"})
+    assert given.webhook_networks == ("10.0.0.0/8", "fd00::/8")
+    for wrong in ("10.0.0.1/8", "intranet", "10.0.0.0/8,,"):
+        with pytest.raises(InvalidSetting, match="GPUFN_WEBHOOK_NETWORKS="):
+            GatewaySettings.from_env({"GPUFN_WEBHOOK_NETWORKS": wrong})

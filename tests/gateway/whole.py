@@ -43,8 +43,12 @@ from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.webhooks.post import Post
+from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 ARTIFACT_LIMIT = 8 << 20
 
@@ -85,11 +89,20 @@ class Whole:
             bodies=call_bodies,
             clock=clock,
         )
-        submissions = Submissions(bus, calls)
+        addresses = Addresses(("127.0.0.0/8", "::1/128"))
+        submissions = Submissions(bus, calls, addresses)
+        self.post = Post(addresses)
+        self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.deploys = Deploys(
-            bus, buckets, registry=self.registry, builds=self.builds, artifacts=self.artifacts, clock=clock
+            bus,
+            buckets,
+            registry=self.registry,
+            builds=self.builds,
+            artifacts=self.artifacts,
+            addresses=addresses,
+            clock=clock,
         )
         routes = [
             *FunctionRoutes(
@@ -103,6 +116,7 @@ class Whole:
             ).routes(),
             *InvocationRoutes(submissions).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self.registry, clock)).routes(),
+            *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),

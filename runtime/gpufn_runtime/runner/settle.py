@@ -269,6 +269,7 @@ def _record(message: InvocationMessage, outcome: Outcome, now: float, keep_s: fl
         digest=message.digest,
         attempts=message.attempts,
         keep_s=keep_s,
+        webhook=message.webhook,
     )
 
 

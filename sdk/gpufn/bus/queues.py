@@ -129,6 +129,7 @@ def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -
         error=outcome.error,
         digest=invocation.digest,
         attempts=invocation.attempts,
+        webhook=invocation.webhook,
     )
 
 

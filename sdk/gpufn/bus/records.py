@@ -4,7 +4,7 @@ submit   the invocation is stored in ASYNC under its id (a repeat is the same me
          A repeat is known by its digest: another call under the same id is refused
 retry    the record names the attempts that failed, and where the next one waits
 end      the record is replaced by compare-and-set, only while it has not ended: the first end wins; `keep_s` later it
-         is removed
+         is removed. Before it, the job of its webhook is stored
 recent   reads the records' headers only, where a summary of each is: a result may be megabytes
 wait     reads the record at each sign of a change
 """
@@ -33,6 +33,7 @@ from gpufn.protocol.messages import (
     Cancel,
     HeldBy,
     InvocationMessage,
+    Webhook,
     WhereIs,
     encode,
     unpack_invocation,
@@ -61,8 +62,10 @@ async def submit(
     now: float,
     parent: str = "",
     trace: str = "",
+    webhook: Webhook | None = None,
 ) -> CallRecord:
-    """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds.
+    """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds. Its end is told to `webhook`, else
+    to the function's.
 
     An id that is known already is the same invocation: its record is returned and nothing is queued.
     Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
@@ -71,6 +74,8 @@ async def submit(
     digest = request_digest(revision.function, method, body)
     if (known := await _read(bus, subject)) is not None:
         return _checked(known[0], digest)
+    if webhook is None and revision.spec.webhook:
+        webhook = Webhook(revision.spec.webhook)
     message = InvocationMessage(
         id=invocation,
         function=revision.function,
@@ -84,6 +89,7 @@ async def submit(
         parent=parent,
         trace=trace,
         digest=digest,
+        webhook=webhook,
     )
     stored = await _store(bus, message, body)
     record = CallRecord(
@@ -96,6 +102,7 @@ async def submit(
         queue_seq=stored.seq,
         digest=digest,
         keep_s=revision.spec.retention_s,
+        webhook=webhook,
     )
     bus.publish(subjects.doorbell(revision.function), b"")
     try:
@@ -197,6 +204,9 @@ async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | 
                 keep_s=known.keep_s,
                 attempts=record.attempts or known.attempts,
             )
+        if record.webhook is not None:  # before the end itself, so that nobody who dies in between leaves it untold
+            job, which_end = subjects.webhook(record.function), f"{record.id}.{record.ended_at}"
+            await bus.publish_stored(job, record.id.encode(), msg_id=which_end)
         try:
             await bus.publish_stored(
                 subject,

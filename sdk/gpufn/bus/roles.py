@@ -14,18 +14,22 @@ from gpufn.protocol import subjects
 
 ROLES = ("admin", "gateway", "agent", "runner", "builder")
 
-_KEYS = f"KV_{subjects.API_KEYS}"
-_DECIDED = (subjects.FUNCTIONS, subjects.REVISIONS, subjects.ASSIGNMENTS, subjects.LEASES, subjects.API_KEYS)
-# Every direct way to read a stream's messages, for the stream that holds the API keys.
+_KEYS = (subjects.API_KEYS, subjects.WEBHOOK_SECRETS)
+_DECIDED = (subjects.FUNCTIONS, subjects.REVISIONS, subjects.ASSIGNMENTS, subjects.LEASES, *_KEYS)
+# Every direct way to read a stream's messages, for the streams that hold keys and secrets.
 _READ_KEYS = [
-    f"$JS.API.STREAM.MSG.GET.{_KEYS}",
-    f"$JS.API.STREAM.UPDATE.{_KEYS}",
-    f"$JS.API.DIRECT.GET.{_KEYS}",
-    f"$JS.API.DIRECT.GET.{_KEYS}.>",
-    f"$JS.API.CONSUMER.CREATE.{_KEYS}",
-    f"$JS.API.CONSUMER.CREATE.{_KEYS}.>",
-    f"$JS.API.CONSUMER.DURABLE.CREATE.{_KEYS}.>",
-    f"$JS.API.CONSUMER.MSG.NEXT.{_KEYS}.>",
+    f"$JS.API.{verb}.KV_{bucket}{rest}"
+    for bucket in _KEYS
+    for verb, rest in (
+        ("STREAM.MSG.GET", ""),
+        ("STREAM.UPDATE", ""),
+        ("DIRECT.GET", ""),
+        ("DIRECT.GET", ".>"),
+        ("CONSUMER.CREATE", ""),
+        ("CONSUMER.CREATE", ".>"),
+        ("CONSUMER.DURABLE.CREATE", ".>"),
+        ("CONSUMER.MSG.NEXT", ".>"),
+    )
 ]
 _DESTROY = [f"$JS.API.STREAM.{verb}.>" for verb in ("DELETE", "PURGE", "RESTORE", "SNAPSHOT")]
 _BLOBS = (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES)

@@ -63,6 +63,16 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 7 * _DAY,
         "duplicate_window": 10 * _MINUTE,
     },
+    subjects.WEBHOOKS: {
+        **_QUEUE,
+        "subjects": [subjects.WEBHOOKS_FILTER],
+        "discard": "old",  # a full queue must not keep calls from ending
+        "discard_new_per_subject": False,
+        "storage": "file",
+        "max_bytes": 1_024 * _MIB,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
     subjects.RESULTS: {
         **_RECORD,
         "subjects": [subjects.RESULTS_FILTER],

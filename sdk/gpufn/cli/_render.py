@@ -30,6 +30,7 @@ from gpufn.errors import (
     InvalidInput,
     InvocationNotFound,
     RevisionNotFound,
+    ScheduleNotFound,
     Unauthorized,
 )
 
@@ -40,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
     (GatewayUnavailable, 3),
-    ((FunctionNotFound, RevisionNotFound, InvocationNotFound, BuildNotFound), 4),
+    ((FunctionNotFound, RevisionNotFound, InvocationNotFound, BuildNotFound, ScheduleNotFound), 4),
     ((Unauthorized, Forbidden), 5),
     (CapacityError, 6),
     (FunctionRaised, 7),

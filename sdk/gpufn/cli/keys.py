@@ -1,4 +1,4 @@
-"""`gpufn keys create`, `ls`, `rm`."""
+"""`gpufn keys create`, `ls`, `rm`, `webhook-secret`."""
 
 from __future__ import annotations
 
@@ -65,3 +65,26 @@ def remove(id: Annotated[str, typer.Argument(help="The key's id.")], json: Json 
         print_json({"deleted": id})
     else:
         say(f"deleted key {id}")
+
+
+@app.command("webhook-secret")
+def webhook_secret(
+    id: Annotated[str, typer.Argument(help="The key's id; else the platform's own.")] = "platform",  # noqa: A002
+    change: Annotated[
+        bool, typer.Option("--change", help="Make a new one; the old one signs as well until the next.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show what webhooks are signed with: for a receiver, to check that they come from here.
+
+    A call's own webhook is signed with the secret of the key that submitted it. The platform's signs those of
+    functions, and of calls without a key.
+    """
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        secret = client.webhook_secret(id, change=change)
+    if json:
+        print_json({"key": id, "secret": secret})
+    else:
+        say(secret)

@@ -13,13 +13,20 @@ from gpufn.cli._render import Json, print_json, say, step
 Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
 
 
-def submit(name: Name, arguments: Arguments = None, data: Data = None, file: File = None, json: Json = False) -> None:
+def submit(  # noqa: PLR0917  Typer passes them by name
+    name: Name,
+    arguments: Arguments = None,
+    data: Data = None,
+    file: File = None,
+    webhook: Annotated[str | None, typer.Option(help="An address that is told when the call has ended.")] = None,
+    json: Json = False,
+) -> None:
     """Queue a call and print its id; `gpufn result ID` has its result later."""
     from gpufn._client import Client  # noqa: PLC0415
 
     body, content_type = body_of(arguments, data, file)
     with Client() as client:
-        view = client.submit(name, body, content_type, accept=media.JSON)
+        view = client.submit(name, body, content_type, accept=media.JSON, webhook=webhook)
     if json:
         print_json(view)
     else:

@@ -7,6 +7,7 @@ msgpack (`encode`, and a decoder of their own here). Times that travel are unix 
 from __future__ import annotations
 
 import enum
+from typing import ClassVar
 
 import msgspec
 
@@ -37,6 +38,15 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 # --- the data path ---------------------------------------------------------------------------------------------------
 
 
+class Webhook(_Wire, frozen=True, array_like=True, gc=False):
+    """Where the end of a submitted call is told. `owner`'s secret signs it: an API key's id, or the platform."""
+
+    PLATFORM: ClassVar = "platform"
+
+    url: str
+    owner: str = PLATFORM
+
+
 class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     """One Invocation in a queue. `reply` is empty for one that nobody waits for; `deadline` 0 means none.
 
@@ -65,6 +75,7 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     parcel: str = ""
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
+    webhook: Webhook | None = None
 
     def has_expired(self, queue_timeout_s: float | None, now: float) -> bool:
         """Whether nobody wants it any more, before it has started."""
@@ -141,6 +152,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     keep_s: float = 86400.0
     blob: str = ""
     size: int = 0
+    webhook: Webhook | None = None
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)

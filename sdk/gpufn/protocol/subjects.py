@@ -18,6 +18,7 @@ DEAD_LETTERS = "GPUFN_DLQ"  # submitted invocations that failed for good, with t
 LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
+WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of calls whose end is to be told
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
@@ -26,6 +27,8 @@ DEAD_LETTERS_FILTER = f"{PREFIX}.dlq.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
 BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
+WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
+WEBHOOK_CONSUMER = "H-webhooks"
 
 # Key-value buckets and object stores
 FUNCTIONS = "gpufn_functions"  # <function> → Function
@@ -33,6 +36,7 @@ REVISIONS = "gpufn_revisions"  # <function>.<revision> → Revision
 ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
+WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → what its webhooks are signed with
 BUNDLES = "gpufn_bundles"
 BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once it is whole
@@ -84,6 +88,10 @@ def result(function: str, invocation: str) -> str:
 def any_result(invocation: str) -> str:
     """Matches the record of `invocation`, whichever function it belongs to."""
     return f"{PREFIX}.res.*.{invocation}"
+
+
+def webhook(function: str) -> str:
+    return f"{PREFIX}.hook.{function}"
 
 
 def checkpoint(invocation: str) -> str:

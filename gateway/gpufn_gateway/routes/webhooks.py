@@ -1,0 +1,38 @@
+"""What webhooks are signed with, for those who receive them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn.protocol.messages import Webhook
+from gpufn_gateway.auth import ADMIN, Access
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_gateway.webhooks.secrets import WebhookSecrets
+
+
+class WebhookRoutes:
+    def __init__(self, secrets: WebhookSecrets, access: Access) -> None:
+        self._secrets = secrets
+        self._access = access
+
+    def routes(self) -> list[Route]:
+        one = "/v1/keys/{id}/webhook-secret"
+        return [Route(one, self.show, methods=["GET"]), Route(one, self.change, methods=["POST"])]
+
+    async def show(self, request: Request) -> Response:
+        return json_answer({"secret": (await self._secrets.of(self._owner(request)))[0]})
+
+    async def change(self, request: Request) -> Response:
+        return json_answer({"secret": (await self._secrets.change(self._owner(request)))[0]}, 201)
+
+    def _owner(self, request: Request) -> str:
+        """A key may see its own; the platform's, and those of others, are for admins."""
+        principal, owner = principal_of(request), request.path_params["id"]
+        if owner != principal.id:
+            principal.need(ADMIN)
+        if owner != Webhook.PLATFORM and all(key.id != owner for key in self._access.keys):
+            raise RouteError(404, "There is no key with this id.")
+        return str(owner)

@@ -1,0 +1,154 @@
+"""Takes the jobs of webhooks from their queue and sees each to its end. Every gateway has one; the queue shares out.
+
+A job is the id of a call. It is stored before the call's end, so it may come first: then it waits for that. What a
+gateway that died was about to send comes again after `ack_wait`: receivers know a repeat by its webhook-id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Final, NamedTuple
+
+from gpufn.bus import records, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery, Pull
+from gpufn.clock import Clock
+from gpufn.errors import GpufnError, InvocationNotFound
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import CallRecord, LogLine, Webhook, encode
+from gpufn.webhooks import signatures
+from gpufn_gateway.webhooks import tries
+from gpufn_gateway.webhooks.letter import letter
+from gpufn_gateway.webhooks.post import AddressRefused, NotReached, Post
+from gpufn_gateway.webhooks.secrets import WebhookSecrets
+from gpufn_gateway.webhooks.tries import Verdict
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 64
+_TICK_S: Final = 1.0
+_ACK_WAIT_S: Final = 60.0  # more than one try takes
+_UNBOUNDED: Final = -1  # those that wait for their next try count as well
+_PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the job
+
+
+class Deliveries:
+    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock) -> None:
+        self._bus = bus
+        self._secrets = secrets
+        self._post = post
+        self._clock = clock
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; what is under way then comes again, here or elsewhere."""
+        pull = Pull(self._bus, subjects.WEBHOOKS, subjects.WEBHOOK_CONSUMER, self._take, on_missing=self._on_missing)
+        self._pull = pull
+        pull.grant(_AT_ONCE)
+        try:
+            while True:
+                pull.tick(self._clock.monotonic())
+                await asyncio.sleep(_TICK_S)
+        finally:
+            pull.withdraw()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._post.close()
+
+    def _take(self, delivery: Delivery) -> None:
+        self._spawn(self._settle(delivery))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="webhook")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _settle(self, delivery: Delivery) -> None:
+        try:
+            again_after_s = await self._deliver(delivery.payload.decode(), delivery.delivered)
+        except asyncio.CancelledError:
+            again_after_s = 0.0
+            raise
+        except GpufnError as error:
+            log.warning("the webhook of %s waits: %s", delivery.payload.decode(), error)
+            again_after_s = _TICK_S
+        except Exception:
+            log.exception("the webhook of %s failed", delivery.payload.decode())
+            again_after_s = tries.delay_after(delivery.delivered)
+        finally:
+            with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+                if again_after_s is None:
+                    delivery.ack()
+                else:
+                    delivery.nak(again_after_s)
+            self._pull.grant(1)
+
+    async def _deliver(self, invocation: str, tried: int) -> float | None:
+        """One try; `tried` counts it. Seconds until the next, or None when there is nothing more to do."""
+        try:
+            record, result = await records.wait(self._bus, invocation, _PATIENCE_S)
+        except InvocationNotFound:
+            record = None
+        if record is None or not record.state.ended:
+            return tries.delay_after(tried)
+        if record.webhook is None:
+            return None
+        why = await self._try(record, record.webhook, letter(record, result))
+        if why is None:
+            return None
+        again_after_s = None if why.is_final else tries.delay_after(tried)
+        if again_after_s is None:
+            self._give_up(record, f"the webhook to {record.webhook.url} was given up after {tried} tries: {why.text}")
+        return again_after_s
+
+    async def _try(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
+        at = int(self._clock.time())
+        headers = {
+            "content-type": "application/json",
+            "user-agent": "gpufn-webhook",
+            "webhook-id": record.id,
+            "webhook-timestamp": str(at),
+            "webhook-signature": signatures(await self._secrets.of(webhook.owner), record.id, at, body),
+        }
+        try:
+            status = await self._post.send(webhook.url, headers, body)
+        except AddressRefused as error:
+            return _Failure(error.message, is_final=True)
+        except NotReached as error:
+            return _Failure(error.message)
+        match tries.verdict(status):
+            case Verdict.DELIVERED:
+                return None
+            case verdict:
+                return _Failure(f"it answered {status}", is_final=verdict is Verdict.GIVE_UP)
+
+    def _give_up(self, record: CallRecord, why: str) -> None:
+        """Told where the function's owner looks."""
+        log.warning("%s", why, extra={"function": record.function, "invocation": record.id})
+        line = LogLine(self._clock.time(), record.function, record.revision, "", "error", why, record.id)
+        with contextlib.suppress(GpufnError):
+            self._bus.publish(subjects.logs(record.function), encode(line))
+
+    def _on_missing(self) -> None:
+        self._spawn(self._make_consumer())
+
+    async def _make_consumer(self) -> None:
+        try:
+            await streams.ensure_streams(self._bus)
+            await streams.ensure_consumer(
+                self._bus, subjects.WEBHOOKS, subjects.WEBHOOK_CONSUMER, subjects.WEBHOOKS_FILTER,
+                ack_wait_s=_ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
+            )  # fmt: skip
+        except GpufnError as error:
+            log.warning("webhooks cannot be pulled yet: %s", error)
+            return  # each tick of the Pull comes back here
+        self._pull.retry()
+
+
+class _Failure(NamedTuple):
+    text: str
+    is_final: bool = False

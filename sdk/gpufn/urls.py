@@ -1,0 +1,32 @@
+"""Addresses that users give, as far as their text can tell."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from gpufn.errors import InvalidInput
+
+_LONGEST_URL = 2048
+
+
+def check_webhook(url: str) -> None:
+    """Raises InvalidInput for what no webhook can be sent to. Whether its address is allowed, the gateway knows.
+
+    >>> check_webhook("ftp://example.org")
+    Traceback (most recent call last):
+        ...
+    gpufn.errors.InvalidInput: a webhook goes to https://... or http://..., not to 'ftp://example.org'
+    """
+    if len(url) > _LONGEST_URL:
+        raise InvalidInput(f"a webhook's address has at most {_LONGEST_URL} characters", field="webhook")
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
+        raise InvalidInput(f"a webhook goes to https://... or http://..., not to {url[:120]!r}", field="webhook")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput(
+            "a webhook's address holds no user and no password: its signature says who sends it", field="webhook"
+        )

@@ -1,0 +1,239 @@
+"""From a call's end to its receiver: signed, again until it is heard, and by whichever gateway lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn import webhooks
+from gpufn.bus import records, streams
+from gpufn.bus.connection import Bus
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import CallRecord
+from gpufn_gateway.webhooks import deliveries, tries
+from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.webhooks.deliveries import Deliveries
+from gpufn_gateway.webhooks.post import Post
+from tests.gateway.webhooks.receiver import OK, receiving
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+
+GOOD = b'{"texts":["a"]}'
+REFUSED = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def whole(nats: Any) -> AsyncIterator[Whole]:
+    """A gateway on a bus without anybody else's jobs."""
+    async with gateway_on(nats) as gateway:
+        await streams.purge(gateway.bus, subjects.WEBHOOKS, subjects.WEBHOOKS_FILTER)
+        await streams.delete_consumer(gateway.bus, subjects.WEBHOOKS, subjects.WEBHOOK_CONSUMER)
+        yield gateway
+
+
+@contextlib.asynccontextmanager
+async def delivering(gateway: Whole, bus: Bus | None = None) -> AsyncIterator[None]:
+    task = asyncio.create_task(
+        Deliveries(bus or gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock).run()
+    )
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def submit(gateway: Whole, function: str, webhook: str | None = None, **headers: str) -> CallRecord:
+    given = {"content-type": "application/json"} | ({"x-gpufn-webhook": webhook} if webhook else {}) | headers
+    answer = await gateway.http.post(f"/v1/functions/{function}/submit", content=GOOD, headers=given)
+    assert answer.status_code == 202, answer.text
+    found = await records.read(gateway.bus, answer.json()["id"])
+    assert found is not None
+    return found[0]
+
+
+def ended(record: CallRecord, state: InvocationState = InvocationState.SUCCEEDED, **fields: Any) -> CallRecord:
+    changed = {"state": state, "ended_at": 1_790_000_000.0, "content_type": "application/json"} | fields
+    return CallRecord(**{name: getattr(record, name) for name in record.__struct_fields__} | changed)
+
+
+async def waiting(gateway: Whole) -> int:
+    info = await gateway.bus.js(f"STREAM.INFO.{subjects.WEBHOOKS}")
+    return int(info["state"]["messages"])
+
+
+async def test_the_end_of_a_call_is_told_signed_with_its_result(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("told"), DIGEST)
+        record = await submit(gateway, "told", receiver.url())
+        assert await records.end(gateway.bus, ended(record), b'{"label":"cat"}')
+        request = await receiver.requests.get()
+        (secret,) = await gateway.webhook_secrets.of("platform")
+        webhooks.verify(secret, request.headers, request.body)
+        assert request.headers["webhook-id"] == record.id
+        letter = json.loads(request.body)
+        assert (letter["type"], letter["timestamp"]) == ("invocation.succeeded", "2026-09-21T14:13:20Z")
+        assert letter["data"]["result"] == {"label": "cat"}
+        assert (letter["data"]["id"], letter["data"]["function"]) == (record.id, "told")
+        while await waiting(gateway):
+            pass
+
+
+async def test_a_function_tells_the_ends_of_all_its_calls_and_a_call_can_choose_its_own(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("tells", webhook=receiver.url("/all")), DIGEST)
+        for webhook, path in ((None, "/all"), (receiver.url("/mine"), "/mine")):
+            record = await submit(gateway, "tells", webhook)
+            error = ErrorInfo("function_raised", "no", traceback="secret paths")
+            await records.end(gateway.bus, ended(record, InvocationState.FAILED, error=error))
+            request = await receiver.requests.get()
+            letter = json.loads(request.body)
+            assert (request.path, letter["type"], letter["data"]["error"]["message"]) == (
+                path,
+                "invocation.failed",
+                "no",
+            )
+            assert b"secret paths" not in request.body
+
+
+async def test_a_call_that_is_cancelled_in_the_queue_is_told_as_well(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("leaves"), DIGEST)
+        record = await submit(gateway, "leaves", receiver.url())
+        await gateway.http.delete(f"/v1/invocations/{record.id}")
+        assert json.loads((await receiver.requests.get()).body)["type"] == "invocation.cancelled"
+
+
+async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tries, "delay_after", lambda tried: 0.0 if tried < 3 else None)
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("busy"), DIGEST)
+        answers = [REFUSED, REFUSED, OK]
+        receiver.answers = lambda _: answers.pop(0)
+        record = await submit(gateway, "busy", receiver.url())
+        await records.end(gateway.bus, ended(record))
+        ids = [(await receiver.requests.get()).headers["webhook-id"] for _ in range(3)]
+        assert ids == [record.id] * 3
+        while await waiting(gateway):
+            pass
+
+
+async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tries, "delay_after", lambda tried: 0.0 if tried < 2 else None)
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("deaf"), DIGEST)
+        receiver.answers = lambda _: REFUSED
+        record = await submit(gateway, "deaf", receiver.url())
+        await records.end(gateway.bus, ended(record))
+        while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
+            pass
+        assert f"the webhook to {receiver.url()} was given up after 2 tries: it answered 503".encode() in line.payload
+        assert await waiting(gateway) == 0
+        assert receiver.requests.qsize() == 2
+
+
+async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver:
+        await gateway.deploys.deploy(make.spec("inside"), DIGEST)
+        record = await submit(gateway, "inside", receiver.url(host="localhost"))
+        gateway.post = Post(Addresses())  # what was allowed is not any more
+        async with delivering(gateway):
+            await records.end(gateway.bus, ended(record))
+            while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("inside"))) is None:
+                pass
+        assert b"given up after 1 tries: no webhook is sent to localhost" in line.payload
+        assert receiver.requests.empty()
+
+
+async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "_ACK_WAIT_S", 1.0)
+    async with whole(nats) as gateway, receiving() as receiver:
+        await gateway.deploys.deploy(make.spec("killed"), DIGEST)
+        receiver.answers = lambda _: None
+        record = await submit(gateway, "killed", receiver.url())
+        bus = await Bus.connect(nats.url, name="killed")
+        async with delivering(gateway, bus):
+            await records.end(gateway.bus, ended(record))
+            await receiver.requests.get()  # it is about to be told
+            await bus.close()  # and says nothing more: neither that it was, nor that it was not
+        receiver.answers = lambda _: OK
+        gateway.post = Post(Addresses(("127.0.0.0/8",)))
+        async with delivering(gateway):
+            assert (await receiver.requests.get()).headers["webhook-id"] == record.id
+            while await waiting(gateway):
+                pass
+
+
+async def test_a_job_that_comes_before_its_calls_end_waits_for_it(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("early"), DIGEST)
+        record = await submit(gateway, "early", receiver.url())
+        await gateway.bus.publish_stored(
+            subjects.webhook("early"), record.id.encode(), msg_id=f"{record.id}.1790000000.0"
+        )
+        await records.end(gateway.bus, ended(record))
+        assert (await receiver.requests.get()).headers["webhook-id"] == record.id
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1/x", "http://169.254.169.254/latest", "ftp://example.org", "x"])
+async def test_a_webhook_that_cannot_be_is_refused_with_the_call_and_with_the_function(
+    nats: Any, make: Any, problem: Any, url: str
+) -> None:
+    async with whole(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("open"), DIGEST)
+        headers = {"content-type": "application/json", "x-gpufn-webhook": url}
+        answer = await gateway.http.post("/v1/functions/open/submit", content=GOOD, headers=headers)
+        assert problem(answer) == (422, "invalid_input")
+        assert answer.json()["field"] == "webhook"
+        spec = msgspec.to_builtins(make.spec("closed")) | {"webhook": url}
+        answer = await gateway.http.post("/v1/functions", json={"spec": spec, "bundle": DIGEST})
+        assert problem(answer) == (422, "invalid_spec")
+        assert "closed: " in answer.json()["detail"]
+
+
+async def test_a_call_that_somebody_waits_for_has_no_webhook(gateway: Any, problem: Any) -> None:
+    answer = await gateway.post("/v1/functions/embed/invoke", GOOD, x_gpufn_webhook="https://example.org")
+    assert problem(answer) == (422, "invalid_input")
+    assert "Prefer: respond-async" in answer.json()["detail"]
+
+
+async def test_secrets_are_made_once_changed_on_demand_and_shown_to_their_owner(nats: Any, problem: Any) -> None:
+    async with whole(nats) as gateway:
+        path = "/v1/keys/platform/webhook-secret"
+        first = (await gateway.http.get(path)).json()["secret"]
+        assert first.startswith("whsec_")
+        assert (await gateway.http.get(path)).json()["secret"] == first
+        second = (await gateway.http.post(path)).json()["secret"]
+        assert await gateway.webhook_secrets.of("platform") == (second, first)
+        third = (await gateway.http.post(path)).json()["secret"]
+        assert await gateway.webhook_secrets.of("platform") == (third, second)
+        assert problem(await gateway.http.get("/v1/keys/nobody/webhook-secret"))[0] == 404
+
+
+async def test_a_key_sees_its_own_secret_and_no_others(nats: Any, problem: Any) -> None:
+    async with whole(nats) as gateway:
+        first = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        admin = {"authorization": f"Bearer {first['key']}"}
+        caller = (await gateway.http.post("/v1/keys", json={"scopes": ["invoke:*"]}, headers=admin)).json()
+        own = {"authorization": f"Bearer {caller['key']}"}
+        try:
+            shown = await gateway.http.get(f"/v1/keys/{caller['id']}/webhook-secret", headers=own)
+            assert shown.json()["secret"] == (await gateway.webhook_secrets.of(caller["id"]))[0]
+            for other in ("platform", first["id"]):
+                refused = await gateway.http.get(f"/v1/keys/{other}/webhook-secret", headers=own)
+                assert problem(refused) == (403, "forbidden")
+        finally:
+            for key in (caller, first):
+                await gateway.keys.delete(key["id"])

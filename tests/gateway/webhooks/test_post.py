@@ -1,0 +1,103 @@
+"""One POST to a receiver on loopback: where it may go, and what bounds it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gpufn_gateway.webhooks import post
+from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.webhooks.post import AddressRefused, NotReached, Post
+from tests.gateway.webhooks.receiver import OK, receiving, redirect
+
+LOOPBACK = ("127.0.0.0/8", "::1/128")
+
+
+@contextlib.asynccontextmanager
+async def posting(*allowed: str) -> AsyncIterator[Post]:
+    made = Post(Addresses(allowed))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def test_a_receiver_gets_the_body_and_the_headers_under_its_own_name() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        assert await sender.send(receiver.url("/a?b=c", "localhost"), {"webhook-id": "1"}, b"{}") == 200
+        request = receiver.requests.get_nowait()
+        assert (request.path, request.body) == ("/a?b=c", b"{}")
+        assert (request.headers["host"], request.headers["webhook-id"]) == (f"localhost:{receiver.port}", "1")
+
+
+async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> None:
+    async with receiving() as receiver, posting() as sender:
+        for host in ("localhost", "127.0.0.1"):
+            with pytest.raises(AddressRefused, match=rf"no webhook is sent to {host}: .* is a loopback address"):
+                await sender.send(receiver.url(host=host), {}, b"{}")
+        assert receiver.requests.empty()
+
+
+async def test_a_redirect_to_the_same_host_is_followed_and_keeps_the_body() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda request: OK if request.path == "/new" else redirect("/new", 308)
+        assert await sender.send(receiver.url("/old"), {}, b"told") == 200
+        assert [receiver.requests.get_nowait()[::2] for _ in range(2)] == [("/old", b"told"), ("/new", b"told")]
+
+
+async def test_a_redirect_to_another_host_is_not_followed() -> None:
+    async with receiving() as receiver, receiving() as other, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect(other.url())
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        receiver.answers = lambda _: redirect(receiver.url(host="localhost"))
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert (receiver.requests.qsize(), other.requests.qsize()) == (2, 0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303])
+async def test_a_redirect_that_would_drop_the_body_is_not_followed(status: int) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect("/new", status)
+        assert await sender.send(receiver.url(), {}, b"{}") == status
+        assert receiver.requests.qsize() == 1
+
+
+async def test_redirects_in_a_circle_end() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: redirect("/again")
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert receiver.requests.qsize() == 3
+
+
+async def test_an_endless_answer_is_not_read_to_its_end() -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n" + bytes(1 << 20)
+        assert await sender.send(receiver.url(), {}, b"{}") == 200
+
+
+async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "_TIMEOUT_S", 0.05)
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: None
+        with pytest.raises(NotReached, match="no answer within"):
+            await sender.send(receiver.url(), {}, b"{}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "host"), [(b"what?\r\n\r\n", "127.0.0.1"), (OK, "name.that.does.not.exist.invalid")]
+)
+async def test_what_does_not_speak_http_or_does_not_exist_is_not_reached(answer: bytes, host: str) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        receiver.answers = lambda _: answer
+        with pytest.raises(NotReached):
+            await sender.send(receiver.url(host=host), {}, b"{}")
+
+
+async def test_a_port_on_which_nobody_listens_is_not_reached() -> None:
+    async with receiving() as receiver:
+        gone = receiver.url()
+    async with posting(*LOOPBACK) as sender:
+        with pytest.raises(NotReached):
+            await sender.send(gone, {}, b"{}")

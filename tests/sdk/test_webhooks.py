@@ -1,0 +1,56 @@
+"""Signatures as Standard Webhooks describes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn.errors import InvalidSignature
+from gpufn.webhooks import new_secret, sign, signatures, verify
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+BODY = b'{"test": 2432232314}'
+AT = 1614265330
+
+
+def headers(**changed: str) -> dict[str, str]:
+    given = {"Webhook-Id": "msg_1", "Webhook-Timestamp": str(AT), "Webhook-Signature": sign(SECRET, "msg_1", AT, BODY)}
+    return given | {name.replace("_", "-"): value for name, value in changed.items()}
+
+
+def test_what_the_platform_signed_is_believed() -> None:
+    verify(SECRET, headers(), BODY, now=AT + 299)
+    verify(SECRET, {name.lower(): value for name, value in headers().items()}, BODY, now=AT - 299)
+
+
+def test_while_a_secret_is_changed_the_old_one_and_the_new_one_are_believed() -> None:
+    newer = new_secret()
+    both = headers(Webhook_Signature=signatures((newer, SECRET), "msg_1", AT, BODY))
+    for secret in (newer, SECRET):
+        verify(secret, both, BODY, now=AT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "body", "now", "said"),
+    [
+        ({}, BODY + b" ", AT, "No signature of this webhook"),
+        ({"Webhook_Id": "msg_2"}, BODY, AT, "No signature of this webhook"),
+        ({"Webhook_Timestamp": str(AT + 1)}, BODY, AT, "No signature of this webhook"),
+        ({"Webhook_Signature": "v1,AAAA v2,xyz"}, BODY, AT, "No signature of this webhook"),
+        ({"Webhook_Signature": ""}, BODY, AT, "No signature of this webhook"),
+        ({"Webhook_Timestamp": "soon"}, BODY, AT, "not a number of seconds"),
+        ({}, BODY, AT + 301, "too far from now"),
+        ({}, BODY, AT - 301, "too far from now"),
+    ],
+)
+def test_what_somebody_changed_or_kept_is_not(changed: dict[str, str], body: bytes, now: float, said: str) -> None:
+    with pytest.raises(InvalidSignature, match=said):
+        verify(SECRET, headers(**changed), body, now=now)
+
+
+def test_another_secret_a_missing_header_and_no_secret_are_told_apart() -> None:
+    with pytest.raises(InvalidSignature, match="by this secret"):
+        verify(new_secret(), headers(), BODY, now=AT)
+    with pytest.raises(InvalidSignature, match="webhook-id is missing"):
+        verify(SECRET, {}, BODY, now=AT)
+    with pytest.raises(InvalidSignature, match="whsec_ and base64"):
+        verify("whsec_!", headers(), BODY, now=AT)
