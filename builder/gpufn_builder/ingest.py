@@ -326,13 +326,21 @@ def _nodes(message: Message) -> Iterator[NodeProto]:
         yield from _nodes(child)
 
 
+def used_domains(model: ModelProto) -> set[str]:
+    """Of the nodes in the graph and in the model's functions; the main one is ""."""
+    return {usual_domain(node.domain) for holder in (model.graph, *model.functions) for node in _nodes(holder)}
+
+
+def usual_domain(domain: str) -> str:
+    """Under its usual name: the main one has two."""
+    return "" if domain in _MAIN else domain
+
+
 def _check_opsets(model: ModelProto) -> None:
-    used = {"" if node.domain in _MAIN else node.domain for node in _nodes(model.graph)}
-    for function in model.functions:
-        used |= {"" if node.domain in _MAIN else node.domain for node in _nodes(function)}
+    used = used_domains(model)
     for holder in (model, *model.functions):
         for opset in holder.opset_import:
-            domain = "" if opset.domain in _MAIN else opset.domain
+            domain = usual_domain(opset.domain)
             if domain not in used or domain not in accepted.domains():
                 continue  # nothing is taken from it, or it is that of the model's own functions
             newest = accepted.newest_opset(domain)

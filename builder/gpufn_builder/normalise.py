@@ -23,7 +23,7 @@ from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
-from gpufn_builder.ingest import SourceModel
+from gpufn_builder.ingest import SourceModel, usual_domain, used_domains
 from gpufn_builder.tensors import datatype_of
 
 _STAGE: Final = BuildStage.NORMALISE
@@ -79,7 +79,8 @@ def _without_functions(proto: ModelProto) -> ModelProto:
 
 
 def _drop_unused_opsets(model: ModelProto) -> None:
-    kept = [opset for opset in model.opset_import if opset.domain == "ai.onnx" or opset.domain in accepted.domains()]
+    used = used_domains(model) | {""}
+    kept = [opset for opset in model.opset_import if usual_domain(opset.domain) in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)
 

@@ -21,7 +21,8 @@ from gpufn_builder.tensors import BF16, Array, Arrays
 _NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
 _NO_MEMORY: Final = "Failed to allocate memory"
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) ")  # source file, line and signature
+# Source file, line and signature; and where on this machine the model lies.
+_WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) |Load model from \S+ (failed:)?")
 
 
 def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]) -> Arrays:

@@ -97,6 +97,14 @@ def test_functions_are_written_out_and_their_domains_forgotten(tmp_path: Path) -
     assert [each.domain for each in found.opset_import] == [""]
 
 
+def test_an_opset_of_no_node_is_forgotten_however_new_it_is(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 99))
+    found = normal(proto, tmp_path)
+    assert [opset.domain for opset in onnx.load(found.path).opset_import] == [""]
+    onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
+
+
 def test_external_data_lie_beside_the_normal_model(tmp_path: Path) -> None:
     proto = mlp()
     (tmp_path / "upload").mkdir()
