@@ -64,22 +64,31 @@ class Caller:
             answer = self._connection.getresponse()
             said = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self._connection = None
+            self.close()
             return repr(error)
         return "" if answer.status == 200 else said.decode(errors="replace")[:300]
 
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def once(self) -> Seen:
+        began = time.perf_counter()
+        why = self.call()
+        taken = time.perf_counter() - began
+        return Seen(taken, [], [why]) if why else Seen(taken, [taken])
+
     def for_seconds(self, seconds: float, stop: threading.Event | None = None) -> Seen:
-        """One call after the other, until the time is over or `stop` is set."""
-        calls, failures = [], []
+        """One call after the other, until the time is over or `stop` is set; the connection is closed then."""
+        seen: list[Seen] = []
         began = time.perf_counter()
         while time.perf_counter() - began < seconds and not (stop and stop.is_set()):
-            before = time.perf_counter()
-            if why := self.call():
-                failures.append(why)
+            seen.append(self.once())
+            if seen[-1].failures:
                 time.sleep(0.01)  # a platform that refuses at once is asked again a little later
-            else:
-                calls.append(time.perf_counter() - before)
-        return Seen(time.perf_counter() - began, calls, failures)
+        self.close()
+        return Seen.together(seen, time.perf_counter() - began)
 
 
 def all_at_once(callers: Sequence[Caller], seconds: float) -> list[Seen]:

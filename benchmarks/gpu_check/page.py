@@ -27,6 +27,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 caption { text-align: left; color: var(--soft); }
 th, td { text-align: left; vertical-align: top; padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
+.n { white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12.5px; }
 .good { color: var(--good); } .bad { color: var(--bad); } .soft { color: var(--soft); }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
@@ -55,7 +56,7 @@ def render(report: Report, titles: dict[str, str], plots: Sequence[Plot]) -> str
 def _overview(results: Sequence[Result]) -> str:
     rows = "".join(
         f"<tr><td>{_text(result.step)}<td class={_CLASSES[result.state]}>{_text(result.state)}"
-        f"<td>{result.seconds:.1f} s<td>{_text(result.line)}"
+        f"<td class=n>{result.seconds:.1f} s<td>{_text(result.line)}"
         for result in results
     )
     return f"<table><tr><th>step<th><th>took<th>{rows}</table>"

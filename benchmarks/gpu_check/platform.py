@@ -73,7 +73,7 @@ class Platform:
         except httpx.TransportError as error:
             raise CallFailed(f"{path}: {error!r}") from error
         if not answer.is_success:
-            raise CallFailed(f"{path}: {answer.status_code} {answer.text}")
+            raise CallFailed(f"{path}: {answer.status_code} {_problem(answer)}")
         return answer.json()
 
     def invoke(self, function: str, **arguments: Any) -> Any:
@@ -117,6 +117,14 @@ def up(machine: Machine, **environ: str) -> Iterator[Platform]:
         except BaseException as error:
             error.add_note(measure.log_tails(platform.logs))
             raise
+
+
+def _problem(answer: httpx.Response) -> str:
+    """Its code and its detail, of what is one; else all of it."""
+    if "problem+json" not in answer.headers.get("content-type", ""):
+        return answer.text
+    problem = answer.json()
+    return f"{problem.get('code')}: {problem.get('detail')}"
 
 
 def function_environment() -> dict[str, str]:

@@ -91,10 +91,12 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
                 wrong.append(
                     f"{kind}: {len(neighbour.failures)} calls of its neighbour failed: {neighbour.failures[0]}"
                 )
-            if why := Caller(platform.url, _STEADY, {}).call():
-                wrong.append(f"{kind}: its neighbour does not answer afterwards: {why}")
-                break
             if recovered_s is None:
+                break
+            try:
+                platform.invoke(_STEADY)
+            except CallFailed as error:
+                wrong.append(f"{kind}: its neighbour does not answer afterwards: {error}")
                 break
     return Finding(
         summary=f"{how}: {len(rows)} kinds of fault, recovered after {', '.join(row[2] for row in rows)}; "

@@ -79,7 +79,7 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
     per_second = [each.per_second for each in seen.values()]
     p99 = [each.quantile_ms(0.99) for each in seen.values()]
     rows = [
-        (count, f"{each.per_second:.1f}", _ms(each, 0.5), _ms(each, 0.99), len(each.failures))
+        (count, f"{each.per_second:.1f}", *(_ms(each, share) for share in (0.5, 0.99, 1.0)), len(each.failures))
         for count, each in seen.items()
     ]
     failed = [f"{count} functions: {each.failures[0]}" for count, each in seen.items() if each.failures]
@@ -87,8 +87,12 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
     return Finding(
         summary=f"{how}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {_COUNTS[-1]} functions "
         f"(p99 {p99[0] or 0:.0f} → {p99[-1] or 0:.0f} ms)",
-        figures={"times": times, "per_second": dict(zip(labels, per_second, strict=True)), "p99_ms": p99},
-        tables=[Table(("functions", "calls/s", "p50, ms", "p99, ms", "failed"), rows, how)],
+        figures={
+            "times": times,
+            "per_second": dict(zip(labels, per_second, strict=True)),
+            "p99_ms": dict(zip(labels, p99, strict=True)),
+        },
+        tables=[Table(("functions", "calls/s", "p50, ms", "p99, ms", "longest, ms", "failed"), rows, how)],
         plots=[
             Plot("Calls per second by functions on one GPU", "calls/s", labels, {how: per_second}),
             Plot("p99 by functions on one GPU", "ms", labels, {how: p99}),
@@ -130,7 +134,8 @@ def _in_turns(platform: Platform, count: int, times: int) -> Seen:
     began = time.perf_counter()
     seen = []
     for number in range(count):
-        seen.append(Caller(platform.url, _name(number), {"times": times}).for_seconds(_SECONDS / count))
+        caller = Caller(platform.url, _name(number), {"times": times})
+        seen += [caller.once(), caller.for_seconds(_SECONDS / count)]
     return Seen.together(seen, time.perf_counter() - began)
 
 
