@@ -23,7 +23,7 @@ from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
-from gpufn_builder.ingest import SourceModel, usual_domain, used_domains
+from gpufn_builder.ingest import SourceModel, used_domains, usual_domain
 from gpufn_builder.tensors import datatype_of
 
 _STAGE: Final = BuildStage.NORMALISE
