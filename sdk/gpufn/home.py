@@ -62,6 +62,11 @@ class Home:
         return self.root / "cache" / "bundles"
 
     @property
+    def mps(self) -> Path:
+        """A folder for each GPU that is shared by MPS, with its daemon's sockets and logs."""
+        return self.run / "mps"
+
+    @property
     def lane_socket(self) -> Path:
         """Where this node's runner takes calls from gateways of the same host."""
         return self.run / "lane"

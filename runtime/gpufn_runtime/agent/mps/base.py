@@ -1,0 +1,57 @@
+"""What the agent asks of MPS. `daemons` answers by a control daemon per GPU (v2); MPS v3, with namespaces, would be
+another answer to the same questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from gpufn.device import DeviceShare
+from gpufn_runtime.agent.devices.base import Trouble
+
+FunctionKey = tuple[str, int]  # function, revision
+
+
+class GpuShares(Protocol):
+    """A worker is a tenant of its GPU from `joined` to `left`."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a child process of ours is under way that nobody else may reap."""
+        ...
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Children that live on."""
+        ...
+
+    async def prepare(self, key: FunctionKey, share: DeviceShare) -> dict[str, str]:
+        """Make the GPU ready for one more worker; the environment that makes it a client, empty for another mode.
+
+        Raises DeviceFailed, and FunctionStartFailed for a function that has brought GPUs down too often.
+        """
+        ...
+
+    def joined(self, worker: str, key: FunctionKey, share: DeviceShare, pid: int) -> None: ...
+
+    def is_ready(self, worker: str) -> None:
+        """It takes calls: from now on it must be a client."""
+        ...
+
+    async def evict(self, worker: str, pids: Iterable[int]) -> None:
+        """Before it is killed: work that a dead client has left on the GPU can bring the others down. Never raises."""
+        ...
+
+    def left(self, worker: str) -> None: ...
+
+    def trouble(self, gpu: str) -> Trouble | None:
+        """Why nobody new can join there."""
+        ...
+
+    async def run(self) -> None:
+        """Look after the daemons until cancelled."""
+        ...
+
+    async def stop(self) -> None:
+        """End the daemons, and leave the GPUs as they were found. Workers have ended before."""
+        ...

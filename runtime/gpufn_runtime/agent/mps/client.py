@@ -1,0 +1,24 @@
+"""What makes a process a client of a GPU's MPS daemon, within the limits of its share. Pure.
+
+The limit of memory names the only device that the process sees, by its number there: one entry for a device that it
+does not see, and the driver drops every limit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpufn.device import DeviceShare
+
+_MIB = 1 << 20
+
+
+def client_environment(share: DeviceShare, pipe: Path) -> dict[str, str]:
+    """Beside CUDA_VISIBLE_DEVICES, which names the GPU by its uuid."""
+    environment = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={share.vram_bytes // _MIB}M",
+    }
+    if share.sm_percent < 100:
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.sm_percent)
+    return environment

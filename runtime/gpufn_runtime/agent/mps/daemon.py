@@ -1,0 +1,233 @@
+"""One GPU's control daemon, from its start to its end. It has a folder of its own:
+
+    pipe/         where clients find it; nobody else's processes may enter
+    log/          control.log, server.log
+    daemon.json   who it is and how the GPU was before, for an agent that comes after us
+
+start    folder, compute mode (when allowed), `nvidia-cuda-mps-control -f`, `start_server -uid`, wait until it is ACTIVE
+stop     `quit`, then SIGKILL for what is left; the compute mode as it was; the folder goes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from gpufn.errors import DeviceFailed, GpufnError
+from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.mps import compute_mode
+from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
+from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
+from gpufn_runtime.agent.processes import Process
+
+log = logging.getLogger(__name__)
+
+_FILE = "daemon.json"
+_LOOK_EVERY_S = 0.05
+_LAST_LINES = 3
+
+
+class DaemonFile(msgspec.Struct, frozen=True):
+    gpu: str
+    process: Process | None = None
+    servers: tuple[Process, ...] = ()  # a daemon that was killed, or hangs, does not end its own
+    compute_mode_before: str = ""  # empty: it was not changed
+
+
+def uid_of(pid: int) -> int | None:
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
+def left_in(folder: Path) -> DaemonFile | None:
+    """What an earlier agent has left, whether its daemon runs or not."""
+    try:
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=DaemonFile)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+class Daemon:
+    """`uid` is whose processes the workers are."""
+
+    def __init__(
+        self,
+        gpu: str,
+        folder: Path,
+        *,
+        uid: int,
+        may_set_compute_mode: bool = False,
+        start_timeout_s: float = 10.0,
+        stop_timeout_s: float = 5.0,
+        uid_of: Callable[[int], int | None] = uid_of,
+    ) -> None:
+        self.gpu = gpu
+        self.folder = folder
+        self.pipe = folder / "pipe"
+        self.control = Control(self.pipe)
+        self._uid = uid
+        self._may_set_compute_mode = may_set_compute_mode
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._uid_of = uid_of
+        self._file = DaemonFile(gpu)
+
+    def take_over(self, file: DaemonFile) -> None:
+        """Be the daemon that an earlier agent has started."""
+        self._file = file
+
+    @property
+    def process(self) -> Process | None:
+        return self._file.process
+
+    def is_running(self) -> bool:
+        return self.process is not None and processes.is_running(self.process)
+
+    async def start(self) -> None:
+        """Returns when clients can join. Raises DeviceFailed, and leaves nothing behind then."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        for path in (self.pipe, self.folder / "log"):
+            shutil.rmtree(path, ignore_errors=True)  # what a daemon that died has left would answer for it
+            path.mkdir(parents=True, mode=0o700)
+        self._write(self._file)
+        if self._may_set_compute_mode and not self._file.compute_mode_before:
+            before = await compute_mode.read(self.gpu)
+            self._write(msgspec.structs.replace(self._file, compute_mode_before=before))  # first, for we may die
+            await compute_mode.write(self.gpu, compute_mode.EXCLUSIVE)
+        self._write(msgspec.structs.replace(self._file, process=self._spawn()))
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._until_active()
+        except TimeoutError:
+            raise DeviceFailed(f"{self.gpu}: no MPS within {self._start_timeout_s:g} s{self._last_words()}") from None
+        log.info("%s is shared by MPS: daemon=%d", self.gpu, self._pid)
+
+    def _spawn(self) -> Process | None:
+        environment = {
+            **control_environment(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
+            "CUDA_VISIBLE_DEVICES": self.gpu,
+        }
+        try:
+            started = subprocess.Popen(  # noqa: S603
+                [PROGRAM, "-f"],
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise DeviceFailed(f"{self.gpu}: {PROGRAM} cannot be run: {error.strerror}") from error
+        started.returncode = 0  # the agent reaps by pid
+        return processes.identify(started.pid)
+
+    async def _until_active(self) -> None:
+        has_asked = False
+        while True:
+            found = await self.observe()
+            if found is Condition.ACTIVE:
+                return
+            if found in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
+                # A daemon needs a moment before it answers at all: HUNG is not the end yet.
+                if found is not Condition.DOWN or not self.is_running():
+                    raise DeviceFailed(f"{self.gpu}: {found.value}{self._last_words()}")
+            elif found is Condition.STARTING and not has_asked:
+                has_asked = True
+                with contextlib.suppress(ControlFailed):
+                    await self.control.start_server(self._uid)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def observe(self) -> Condition:
+        if not self.is_running():
+            return condition_of(Observation(is_alive=False), self._uid)
+        try:
+            servers = [
+                Server(pid, await self.control.status(pid), self._uid_of(pid)) for pid in await self.control.servers()
+            ]
+            self._remember(server.pid for server in servers if server.uid == self._uid)
+        except ControlFailed as error:
+            log.debug("%s: %s", self.gpu, error.message)
+            return condition_of(Observation(is_alive=self.is_running()), self._uid)
+        return condition_of(Observation(is_alive=True, answers=True, servers=tuple(servers)), self._uid)
+
+    async def clients(self) -> set[int]:
+        """Raises ControlFailed."""
+        return {client for server in await self.control.servers() for client in await self.control.clients(server)}
+
+    async def terminate(self, pids: Iterable[int]) -> None:
+        """Those of `pids` that are clients. Raises ControlFailed."""
+        wanted = set(pids)
+        for server in await self.control.servers():
+            for client in wanted.intersection(await self.control.clients(server)):
+                await self.control.terminate_client(server, client)
+
+    async def restart(self) -> None:
+        """Its clients have ended before. Raises DeviceFailed."""
+        await self._end()
+        await self.start()
+
+    async def stop(self) -> None:
+        """The GPU is as it was found; never raises."""
+        await self._end()
+        if self._file.compute_mode_before:
+            try:
+                await compute_mode.write(self.gpu, self._file.compute_mode_before)
+            except GpufnError as error:
+                log.warning("%s stays in %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
+                return  # its folder stays, so that a later agent tries again
+        self._file = DaemonFile(self.gpu)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _end(self) -> None:
+        if self.is_running():
+            with contextlib.suppress(ControlFailed):
+                await self.control.quit()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._stop_timeout_s):
+                    while self.is_running():  # noqa: ASYNC110 - a process that is no child of ours has no event
+                        await asyncio.sleep(_LOOK_EVERY_S)
+            if self.is_running() and self.process is not None:
+                processes.signal_group(self.process.pid, signal.SIGKILL)
+        processes.kill_each(server.pid for server in self._file.servers if processes.is_running(server))
+        if self.process is not None:
+            processes.reap(self.process.pid)
+            self._write(msgspec.structs.replace(self._file, process=None, servers=()))
+
+    @property
+    def _pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    def _remember(self, pids: Iterable[int]) -> None:
+        servers = tuple(found for found in map(processes.identify, pids) if found is not None)
+        if servers != self._file.servers:
+            self._write(msgspec.structs.replace(self._file, servers=servers))
+
+    def _write(self, file: DaemonFile) -> None:
+        self._file = file
+        if self.folder.is_dir():
+            (self.folder / _FILE).write_bytes(msgspec.json.encode(file))
+
+    def _last_words(self) -> str:
+        """Of its log, where a driver says what it lacks."""
+        with contextlib.suppress(OSError):
+            lines = (self.folder / "log" / "control.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            return f": {' | '.join(lines)}" if lines else ""
+        return ""

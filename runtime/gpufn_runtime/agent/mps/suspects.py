@@ -1,0 +1,39 @@
+"""Whose code may have brought a GPU down. Pure.
+
+MPS does not say which client made its server fault. Who was there at each of a GPU's last `INCIDENTS` faults is
+quarantined: it starts no more on this node's shared GPUs. Several that were always there together cannot be told apart,
+and are quarantined together. A new revision starts with nothing against it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from gpufn_runtime.agent.mps.base import FunctionKey
+
+INCIDENTS = 3
+FORGOTTEN_S = 3600.0
+
+
+class Suspects:
+    """
+    >>> suspects = Suspects()
+    >>> for now, tenants in enumerate([("f", "g"), ("f", "h"), ("f", "g")]):
+    ...     suspects.record("GPU-1", [(name, 1) for name in tenants], now)
+    >>> suspects.quarantined
+    {('f', 1)}
+    """
+
+    def __init__(self) -> None:
+        self.quarantined: set[FunctionKey] = set()
+        self._incidents: dict[str, deque[tuple[float, frozenset[FunctionKey]]]] = {}
+
+    def record(self, gpu: str, tenants: Iterable[FunctionKey], now: float) -> None:
+        """A fault of `gpu` at `now`, in seconds."""
+        incidents = self._incidents.setdefault(gpu, deque(maxlen=INCIDENTS))
+        incidents.append((now, frozenset(tenants)))
+        while now - incidents[0][0] > FORGOTTEN_S:
+            incidents.popleft()
+        if len(incidents) == INCIDENTS:
+            self.quarantined |= frozenset.intersection(*(there for _, there in incidents))

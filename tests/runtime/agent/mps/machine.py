@@ -1,0 +1,108 @@
+"""A machine with NVIDIA's programs on its PATH, played by those in `programs/`, and what can be done to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_PROGRAMS = Path(__file__).parent / "programs"
+
+
+class Machine:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for program in _PROGRAMS.iterdir():
+            # Without `env`, which may be a slow way to a Python, and without what only costs a start its time.
+            _, _, text = program.read_text().partition("\n")
+            (folder / program.name).write_text(f"#!{sys.executable} -ISE\n{text}")
+            (folder / program.name).chmod(0o755)
+
+    def set(self, **what: Any) -> None:
+        """`broken`: a daemon ends at once. `slow`: a server stays INITIALIZING."""
+        (self.folder / "machine.json").write_text(json.dumps(what))
+
+    # --- one GPU's daemon, by its pipe directory ---
+
+    def state(self, pipe: Path) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._file(pipe).read_text())
+        return found
+
+    def server(self, pipe: Path) -> dict[str, Any]:
+        """The newest."""
+        servers = self.state(pipe)["servers"]
+        found: dict[str, Any] = servers[max(servers, key=int)]
+        return found
+
+    def connect(self, pipe: Path, *pids: int) -> None:
+        """Processes become clients."""
+        self._change(pipe, lambda state: _newest(state)["clients"].extend(pids))
+
+    def fault(self, pipe: Path, *, sticky: bool = False) -> None:
+        """A client has made the server fault; `sticky`: for good."""
+        self._change(pipe, lambda state: (_newest(state).update(status="FAULT"), state.update(sticky=sticky)))
+
+    def hang(self, pipe: Path) -> None:
+        self._change(pipe, lambda state: state.update(hangs=True))
+
+    def kill_daemon(self, pipe: Path) -> None:
+        pid = self.state(pipe)["daemon"]
+        os.kill(pid, signal.SIGKILL)
+        while _is_alive(pid):  # it takes a moment
+            os.sched_yield()
+
+    # --- compute modes ---
+
+    @property
+    def modes(self) -> dict[str, str]:
+        file = self.folder / "modes.json"
+        found: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        return found
+
+    def forbid_modes(self) -> None:
+        (self.folder / "modes.json").write_text(json.dumps({"forbidden": True}))
+
+    # --- at the end of a test ---
+
+    def running(self) -> list[int]:
+        """Daemons and servers that nobody has ended."""
+        found = []
+        for file in self.folder.glob("*.json"):
+            state = json.loads(file.read_text())
+            if "daemon" in state:
+                found += [pid for pid in (state["daemon"], *map(int, state["servers"])) if _is_alive(pid)]
+        return found
+
+    def end(self) -> None:
+        for pid in self.running():
+            os.kill(pid, signal.SIGKILL)
+
+    def _file(self, pipe: Path) -> Path:
+        return self.folder / (str(pipe).replace("/", "_") + ".json")
+
+    def _change(self, pipe: Path, what: Callable[[dict[str, Any]], object]) -> None:
+        with self._file(pipe).open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state = json.load(file)
+            what(state)
+            file.seek(0)
+            file.truncate()
+            json.dump(state, file)
+
+
+def _newest(state: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = state["servers"][max(state["servers"], key=int)]
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,172 @@
+"""One GPU's control daemon, against programs that play NVIDIA's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.errors import DeviceFailed
+from gpufn_runtime.agent.mps.condition import Condition
+from gpufn_runtime.agent.mps.control import Control
+from gpufn_runtime.agent.mps.daemon import Daemon, left_in
+from tests.runtime.agent.mps.machine import Machine
+
+GPU = "GPU-1"
+Work = Callable[[Daemon], Coroutine[Any, Any, None]]
+
+
+def _on_daemon(tmp_path: Path, work: Work, **options: Any) -> None:
+    daemon = Daemon(GPU, tmp_path / "mps", **{"uid": os.getuid(), **options})
+    daemon.control = Control(daemon.pipe, timeout_s=options.pop("timeout_s", 5.0))
+
+    async def main() -> None:
+        try:
+            await work(daemon)
+        finally:
+            await daemon.stop()
+
+    asyncio.run(main())
+
+
+def test_a_daemon_is_active_when_it_is_started_and_gone_when_it_is_stopped(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        state = machine.state(daemon.pipe)
+        assert (state["gpu"], state["log"]) == (GPU, str(tmp_path / "mps" / "log"))
+        assert machine.server(daemon.pipe)["uid"] == os.getuid()
+        assert await daemon.observe() is Condition.ACTIVE
+        assert daemon.folder.stat().st_mode & 0o077 == 0 or daemon.pipe.stat().st_mode & 0o077 == 0
+        await daemon.stop()
+        assert machine.running() == []
+        assert not daemon.folder.exists()
+        assert await daemon.observe() is Condition.DOWN
+        await daemon.stop()
+
+    _on_daemon(tmp_path, work)
+    assert machine.modes == {}  # nobody allowed it
+
+
+def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    machine.set(broken=True)
+
+    async def work(daemon: Daemon) -> None:
+        with pytest.raises(DeviceFailed, match=r"GPU-1: its MPS daemon has ended: .*driver and library do not match"):
+            await daemon.start()
+        assert not daemon.folder.exists()
+
+    _on_daemon(tmp_path, work)
+
+
+def test_a_server_that_does_not_get_active_is_given_up(machine: Machine, tmp_path: Path) -> None:
+    machine.set(slow=True)
+
+    async def work(daemon: Daemon) -> None:
+        with pytest.raises(DeviceFailed, match=r"no MPS within 0\.3 s"):
+            await daemon.start()
+
+    _on_daemon(tmp_path, work, start_timeout_s=0.3)
+
+
+def test_without_nvidias_program_there_is_no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    async def work(daemon: Daemon) -> None:
+        with pytest.raises(DeviceFailed, match="nvidia-cuda-mps-control cannot be run"):
+            await daemon.start()
+
+    _on_daemon(tmp_path, work)
+
+
+def test_what_is_wrong_is_told_apart(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        machine.fault(daemon.pipe)
+        assert await daemon.observe() is Condition.FAULT
+        daemon.control = Control(daemon.pipe, timeout_s=0.3)
+        machine.hang(daemon.pipe)
+        assert await daemon.observe() is Condition.HUNG
+        machine.kill_daemon(daemon.pipe)
+        assert await daemon.observe() is Condition.DOWN
+
+    _on_daemon(tmp_path, work, stop_timeout_s=0.2)
+    assert machine.running() == []  # the server of a daemon that was killed is found, too
+
+
+def test_a_server_of_another_user_is_noticed_for_ours_would_wait_behind_it(machine: Machine, tmp_path: Path) -> None:
+    uids = {"of": os.getuid()}
+
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        uids["of"] += 1
+        assert await daemon.observe() is Condition.FOREIGN
+        uids["of"] -= 1
+
+    _on_daemon(tmp_path, work, uid_of=lambda pid: uids["of"])
+
+
+def test_only_clients_are_terminated(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        machine.connect(daemon.pipe, 101, 102)
+        await daemon.terminate([102, 103])
+        assert await daemon.clients() == {101}
+        assert machine.state(daemon.pipe)["terminated"] == [102]
+
+    _on_daemon(tmp_path, work)
+
+
+def test_a_hung_daemon_is_started_anew(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        first = daemon.process
+        daemon.control = Control(daemon.pipe, timeout_s=0.3)
+        machine.hang(daemon.pipe)
+        await daemon.restart()
+        assert daemon.process != first
+        assert await daemon.observe() is Condition.ACTIVE
+
+    _on_daemon(tmp_path, work, stop_timeout_s=0.2)
+
+
+def test_the_compute_mode_is_changed_with_consent_and_set_back(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        assert machine.modes == {GPU: "Exclusive_Process"}
+        await daemon.restart()
+        assert machine.modes == {GPU: "Exclusive_Process"}
+        await daemon.stop()
+        assert machine.modes == {GPU: "Default"}
+
+    _on_daemon(tmp_path, work, may_set_compute_mode=True)
+
+
+def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_path: Path) -> None:
+    machine.forbid_modes()
+
+    async def work(daemon: Daemon) -> None:
+        with pytest.raises(DeviceFailed, match=r"GPU-1: its compute mode cannot be had or set: .*Insufficient Permis"):
+            await daemon.start()
+        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is to be set back
+
+    _on_daemon(tmp_path, work, may_set_compute_mode=True)
+
+
+def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp_path: Path) -> None:
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        file = left_in(daemon.folder)
+        assert file is not None
+        machine.kill_daemon(daemon.pipe)
+        later = Daemon(GPU, daemon.folder, uid=os.getuid())
+        later.take_over(file)
+        assert not later.is_running()
+        await later.stop()
+        assert machine.modes == {GPU: "Default"}
+        assert left_in(daemon.folder) is None
+
+    _on_daemon(tmp_path, work, may_set_compute_mode=True)

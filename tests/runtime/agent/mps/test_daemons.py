@@ -1,0 +1,253 @@
+"""All daemons of a node: who comes, who leaves, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.clock import SystemClock
+from gpufn.device import DeviceShare, Health, Share
+from gpufn.errors import DeviceFailed, FunctionStartFailed
+from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.mps.control import Control
+from gpufn_runtime.agent.mps.daemon import Daemon
+from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from tests.runtime.agent.mps.machine import Machine
+
+PART = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 6 << 30, 25)
+WHOLE = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.EXCLUSIVE)
+F, G = ("f", 1), ("g", 1)
+
+
+class Clock(SystemClock):
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Node:
+    """`ended` are the workers that the agent was told to end; it does so at once, unless they are `stubborn`."""
+
+    def __init__(self, root: Path, machine: Machine) -> None:
+        self.machine = machine
+        self.clock = Clock()
+        self.ended: list[tuple[str, str]] = []
+        self.stubborn: set[str] = set()
+        self.told = asyncio.Event()
+        self.root = root
+        self.timeout_s = 5.0
+        self.shares = self.agent()
+
+    def agent(self) -> MpsDaemons:
+        return MpsDaemons(self.root, self.clock, self._end, make=self._make, linger_s=30.0, leave_s=0.2)
+
+    def _make(self, gpu: str, folder: Path) -> Daemon:
+        daemon = Daemon(gpu, folder, uid=os.getuid(), stop_timeout_s=0.3)
+        daemon.control = Control(daemon.pipe, self.timeout_s)
+        return daemon
+
+    def _end(self, worker: str, reason: str) -> None:
+        self.ended.append((worker, reason))
+        self.told.set()
+        if worker not in self.stubborn:
+            self.shares.left(worker)
+
+    async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
+        """A worker comes, and is READY; the pipe directory that it was given."""
+        environment = await self.shares.prepare(key, PART)
+        pipe = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        self.shares.joined(worker, key, PART, pid)
+        self.machine.connect(pipe, pid)
+        self.shares.is_ready(worker)
+        return pipe
+
+
+@pytest.fixture
+def on_node(machine: Machine, tmp_path: Path) -> Callable[[Callable[[Node], Coroutine[Any, Any, None]]], None]:
+    def run(work: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            node = Node(tmp_path / "mps", machine)
+            try:
+                await work(node)
+            finally:
+                await node.shares.stop()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        pipes = [await node.start("w-1", pid=101), await node.start("w-2", G, 102)]
+        assert pipes[0] == pipes[1]
+        assert len(machine.running()) == 2  # a daemon and its server
+        assert len(node.shares.pids) == 1
+        node.shares.left("w-1")
+        node.clock.now += 31
+        await node.shares.look("GPU-1")
+        assert len(machine.running()) == 2
+        node.shares.left("w-2")
+        await node.shares.look("GPU-1")
+        assert len(machine.running()) == 2  # somebody may come in a moment
+        node.clock.now += 31
+        await node.shares.look("GPU-1")
+        assert machine.running() == []
+
+    on_node(work)
+
+
+def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        await node.start("w-1")
+        with pytest.raises(DeviceFailed, match="GPU-1: workers share it by MPS still"):
+            await node.shares.prepare(G, WHOLE)
+        node.shares.left("w-1")
+        assert await node.shares.prepare(G, WHOLE) == {}
+        assert machine.running() == []
+
+    on_node(work)
+
+
+def test_after_a_fault_all_are_ended_and_the_server_is_active_again(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        pipe = await node.start("w-1", pid=101)
+        await node.start("w-2", G, 102)
+        daemon = machine.state(pipe)["daemon"]
+        machine.fault(pipe)
+        await node.shares.evict("w-1", [101])
+        await node.shares.evict("w-2", [102])
+        machine.fault(pipe)
+        machine.connect(pipe, 103)  # one that the agent does not know holds the server in FAULT
+        await node.shares.look("GPU-1")
+        reason = "GPU-1: its MPS server is in FAULT"
+        assert node.ended == [("w-1", reason), ("w-2", reason)]
+        assert machine.state(pipe)["daemon"] != daemon  # so it was started anew
+        assert node.shares.trouble("GPU-1") is None
+        await node.start("w-3")
+
+    on_node(work)
+
+
+def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        pipe = await node.start("w-1", pid=101)
+        daemon = machine.state(pipe)["daemon"]
+        machine.fault(pipe)
+        node.stubborn.add("w-1")
+
+        async def leave() -> None:
+            await node.told.wait()
+            assert node.shares.trouble("GPU-1") == Trouble(Health.DEGRADED, "its MPS server is in FAULT")
+            await node.shares.evict("w-1", [101])
+            node.shares.left("w-1")
+
+        node.shares._leave_s = 10.0
+        await asyncio.gather(node.shares.look("GPU-1"), leave())
+        assert machine.state(pipe)["daemon"] == daemon
+        assert machine.state(pipe)["terminated"] == [101]
+        assert machine.server(pipe)["status"] == "ACTIVE"
+        assert node.shares.trouble("GPU-1") is None
+
+    on_node(work)
+
+
+@pytest.mark.parametrize("how", ["hang", "kill_daemon"])
+def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        node.timeout_s = 0.5
+        pipe = await node.start("w-1")
+        before = machine.state(pipe)
+        getattr(machine, how)(pipe)
+        await node.shares.look("GPU-1")
+        assert len(node.ended) == 1
+        assert machine.state(pipe)["daemon"] != before["daemon"]
+        assert machine.state(pipe)["servers"].keys() != before["servers"].keys()
+        assert node.shares.suspects.quarantined == set()
+
+    on_node(work)
+
+
+def test_who_was_there_at_three_faults_in_a_row_starts_no_more(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        for number in range(3):
+            pipe = await node.start(f"w-{number}")
+            if number == 1:
+                await node.start("w-other", G, 102)
+            machine.fault(pipe)
+            await node.shares.look("GPU-1")
+        with pytest.raises(FunctionStartFailed, match="f@1 starts no more on shared GPUs of this node"):
+            await node.start("w-9")
+        await node.start("w-9", ("f", 2))
+        await node.start("w-g", G, 103)
+        assert await node.shares.prepare(F, DeviceShare("cpu", 0.1, 1, ("GPU-2",))) == {}
+
+    on_node(work)
+
+
+def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        await node.start("w-1", pid=101)
+        await node.shares.prepare(G, PART)
+        node.shares.joined("w-2", G, PART, 102)
+        await node.shares.look("GPU-1")
+        await node.shares.look("GPU-1")
+        assert node.ended == []  # it is loading still
+        node.shares.is_ready("w-2")
+        await node.shares.look("GPU-1")
+        assert node.ended == []
+        await node.shares.look("GPU-1")
+        reason = "GPU-1: it runs outside of its share: it is no client of the MPS daemon"
+        assert node.ended == [("w-2", reason)]
+
+    on_node(work)
+
+
+def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        machine.set(broken=True)
+        with pytest.raises(DeviceFailed, match="its MPS daemon has ended"):
+            await node.start("w-1")
+        trouble = node.shares.trouble("GPU-1")
+        assert trouble is not None
+        assert (trouble.health, trouble.reason.partition(":")[0]) == (Health.DEGRADED, "its MPS daemon has ended")
+        machine.set()
+        await node.shares.look("GPU-1")
+        assert node.shares.trouble("GPU-1") is None
+        await node.start("w-1")
+
+    on_node(work)
+
+
+def test_an_agent_takes_over_the_daemons_of_the_one_before(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        pipe = await node.start("w-1")
+        daemon = machine.state(pipe)["daemon"]
+        node.shares = node.agent()
+        await node.shares.take_over()
+        node.shares.joined("w-1", F, PART, 101)
+        assert await node.start("w-2", G, 102) == pipe
+        assert machine.state(pipe)["daemon"] == daemon
+        machine.kill_daemon(pipe)
+        node.shares = node.agent()
+        await node.shares.take_over()
+        assert machine.running() == []
+
+    on_node(work)
+
+
+def test_evicting_a_worker_never_fails(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        await node.shares.evict("w-0", [1])
+        pipe = await node.start("w-1")
+        machine.kill_daemon(pipe)
+        await node.shares.evict("w-1", [101])
+
+    on_node(work)

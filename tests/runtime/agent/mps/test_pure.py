@@ -1,0 +1,73 @@
+"""What a daemon's answers mean, what makes a client, and who is suspected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpufn.device import DeviceShare, Share
+from gpufn_runtime.agent.mps.client import client_environment
+from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
+from gpufn_runtime.agent.mps.suspects import FORGOTTEN_S, Suspects
+
+OWN = 1000
+
+
+@pytest.mark.parametrize(
+    ("seen", "condition"),
+    [
+        (Observation(is_alive=False), Condition.DOWN),
+        (Observation(is_alive=True), Condition.HUNG),
+        (Observation(is_alive=True, answers=True), Condition.STARTING),
+        (Observation(True, True, (Server(1, "INITIALIZING", OWN),)), Condition.STARTING),
+        (Observation(True, True, (Server(1, "ACTIVE", OWN),)), Condition.ACTIVE),
+        (Observation(True, True, (Server(1, "FAULT", OWN),)), Condition.FAULT),
+        (Observation(True, True, (Server(1, "ACTIVE", OWN), Server(2, "FAULT", OWN))), Condition.FAULT),
+        (Observation(True, True, (Server(1, "ACTIVE", 0),)), Condition.FOREIGN),
+        (Observation(True, True, (Server(1, "ACTIVE", None),)), Condition.ACTIVE),  # it has ended since
+        (Observation(True, True, (Server(1, "WHATEVER", OWN),)), Condition.STARTING),
+    ],
+)
+def test_what_the_answers_mean(seen: Observation, condition: Condition) -> None:
+    assert condition_of(seen, OWN) is condition
+
+
+@pytest.mark.parametrize(
+    ("sm_percent", "vram_bytes", "limits"),
+    [(100, 6 << 30, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=6144M"}),
+     (25, (1 << 30) + 5, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"})],
+)  # fmt: skip
+def test_a_client_is_held_by_its_environment(sm_percent: int, vram_bytes: int, limits: dict[str, str]) -> None:
+    share = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, vram_bytes, sm_percent)
+    assert client_environment(share, Path("/run/p")) == {"CUDA_MPS_PIPE_DIRECTORY": "/run/p", **limits}
+
+
+def _after(*incidents: str, every_s: float = 1.0) -> set[str]:
+    suspects = Suspects()
+    for number, tenants in enumerate(incidents):
+        suspects.record("GPU-1", [(name, 1) for name in tenants], number * every_s)
+    return {name for name, _ in suspects.quarantined}
+
+
+@pytest.mark.parametrize(
+    ("incidents", "quarantined"),
+    [
+        (["f", "f"], set()),
+        (["f", "f", "f"], {"f"}),
+        (["fg", "fh", "fi"], {"f"}),
+        (["fg", "gh", "hf"], set()),
+        (["fg", "fg", "fg"], {"f", "g"}),  # nothing tells them apart
+        (["f", "g", "f", "f", "f"], {"f"}),
+    ],
+)
+def test_who_is_there_each_time_is_quarantined(incidents: list[str], quarantined: set[str]) -> None:
+    assert _after(*incidents) == quarantined
+
+
+def test_incidents_are_forgotten_and_gpus_are_apart() -> None:
+    assert _after("f", "f", "f", every_s=FORGOTTEN_S) == set()
+    suspects = Suspects()
+    for gpu in ("GPU-1", "GPU-2", "GPU-3"):
+        suspects.record(gpu, [("f", 1)], 0.0)
+    assert suspects.quarantined == set()
