@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -117,11 +118,8 @@ def _gpus() -> tuple[tuple[Gpu, ...], str, str]:
 def _versions() -> dict[str, str]:
     found = {}
     for package in _PACKAGES:
-        if importlib.util.find_spec({"nvidia-ml-py": "pynvml", "onnxruntime-gpu": "onnxruntime"}.get(package, package)):
-            try:
-                found[package] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
     return found
 
 

@@ -106,7 +106,7 @@ class Platform:
 def up(machine: Machine, **environ: str) -> Iterator[Platform]:
     """A platform with the device that is measured and no other."""
     with (
-        measure.gpufn_up(**_devices(machine), **environ) as server,
+        measure.gpufn_up(**declared(machine), **environ) as server,
         httpx.Client(base_url=server.url, timeout=_CALL_TIMEOUT_S) as client,
     ):
         platform = Platform(server, client)
@@ -132,8 +132,8 @@ def function_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)}
 
 
-def _devices(machine: Machine) -> dict[str, str]:
-    """Declared where the driver would tell of none, or of several."""
+def declared(machine: Machine) -> dict[str, str]:
+    """GPUFN_DEVICES with the device that is measured, where the driver would tell of none, or of several."""
     if not machine.pretended and len(machine.gpus) < 2:
         return {}
     gpu = machine.gpu()

@@ -33,7 +33,7 @@ def inventory(machine: Machine) -> Finding:
     nvml.nvmlInit()
     try:
         for gpu in machine.gpus:
-            read = _metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+            read = metrics(nvml, nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
             figures["gpus"][gpu.uuid] = read
             tables.insert(0, Table(("metric", "value"), list(read.items()), gpu.name))
     finally:
@@ -48,7 +48,7 @@ def inventory(machine: Machine) -> Finding:
     )
 
 
-def _metrics(nvml: Any, handle: Any) -> dict[str, Any]:
+def metrics(nvml: Any, handle: Any) -> dict[str, Any]:
     """What the device tells; what it does not support says so in the driver's words."""
     clock = nvml.nvmlDeviceGetClockInfo
     memory = nvml.nvmlDeviceGetMemoryInfo

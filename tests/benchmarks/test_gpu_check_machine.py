@@ -1,0 +1,122 @@
+"""What is read of a machine, with a driver that is played: there is none where these tests run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_check import machine
+from gpu_check.checks import inventory
+from gpu_check.machine import CannotRun, Gpu
+from gpu_check.platform import declared
+from gpufn.device import Device, DeviceType
+from gpufn_runtime.agent.devices.declared import parse_devices
+
+GPU = Gpu("GPU-1", "NVIDIA X", 80 << 30, "9.0")
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Driver(types.ModuleType):
+    """pynvml with one GPU that tells what it is, its temperature, and nothing else."""
+
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, *, fails: str = "", count: int = 1) -> None:
+        super().__init__("pynvml")
+        self._fails = fails
+        self.is_open = False
+        answers = {
+            "nvmlDeviceGetCount": count,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetUUID": GPU.uuid,
+            "nvmlDeviceGetName": GPU.name,
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=GPU.memory_bytes, used=1 << 30),
+            "nvmlDeviceGetCudaComputeCapability": (9, 0),
+            "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlDeviceGetTemperature": 41,
+        }
+        for name, answer in answers.items():
+            setattr(self, name, lambda *_, answer=answer: answer)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self._fails:
+            raise NVMLError(self._fails)
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("nvmlDeviceGet"):
+
+            def refuse(*_: object) -> None:
+                raise NVMLError("Not Supported")
+
+            return refuse
+        if name.startswith("NVML_"):
+            return 0
+        raise AttributeError(name)
+
+
+def test_a_gpu_is_read_and_nvml_is_closed_before_any_step_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    found = machine.look(pretend=True)
+    assert (found.gpus, found.driver, found.pretended, found.torch_device) == ((GPU,), "580.1", False, "cuda")
+    assert found.real_gpu() == GPU
+    assert not driver.is_open
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [
+        (Driver(fails="Driver Not Loaded"), "no GPU: the NVIDIA driver does not answer (Driver Not Loaded)"),
+        (Driver(count=0), "no GPU: the driver knows none"),
+        (None, "no GPU: nvidia-ml-py is not installed"),
+    ],
+)
+def test_where_there_is_none_it_is_said_why(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, why: str) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    found = machine.look()
+    with pytest.raises(CannotRun, match=re.escape(why)):
+        found.gpu()
+    assert found.torch_device == "cpu"
+
+
+def test_one_of_several_gpus_or_a_pretended_one_is_declared_to_the_platform() -> None:
+    one = machine.Machine(gpus=(GPU,))
+    two = machine.Machine(gpus=(GPU, Gpu("GPU-2", "NVIDIA X", 1, "9.0")))
+    pretended = machine.Machine(gpus=(GPU,), pretended=True)
+    assert declared(one) == {}
+    for each in (two, pretended):
+        (device,) = parse_devices(declared(each)["GPUFN_DEVICES"])
+        assert device == Device("GPU-1", DeviceType.GPU, "NVIDIA X", 80 << 30, compute_capability="9.0")
+    assert declared(machine.Machine()) == {}
+
+
+def test_what_a_device_does_not_tell_is_said_in_the_drivers_words() -> None:
+    read = inventory.metrics(Driver(), "handle")
+    assert (read["memory_total_mib"], read["temperature_c"]) == (80 << 10, 41)
+    assert read["power_w"] == "Not Supported"
+    assert len(read) >= 20
+
+
+def test_every_name_of_nvml_that_is_said_is_in_the_real_library() -> None:
+    library = pytest.importorskip("pynvml")
+    said = {
+        name
+        for module in (machine, inventory)
+        for name in re.findall(r"\bnvml\.(nvml\w+|NVML\w+)", Path(str(module.__file__)).read_text())
+    }
+    assert len(said) > 20
+    assert sorted(name for name in said if not hasattr(library, name)) == []
