@@ -27,6 +27,7 @@ from gpufn import media, values
 from gpufn._answers import answer_of, decoded, error_of
 from gpufn._streams import events_of, items_of, lines_of
 from gpufn._views import (
+    AllReplayed,
     Answer,
     Building,
     Builds,
@@ -34,6 +35,9 @@ from gpufn._views import (
     Calls,
     Cancellation,
     Collected,
+    DeadLetters,
+    DeadLetterView,
+    Dropped,
     Engines,
     EngineView,
     Functions,
@@ -44,6 +48,7 @@ from gpufn._views import (
     Models,
     ModelView,
     Nodes,
+    Replayed,
     RevisionProgress,
     Revisions,
     RevisionView,
@@ -57,6 +62,7 @@ from gpufn.errors import (
 )
 from gpufn.home import Home
 from gpufn.ids import Digest, new_invocation_id
+from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
 from gpufn.protocol.messages import LogLine
 from gpufn.spec import FunctionSpec
@@ -312,9 +318,56 @@ class Client:
                 if line.strip():
                     yield decoded(LogLine, line)
 
-    def calls(self, name: str, *, limit: int = 20) -> list[InvocationView]:
-        """Submitted calls, the newest first."""
-        return self._json(Calls, "GET", f"/v1/functions/{name}/calls", params={"limit": str(limit)}).calls
+    def calls(
+        self,
+        name: str | None = None,
+        *,
+        function: str | None = None,
+        state: InvocationState | None = None,
+        since: float | None = None,
+        limit: int = 20,
+    ) -> list[InvocationView]:
+        """Submitted calls of a function, or of all, the newest first. `since` in unix seconds.
+
+        `name` raises FunctionNotFound; `function` finds the calls of a deleted one as well.
+        """
+        wanted = {"function": function, "state": state and state.value, "since": since, "limit": limit}
+        params = {option: str(value) for option, value in wanted.items() if value is not None}
+        path = "/v1/calls" if name is None else f"/v1/functions/{name}/calls"
+        return self._json(Calls, "GET", path, params=params).calls
+
+    # Dead letters
+
+    def dead_letters(self, function: str | None = None, *, limit: int = 20) -> list[DeadLetterView]:
+        """Submitted calls that failed for good, of a function or of all, the newest first."""
+        path = "/v1/dlq" if function is None else f"/v1/dlq/{function}"
+        return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
+
+    def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
+        """One, with its error's traceback. Raises DeadLetterNotFound."""
+        return self._json(DeadLetterView, "GET", f"/v1/dlq/{function}/{id}")
+
+    def dead_letter_payload(self, function: str, id: str) -> bytes:  # noqa: A002
+        """The arguments that it was called with, as they came."""
+        return self._request("GET", f"/v1/dlq/{function}/{id}/payload").content
+
+    def replay(self, function: str, id: str) -> Replayed:  # noqa: A002
+        """Submit it again, as a new call of the revision that serves now."""
+        view = self._json(InvocationView, "POST", f"/v1/dlq/{function}/{id}/replay")
+        return Replayed(letter=id, invocation=view.id)
+
+    def replay_all(self, function: str) -> list[Replayed]:
+        """At most a thousand at a time."""
+        return self._json(AllReplayed, "POST", f"/v1/dlq/{function}/replay").replayed
+
+    def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
+        """Remove it and its payload; returns 1."""
+        self._request("DELETE", f"/v1/dlq/{function}/{id}")
+        return 1
+
+    def drop_dead_letters(self, function: str) -> int:
+        """Remove all of a function; returns how many."""
+        return self._json(Dropped, "DELETE", f"/v1/dlq/{function}").dropped
 
     def has_bundle(self, digest: Digest) -> bool:
         """Whether it has been uploaded."""

@@ -10,7 +10,7 @@ from gpufn.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
-from gpufn.protocol.messages import Progress, Waiting, WorkerCounts
+from gpufn.protocol.messages import AttemptRecord, Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 
 
@@ -161,7 +161,44 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None = None
     error: dict[str, Any] | None = None
     waiting: Waiting | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    worker: str = ""
+    timings: dict[str, float] = {}
+    place: int | None = None
+    eta_s: float | None = None
+    size: int = 0
     links: dict[str, str] = {}
+
+
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted call that failed for good; `size` is its payload's, in bytes."""
+
+    id: str
+    function: str
+    revision: int
+    state: InvocationState
+    submitted_at: float
+    died_at: float
+    method: str = ""
+    content_type: str = ""
+    error: dict[str, Any] | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    size: int = 0
+
+    @property
+    def cause(self) -> str:
+        """On one line."""
+        error = self.error or {}
+        message = str(error.get("message", "")).splitlines() or [str(error.get("code", self.state.value))]
+        kind = error.get("error_type")
+        return f"{kind}: {message[0]}" if kind and not message[0].startswith(f"{kind}:") else message[0]
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter, and the call that was made of it."""
+
+    letter: str
+    invocation: str
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +240,18 @@ class Revisions(msgspec.Struct, frozen=True):
 
 class Calls(msgspec.Struct, frozen=True):
     calls: list[InvocationView]
+
+
+class DeadLetters(msgspec.Struct, frozen=True):
+    letters: list[DeadLetterView]
+
+
+class AllReplayed(msgspec.Struct, frozen=True):
+    replayed: list[Replayed]
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    dropped: int
 
 
 class Builds(msgspec.Struct, frozen=True):

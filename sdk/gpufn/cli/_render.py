@@ -22,6 +22,7 @@ from gpufn.errors import (
     BuildFailed,
     BuildNotFound,
     CapacityError,
+    DeadLetterNotFound,
     Forbidden,
     FunctionNotFound,
     FunctionRaised,
@@ -41,7 +42,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
     (GatewayUnavailable, 3),
-    ((FunctionNotFound, RevisionNotFound, InvocationNotFound, BuildNotFound, ScheduleNotFound), 4),
+    (
+        (
+            FunctionNotFound,
+            RevisionNotFound,
+            InvocationNotFound,
+            BuildNotFound,
+            ScheduleNotFound,
+            DeadLetterNotFound,
+        ),
+        4,
+    ),
     ((Unauthorized, Forbidden), 5),
     (CapacityError, 6),
     (FunctionRaised, 7),

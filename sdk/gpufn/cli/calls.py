@@ -1,24 +1,38 @@
-"""`gpufn calls NAME`."""
+"""`gpufn calls`."""
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Annotated
 
 import typer
 
 from gpufn.cli._render import Json, ago, duration, print_json, print_table
+from gpufn.errors import InvalidInput
+from gpufn.invocation import InvocationState
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def calls(
-    name: Annotated[str, typer.Argument(help="The function's name.")],
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="So many at most.")] = 20,
+    name: Annotated[str | None, typer.Argument(help="The function's name; else the calls of all.")] = None,
+    *,
+    function: Annotated[str | None, typer.Option(help="As the argument; also of a function that was deleted.")] = None,
+    state: Annotated[InvocationState | None, typer.Option(help="Only those that are in this state.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only those that were submitted in the last 90s, 15m, 2h or 3d.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="So many at most.")] = 20,
     json: Json = False,
 ) -> None:
-    """List a function's submitted calls, the newest first."""
+    """List submitted calls, the newest first."""
     from gpufn._client import Client  # noqa: PLC0415
 
+    since_at = None if since is None else time.time() - span_s(since)
     with Client() as client:
-        found = client.calls(name, limit=limit)
+        found = client.calls(name, function=function, state=state, since=since_at, limit=limit)
     if json:
         print_json(found)
         return
@@ -26,6 +40,21 @@ def calls(
     for call in found:
         note = call.waiting.detail if call.waiting else (call.error or {}).get("message", "")
         first_line = (str(note).splitlines() or [""])[0]
-        state = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
-        rows.append((call.id, state, ago(call.submitted_at), duration(call.queue_s), duration(call.run_s), first_line))
-    print_table(("id", "state", "submitted", "queued", "ran", "note"), rows, empty=f"{name} has no submitted calls")
+        told = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
+        whose = () if name else (call.function,)
+        times = ago(call.submitted_at), duration(call.queue_s), duration(call.run_s)
+        rows.append((call.id, *whose, told, *times, first_line))
+    heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "ran", "note")
+    print_table(heading, rows, empty=f"{name} has no submitted calls" if name else "no submitted calls")
+
+
+def span_s(text: str) -> float:
+    """Seconds of `"90s"`, `"15m"`, `"2h"`, `"3d"`. Raises InvalidInput.
+
+    >>> span_s("15m"), span_s("1.5h"), span_s("30")
+    (900.0, 5400.0, 30.0)
+    """
+    match = _SPAN.fullmatch(text)
+    if match is None:
+        raise InvalidInput(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field="--since")
+    return float(match[1]) * _UNITS_S[match[2]]

@@ -1,0 +1,181 @@
+"""What was accepted has exactly one outcome, whoever is killed; its side effects are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn.ids import new_invocation_id
+from tests.conftest import Platform, running_platform
+from tests.e2e.test_survival import pids_of
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "durable.py"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with running_platform(tmp_path_factory.mktemp("durable") / "home") as platform:
+        platform.gpufn("deploy", APP)
+        yield platform
+
+
+def wait_for(platform: Platform, invocation: str, within_s: float = 60.0) -> httpx.Response:
+    give_up = time.monotonic() + within_s
+    while True:
+        try:
+            answer = platform.client.get(f"/v1/invocations/{invocation}/result?wait=10")
+            if answer.status_code not in (202, 503):
+                return answer
+        except httpx.TransportError:  # the bus's restart takes the gateway's answers along
+            pass
+        assert time.monotonic() < give_up, f"{invocation} has not ended"
+
+
+class Submitters:
+    """Put calls under ids of their own until each is accepted, as a careful client does."""
+
+    def __init__(self, platform: Platform, path: Path) -> None:
+        self._url = platform.url
+        self._path = path
+        self._stop = threading.Event()
+        self.accepted: dict[str, int] = {}
+        self.wrong: list[str] = []
+        self._threads = [threading.Thread(target=self._submit, args=(caller,), daemon=True) for caller in range(3)]
+
+    def __enter__(self) -> Submitters:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def wait_for(self, more: int) -> None:
+        goal, give_up = len(self.accepted) + more, time.monotonic() + 30
+        while len(self.accepted) < goal:
+            assert time.monotonic() < give_up, "no call is accepted any more"
+            time.sleep(0.01)
+
+    def _submit(self, caller: int) -> None:
+        number = caller * 1_000_000
+        with httpx.Client(base_url=self._url, timeout=30) as client:
+            while not self._stop.is_set():
+                number += 1
+                invocation = new_invocation_id()
+                while not self._put(client, invocation, number):
+                    time.sleep(0.02)
+                self.accepted[invocation] = number
+
+    def _put(self, client: httpx.Client, invocation: str, number: int) -> bool:
+        body = {"path": str(self._path), "number": number}
+        try:
+            answer = client.put(f"/v1/functions/count/invocations/{invocation}", json=body)
+        except httpx.TransportError:
+            return False
+        if answer.status_code >= 400 and not answer.json().get("retryable"):
+            self.wrong.append(f"{number} was refused for good: {answer.text}")
+        return answer.status_code == 202
+
+
+def kill(platform: Platform, victim: str) -> int:
+    """Each process of that name, once there is one; returns how many."""
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        with contextlib.suppress(KeyError, OSError, ValueError, httpx.HTTPError):  # it is being started again
+            if pids := pids_of(platform, victim):
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                return len(pids)
+        time.sleep(0.01)
+    pytest.fail(f"{victim} did not come back")
+
+
+@pytest.mark.parametrize("victim", ["runner", "worker", "nats", "gateway"])
+def test_kill_9_while_calls_are_submitted_leaves_one_outcome_each(own: Platform, tmp_path: Path, victim: str) -> None:
+    path, kills = tmp_path / "runs", 0
+    with Submitters(own, path) as submitters:
+        for _ in range(2):
+            submitters.wait_for(30)
+            kills += kill(own, victim)
+        submitters.wait_for(30)
+    assert submitters.wrong == []
+    for invocation, number in submitters.accepted.items():
+        answer = wait_for(own, invocation)
+        assert (answer.status_code, answer.json()) == (200, number), answer.text
+    runs = Counter(int(line) for line in path.read_text().splitlines())
+    assert set(runs) == set(submitters.accepted.values())
+    # At least once: a kill repeats what ran on at most two workers of one slot, and what stood in their line.
+    assert sum(runs.values()) - len(runs) <= 64 * kills, runs.most_common(5)
+
+
+def test_a_running_call_that_cannot_be_interrupted_is_cancelled_with_its_worker(own: Platform, tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    body = {"path": str(path), "seconds": 60}
+    here = own.client.post("/v1/functions/sleeper/submit", json=body).headers["location"]
+    while own.client.get(here).json()["state"] != "running":
+        pass
+    assert [own.client.delete(here).json()["cancelled"] for _ in range(2)] == [True, False]
+    assert own.client.get(f"{here}/result").json()["code"] == "invocation_cancelled"
+    # Its worker is replaced within the grace: the next call runs at once.
+    body["seconds"] = 0
+    answer = own.client.post("/v1/functions/sleeper/invoke", json=body, timeout=40)
+    assert (answer.status_code, answer.json()) == (200, "slept")
+    assert path.read_text().split() == ["began", "began", "ended"]
+
+
+def test_a_queued_call_that_is_cancelled_never_runs(own: Platform, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    running = own.client.post("/v1/functions/sleeper/submit", json={"path": str(first), "seconds": 1.5})
+    queued = own.client.post("/v1/functions/sleeper/submit", json={"path": str(second), "seconds": 0})
+    status = own.client.get(queued.headers["location"]).json()
+    assert (status["state"], bool(status["waiting"]["detail"])) == ("queued", True)
+    assert own.client.delete(queued.headers["location"]).json()["cancelled"] is True
+    assert wait_for(own, running.json()["id"]).json() == "slept"
+    assert not second.exists()
+
+
+def test_what_failed_is_a_dead_letter_that_can_be_replayed(own: Platform) -> None:
+    dead = own.client.post("/v1/functions/picky/submit", json={"number": -1}).json()["id"]
+    assert wait_for(own, dead).json()["error_type"] == "ValueError"
+    while not (letters := json.loads(own.gpufn("dlq", "ls", "picky", "--json"))):
+        pass
+    assert [(each["id"], each["error"]["message"]) for each in letters] == [(dead, "-1 is below 0")]
+    again = own.gpufn("dlq", "replay", "picky", dead).strip()
+    assert wait_for(own, again).json()["error_type"] == "ValueError"
+    assert json.loads(own.gpufn("calls", "picky", "--state", "failed", "--json"))[0]["id"] == again
+
+
+def test_an_invoke_with_a_key_runs_once_though_its_client_left(own: Platform, tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    body, headers = {"path": str(path), "seconds": 1.0}, {"idempotency-key": str(tmp_path)}
+    with pytest.raises(httpx.ReadTimeout):
+        own.client.post("/v1/functions/sleeper/invoke", json=body, headers=headers, timeout=0.5)
+    answer = own.client.post("/v1/functions/sleeper/invoke", json=body, headers=headers, timeout=30)
+    assert (answer.status_code, answer.json()) == (200, "slept")
+    assert path.read_text().split() == ["began", "ended"]
+    other = own.client.post("/v1/functions/sleeper/invoke", json=body | {"seconds": 2}, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency_mismatch")
+
+
+def test_a_large_result_is_kept(own: Platform) -> None:
+    size = 24 << 20
+    headers = {"accept": "application/octet-stream"}
+    made: dict[str, Any] = own.client.post("/v1/functions/large/submit", json={"size": size}, headers=headers).json()
+    answer = wait_for(own, made["id"])
+    assert (answer.status_code, len(answer.content)) == (200, size)
+    assert answer.content == bytes(range(256)) * (size // 256)

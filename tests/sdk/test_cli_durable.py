@@ -1,0 +1,89 @@
+"""`gpufn calls` and `gpufn dlq` against canned answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gpufn.cli import app
+from tests.sdk.conftest import StubGateway
+
+ID = "0" * 26
+LETTER = {
+    "id": ID,
+    "function": "f",
+    "revision": 3,
+    "state": "failed",
+    "submitted_at": 1.0,
+    "died_at": 2.0,
+    "error": {"code": "function_raised", "message": "no\nmore", "error_type": "ValueError", "traceback": "Traceback"},
+    "attempts": [
+        {"number": 1, "outcome": "lost", "ended_at": 1.5, "worker": "w-1", "code": "worker_lost", "message": "killed"},
+        {"number": 2, "outcome": "raised", "ended_at": 2.0, "worker": "w-2", "message": "no"},
+    ],
+    "size": 2,
+}
+
+
+def _gpufn(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_calls_of_all_functions_name_theirs(gateway: StubGateway) -> None:
+    call = {"id": ID, "state": "running", "function": "f.run", "submitted_at": 1.0}
+    gateway.on("GET /v1/calls", {"calls": [call]})
+    result = _gpufn("calls", "--state", "running", "--function", "f", "--since", "2h", "-n", "5")
+    assert "f.run" in result.stdout
+    query = gateway.requests[-1].path.partition("?")[2]
+    assert ("function=f" in query, "state=running" in query, "since=" in query, "limit=5" in query) == (True,) * 4
+
+
+def test_a_time_that_is_none_is_refused(gateway: StubGateway) -> None:
+    result = _gpufn("calls", "--since", "yesterday")
+    assert (result.exit_code, result.stderr) == (1, "gpufn: --since: write 90s, 15m, 2h or 3d, not 'yesterday'\n")
+
+
+def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path) -> None:
+    gateway.on("GET /v1/dlq", {"letters": [LETTER]})
+    gateway.on(f"GET /v1/dlq/f/{ID}", LETTER)
+    gateway.on(f"GET /v1/dlq/f/{ID}/payload", b"{}")
+    for arguments in (("dlq",), ("dlq", "ls")):
+        assert "ValueError: no\n" in _gpufn(*arguments).stdout
+    assert json.loads(_gpufn("dlq", "ls", "--json").stdout)[0]["id"] == ID
+    shown = _gpufn("dlq", "show", "f", ID, "--payload", str(tmp_path / "payload")).stdout
+    assert shown.splitlines()[0].startswith("f@3  failed ")
+    assert [word in shown for word in ("lost", "killed", "w-2", "Traceback")] == [True] * 4
+    assert (tmp_path / "payload").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_line", "answer", "said"),
+    [
+        (("replay", "f", ID), f"POST /v1/dlq/f/{ID}/replay", {"id": "1" * 26, "state": "queued"}, "1" * 26),
+        (("replay", "f", "--all"), "POST /v1/dlq/f/replay", {"replayed": [{"letter": ID, "invocation": "x"}]}, "x"),
+        (("drop", "f", ID), f"DELETE /v1/dlq/f/{ID}", {}, "dropped 1"),
+        (("drop", "f", "--all"), "DELETE /v1/dlq/f", {"dropped": 7}, "dropped 7"),
+    ],
+)
+def test_dead_letters_are_replayed_or_dropped(
+    gateway: StubGateway, arguments: tuple[str, ...], request_line: str, answer: Any, said: str
+) -> None:
+    gateway.on(request_line, answer)
+    assert _gpufn("dlq", *arguments).stdout == f"{said}\n"
+
+
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_one_or_all_is_said(gateway: StubGateway, verb: str) -> None:
+    for arguments in (("f",), ("f", ID, "--all")):
+        assert _gpufn("dlq", verb, *arguments).stderr == "gpufn: give the id of one, or --all\n"
+    assert gateway.requests == []
+
+
+def test_a_letter_that_is_not_there_is_not_found(gateway: StubGateway) -> None:
+    problem = {"code": "dead_letter_not_found", "detail": "There is no dead letter"}
+    gateway.on(f"GET /v1/dlq/f/{ID}", problem, 404, content_type="application/problem+json")
+    assert _gpufn("dlq", "show", "f", ID).exit_code == 4
