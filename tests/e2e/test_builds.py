@@ -20,6 +20,7 @@ from gpufn.model import ModelSpec
 from tests.builder import models
 from tests.builder.bench import scaled
 from tests.conftest import Platform, running_platform
+from tests.e2e.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -303,3 +304,28 @@ def test_a_build_goes_on_when_its_builder_was_killed(patient: Platform, tmp_path
     assert engines_of(patient, "again.onnx") == [], "half of it is nothing"
     until(lambda: build_of(patient, build)["state"] == "succeeded", "built", within_s=90)
     assert engines_of(patient, "again.onnx") == build_of(patient, build)["engines"]
+
+
+def test_an_engine_that_the_disk_has_no_room_for_is_not_published(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", "x w", "y")],
+        [models.value("x", ["N", 512])],
+        [models.value("y", ["N", 512])],
+        [models.weights("w", 512, 512)],
+    )
+    model = written(proto, tmp_path / "wide.onnx")
+    with (
+        small_disk(tmp_path, mebibytes=24) as disk,
+        running_platform(disk / "home", environ={"GPUFN_BUILD_MEASURE": str(MEASURE_S)}) as platform,
+    ):
+        build = begun(platform, model)
+        measuring(platform, build)
+        filler = fill(disk, but_bytes=512 << 10)  # half of what the engine has
+        until(lambda: build_of(platform, build)["state"] == "failed", "failed", within_s=60)
+        error = build_of(platform, build)["error"]
+        assert error["stage"] == "publish"
+        assert error["message"].startswith("the engine cannot be stored: ")
+        assert engines_of(platform, "wide.onnx") == []
+        filler.unlink()
+        until(lambda: platform.try_gpufn("build", model).returncode == 0, "built", within_s=60)
+        assert len(engines_of(platform, "wide.onnx")) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Platform, running_platform
+from tests.e2e.small_disk import fill, small_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -23,27 +23,8 @@ APP = Path(__file__).parent / "apps" / "steady.py"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """Four megabytes. What a container may not mount, CI's may not either: it skips there as well."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"a small disk needs the right to mount: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """The file that takes all the room there is."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    return filler
+    with small_disk(tmp_path, mebibytes=4) as disk:
+        yield disk
 
 
 def up(home: Path) -> subprocess.CompletedProcess[str]:
