@@ -109,6 +109,8 @@ def _in_process(step: Step, machine: Machine, folder: Path) -> None:
     sys.stdout = sys.stderr = (folder / "log").open("w", buffering=1)
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stdout.fileno(), 2)
+    for name in [name for name in os.environ if name.startswith("GPUFN_")]:
+        del os.environ[name]  # an operator's consent to change his GPU's settings is not meant for us
     result = _result(step, machine)
     partial = folder / "partial"
     partial.write_bytes(msgspec.json.encode(result))

@@ -111,6 +111,15 @@ def test_what_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) ->
     assert not is_running(pid)
 
 
+def test_a_step_knows_no_settings_of_whoever_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_HOME", "somebodys")
+
+    def check(_: Machine) -> Finding:
+        return Finding(summary=str([name for name in os.environ if name.startswith("GPUFN_")]))
+
+    assert performed(check).line == "[]"
+
+
 def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
     def unexpected(_: Machine) -> Finding:
         raise AssertionError("it was begun")
