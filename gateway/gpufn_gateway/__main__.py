@@ -64,7 +64,10 @@ from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
+from gpufn_gateway.schedules.runs import ScheduleRuns
+from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.settings import GatewaySettings, InvalidSetting
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
@@ -186,6 +189,8 @@ async def main(settings: GatewaySettings) -> None:
         submissions = Submissions(bus, calls, addresses)
         invoke = Invoke(calls, submissions)
         webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
+        schedules = await Schedules.open(bus, buckets.schedules, registry, clock)
+        stack.callback(schedules.stop)
         artifacts = Artifacts(bus)
         deploys = Deploys(
             bus, buckets, registry=registry, builds=builds, artifacts=artifacts, addresses=addresses, clock=clock
@@ -208,6 +213,7 @@ async def main(settings: GatewaySettings) -> None:
             *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
             *WebhookRoutes(webhook_secrets, access).routes(),
+            *ScheduleRoutes(schedules, registry, bodies.of_management, clock).routes(),
             *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies.of_management).routes(),
             *OipRoutes(registry, telemetry, why_not_ready).routes(),
             *OperationRoutes(
@@ -220,8 +226,7 @@ async def main(settings: GatewaySettings) -> None:
                 why_not_ready=why_not_ready,
             ).routes(),
         ]
-        inference = Inference(calls, invoke, bodies.of_calls)
-        app = App(invoke, inference, access, routes)
+        app = App(invoke, Inference(calls, invoke, bodies.of_calls), access, routes)
         server = _Server(_uvicorn_config(app, settings))
         _stop_on_signals(server)
 
@@ -252,6 +257,7 @@ async def main(settings: GatewaySettings) -> None:
             (_tick(caller=caller, lane=lane, parcels=parcels, invoke=invoke, server=server, clock=clock), "ticks"),
             (_control(controller), "controller"),
             (finishing.run(), "finishing"),
+            (ScheduleRuns(schedules, registry, clock, leads=lambda: controller.leads).run(), "schedules"),
             (Deliveries(bus, webhook_secrets, Post(addresses), clock).run(), "webhooks"),
             (collection.run(), "collection"),
             (Reaper(bus, registry, clock, leads=lambda: controller.leads).run(), "reaper"),

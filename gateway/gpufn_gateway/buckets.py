@@ -17,6 +17,7 @@ class Buckets:
     leases: KeyValue
     keys: KeyValue
     webhook_secrets: KeyValue
+    schedules: KeyValue
     builds: KeyValue
     engines: KeyValue
 
@@ -29,6 +30,7 @@ class Buckets:
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             leases=await KeyValue.open(bus, subjects.LEASES),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
+            schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from gpufn.errors import InvocationEnded as InvocationEnded
     from gpufn.errors import PlatformError as PlatformError
     from gpufn.errors import RequestError as RequestError
+    from gpufn.schedule import Schedule as Schedule
     from gpufn.spec import Batch as Batch
     from gpufn.spec import Retry as Retry
 
@@ -61,6 +62,7 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "Image",
     "Model",
     "Retry",
+    "Schedule",
     # Inside a call
     "current",
     "Context",
@@ -86,6 +88,7 @@ _HOMES = {
     "Image": "_image",
     "Model": "_models",
     "Retry": "spec",
+    "Schedule": "schedule",
     "current": "_context",
     "Context": "_context",
     "Function": "_function",

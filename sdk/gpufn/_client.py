@@ -52,6 +52,8 @@ from gpufn._views import (
     RevisionProgress,
     Revisions,
     RevisionView,
+    Schedules,
+    ScheduleView,
     WebhookSecret,
     WhyView,
 )
@@ -65,6 +67,7 @@ from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
 from gpufn.protocol.messages import LogLine
+from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
 
 if TYPE_CHECKING:
@@ -437,6 +440,45 @@ class Client:
     def cancel_build(self, id: str) -> BuildView:  # noqa: A002
         """Ask for its end; what waits for it fails."""
         return self._json(BuildView, "DELETE", f"/v1/builds/{id}")
+
+    # Schedules
+
+    def schedules(self, function: str | None = None) -> list[ScheduleView]:
+        """When functions are called by themselves; those that they declare and those that were added."""
+        params = {} if function is None else {"function": function}
+        return self._json(Schedules, "GET", "/v1/schedules", params=params).schedules
+
+    def add_schedule(
+        self,
+        function: str,
+        schedule: Schedule | None = None,
+        *,
+        in_s: float | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> ScheduleView:
+        """Call a function by itself, as `schedule` says; or once, `in_s` seconds from now, with `arguments`."""
+        wanted: dict[str, Any] = {"function": function}
+        if schedule is not None:
+            given = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
+            when = {"cron": schedule.cron} if schedule.cron else {"at": schedule.at}
+            wanted |= given | when | {"arguments": dict(arguments or schedule.arguments)}
+        else:
+            name, _, method = function.partition(".")
+            wanted |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
+        body = msgspec.json.encode(wanted)
+        return self._json(ScheduleView, "POST", "/v1/schedules", content=body, headers=_JSON)
+
+    def remove_schedule(self, id: str) -> None:  # noqa: A002
+        """One that was added. Raises ScheduleNotFound."""
+        self._request("DELETE", f"/v1/schedules/{id}")
+
+    def pause_schedule(self, id: str, *, paused: bool = True) -> ScheduleView:  # noqa: A002
+        """Make no calls until it is resumed (`paused=False`); those in between are not made up for."""
+        return self._json(ScheduleView, "POST", f"/v1/schedules/{id}/{'pause' if paused else 'resume'}")
+
+    def run_schedule(self, id: str) -> InvocationView:  # noqa: A002
+        """One call more, now."""
+        return self._json(InvocationView, "POST", f"/v1/schedules/{id}/run")
 
     # The platform
 

@@ -19,6 +19,7 @@ from gpufn.device import Share
 from gpufn.errors import InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
+from gpufn.schedule import Schedule
 from gpufn.spec import (
     Batch,
     EntryPoint,
@@ -89,6 +90,9 @@ class PlainOptions(TypedDict, total=False):
     startup_timeout: Annotated[float, "how long a worker may take to start"]
     queue_timeout: Annotated[float | None, "how long a call may wait before it starts; then it ends as expired"]
     retries: Annotated[Retry | int | None, "run a failed call again: so often, or as a `Retry` says"]
+    schedule: Annotated[
+        str | Schedule | None, 'call it by itself: a cron line such as `"*/5 * * * *"`, or a `Schedule`'
+    ]
     webhook: Annotated[str | None, "the address that is told when a submitted call has ended"]
     retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
     priority: Annotated[Literal["normal"], "there is one"]
@@ -143,6 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    schedule: Schedule | None = None
     webhook: str | None = None
     retention_s: float = 86400.0
     env: dict[str, str] = {}
@@ -187,6 +192,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "retries": _retries(options.get("retries")),
         "env": _env(options.get("env")),
         "egress": _egress(options.get("egress", False)),
+        "schedule": _schedule(options.get("schedule")),
         "webhook": _webhook(options.get("webhook")),
         "declared_models": _models(options.get("models")),
         "declared_image": _image(options.get("image")),
@@ -281,6 +287,14 @@ def _retries(retries: Any) -> Retry | None:
     if isinstance(retries, int) and not isinstance(retries, bool):
         return Retry(retries)
     raise InvalidSpec(f"retries is a number or a Retry, such as Retry(3, backoff=2.0), not {retries!r}")
+
+
+def _schedule(schedule: Any) -> Schedule | None:
+    if schedule is None or isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, str):
+        return Schedule(schedule)
+    raise InvalidSpec(f"schedule is a cron line such as '*/5 * * * *', or a Schedule, not {schedule!r}")
 
 
 def _webhook(webhook: Any) -> str | None:

@@ -12,6 +12,7 @@ from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
 from gpufn.protocol.messages import AttemptRecord, Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
+from gpufn.schedule import Missed
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +215,27 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     created_at: float | None = None
     key: str | None = None
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """When a function is called by itself. `next_at` is None while it is paused; `invocation` its last call."""
+
+    id: str
+    function: str
+    method: str = ""
+    cron: str | None = None
+    timezone: str = "UTC"
+    missed: Missed = Missed.ONCE
+    arguments: dict[str, Any] = {}
+    paused: bool = False
+    declared: bool = False
+    created_at: float = 0.0
+    next_at: float | None = None
+    invocation: str | None = None
+
+
+class Schedules(msgspec.Struct, frozen=True):
+    schedules: list[ScheduleView]
 
 
 class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):

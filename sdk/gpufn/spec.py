@@ -18,6 +18,7 @@ from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
+from gpufn.schedule import Schedule
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -265,6 +266,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    schedule: Schedule | None = None
     webhook: str | None = None  # where the ends of its submitted calls are told
     retention_s: float = 86400.0  # how long a submitted call is remembered after its end, and its result kept
     env: dict[str, str] = {}
@@ -290,6 +292,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
         if self.queue_timeout_s is not None:
             _number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+        if self.schedule is not None:
+            self._check_schedule(self.schedule)
         if self.webhook is not None:
             self._check_webhook(self.webhook)
         _number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
@@ -301,6 +305,21 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_modules()
         self._check_models()
         self._check_image()
+
+    def _check_schedule(self, schedule: Schedule) -> None:
+        method = self.method(schedule.method)
+        if schedule.at is not None:
+            raise InvalidSpec(
+                f"{self.name}: a function's own schedule has a cron line; `gpufn schedules add` runs it once"
+            )
+        if method is None:
+            known = ", ".join(repr(each.name) for each in self.methods)
+            raise InvalidSpec(f"{self.name}: the schedule calls {schedule.method!r}; the methods are {known}")
+        lacking = [name for name in method.parameters.get("required", ()) if name not in schedule.arguments]
+        if lacking:
+            raise InvalidSpec(
+                f"{self.name}: the schedule gives no {', '.join(lacking)}; write Schedule(..., arguments={{...}})"
+            )
 
     def _check_webhook(self, url: str) -> None:
         from gpufn.urls import check_webhook  # noqa: PLC0415  no worker needs it

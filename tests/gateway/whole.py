@@ -43,7 +43,9 @@ from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
+from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks.addresses import Addresses
@@ -93,6 +95,7 @@ class Whole:
         submissions = Submissions(bus, calls, addresses)
         self.post = Post(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
+        self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.deploys = Deploys(
@@ -116,6 +119,7 @@ class Whole:
             ).routes(),
             *InvocationRoutes(submissions).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self.registry, clock)).routes(),
+            *ScheduleRoutes(self.schedules, self.registry, bodies, clock).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),

@@ -15,7 +15,7 @@ from gpufn.protocol import subjects
 ROLES = ("admin", "gateway", "agent", "runner", "builder")
 
 _KEYS = (subjects.API_KEYS, subjects.WEBHOOK_SECRETS)
-_DECIDED = (subjects.FUNCTIONS, subjects.REVISIONS, subjects.ASSIGNMENTS, subjects.LEASES, *_KEYS)
+_DECIDED = (subjects.FUNCTIONS, subjects.REVISIONS, subjects.ASSIGNMENTS, subjects.LEASES, subjects.SCHEDULES, *_KEYS)
 # Every direct way to read a stream's messages, for the streams that hold keys and secrets.
 _READ_KEYS = [
     f"$JS.API.{verb}.KV_{bucket}{rest}"

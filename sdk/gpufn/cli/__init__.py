@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scale": ("functions:scale", "Set how many workers a function has at least and at most."),
     "rollback": ("functions:rollback", "Make an earlier revision the active one."),
     "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
+    "schedules": ("schedules:app", "List, add and pause what functions are called by themselves for."),
     "nodes": ("nodes:nodes", "List the nodes and their devices."),
     "top": ("top:top", "Watch the devices and the workers on them, live."),
     "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),

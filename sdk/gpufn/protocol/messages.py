@@ -16,6 +16,7 @@ from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol.codec import Unpacker
+from gpufn.schedule import Schedule
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
 
 
@@ -178,6 +179,22 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
+
+
+class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A Schedule and how far it is: what is due until `done_until` has been submitted, the last as `invocation`.
+
+    A function's own is `declared`, and its id is the function's name.
+    """
+
+    id: str
+    function: str
+    schedule: Schedule
+    declared: bool = False
+    paused: bool = False
+    done_until: float
+    created_at: float
+    invocation: str = ""
 
 
 class Cancel(_Wire, frozen=True, array_like=True, gc=False):

@@ -1,0 +1,125 @@
+"""Schedules: list, add, remove, pause, run now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn.clock import Clock
+from gpufn.errors import InvalidInput
+from gpufn.protocol.messages import ScheduleRecord
+from gpufn.schedule import Missed, Schedule, next_time
+from gpufn.spec import function_name
+from gpufn_gateway.auth import READ
+from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+from gpufn_gateway.schedules.store import Schedules
+
+_LONGEST_DELAY_S = 366 * 86400.0
+
+
+class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
+    """One of `cron`, `at` (unix seconds) and `in_s`."""
+
+    function: str
+    cron: str | None = None
+    at: float | None = None
+    in_s: float | None = None
+    timezone: str = "UTC"
+    missed: Missed = Missed.ONCE
+    method: str = ""
+    arguments: dict[str, Any] = {}
+
+    def schedule(self, now: float) -> Schedule:
+        """Raises InvalidInput, InvalidSpec."""
+        if sum(each is not None for each in (self.cron, self.at, self.in_s)) != 1:
+            raise InvalidInput("give one of cron, at and in_s", field="cron")
+        at = self.at
+        if self.in_s is not None:
+            if not 0 < self.in_s <= _LONGEST_DELAY_S:
+                raise InvalidInput("in_s is a number of seconds above 0, at most a year", field="in_s")
+            at = now + self.in_s
+        elif at is not None and not now < at <= now + _LONGEST_DELAY_S:
+            raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
+        return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at)
+
+
+class ScheduleRoutes:
+    def __init__(self, schedules: Schedules, registry: Registry, bodies: BodyReader, clock: Clock) -> None:
+        self._schedules = schedules
+        self._registry = registry
+        self._bodies = bodies
+        self._clock = clock
+
+    def routes(self) -> list[Route]:
+        one = "/v1/schedules/{id}"
+        return [
+            Route("/v1/schedules", self.index, methods=["GET"]),
+            Route("/v1/schedules", self.add, methods=["POST"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.remove, methods=["DELETE"]),
+            Route(f"{one}/pause", self.pause, methods=["POST"]),
+            Route(f"{one}/resume", self.resume, methods=["POST"]),
+            Route(f"{one}/run", self.run, methods=["POST"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        function = request.query_params.get("function")
+        name = None if function is None else self._registry.function(function).name
+        found = [record for record in self._schedules.known.values() if name in (None, record.function)]
+        return json_answer({"schedules": [self._view(each) for each in sorted(found, key=lambda each: each.id)]})
+
+    async def add(self, request: Request) -> Response:
+        wanted = await read_json(request, _NewSchedule, self._bodies)
+        principal_of(request).need_invoke(function_name(wanted.function))
+        record = await self._schedules.add(wanted.function, wanted.schedule(self._clock.time()))
+        return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
+
+    async def show(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        return json_answer(self._view(self._schedules.get(request.path_params["id"])))
+
+    async def remove(self, request: Request) -> Response:
+        await self._schedules.remove(self._allowed(request).id)
+        return Response(status_code=204)
+
+    async def pause(self, request: Request) -> Response:
+        return json_answer(self._view(await self._schedules.pause(self._allowed(request).id, paused=True)))
+
+    async def resume(self, request: Request) -> Response:
+        return json_answer(self._view(await self._schedules.pause(self._allowed(request).id, paused=False)))
+
+    async def run(self, request: Request) -> Response:
+        """One call more, now; what the schedule would do by itself does not change."""
+        call = await self._schedules.submit(self._allowed(request))
+        links = {"self": f"/v1/invocations/{call.id}", "result": f"/v1/invocations/{call.id}/result"}
+        return json_answer({"id": call.id, "state": call.state, "links": links}, 202)
+
+    def _allowed(self, request: Request) -> ScheduleRecord:
+        """A schedule is changed by who may make the calls that it makes."""
+        record = self._schedules.get(request.path_params["id"])
+        principal_of(request).need_invoke(record.function)
+        return record
+
+    def _view(self, record: ScheduleRecord) -> dict[str, Any]:
+        schedule = record.schedule
+        return {
+            "id": record.id,
+            "function": record.function,
+            "method": schedule.method,
+            "cron": schedule.cron or None,
+            "timezone": schedule.timezone,
+            "missed": schedule.missed,
+            "arguments": schedule.arguments,
+            "paused": record.paused,
+            "declared": record.declared,
+            "created_at": record.created_at,
+            "next_at": None if record.paused else next_time(schedule, self._clock.time()),
+            "invocation": record.invocation or None,
+        }

@@ -1,0 +1,106 @@
+"""The loop that submits what schedules are due. Every gateway has one, and the controller's leader acts.
+
+Each second, just after it has begun:
+1. the records are brought in line with what the functions declare
+2. each that is due is submitted; its invocation's id follows from the schedule and the time, so that a leader that
+   takes over, or two that think they lead, submit it once
+3. then its record says so; one that runs once is removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gpufn.clock import Clock
+from gpufn.errors import GpufnError, PlatformError, ScheduleNotFound
+from gpufn.protocol.messages import ScheduleRecord
+from gpufn.schedule import Schedule, due, next_time
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.schedules.declared import changes
+from gpufn_gateway.schedules.store import Schedules
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_NEVER: Final = float("inf")
+_SETTLED_S: Final = 60.0  # a function that is not known so long after its schedule was made is gone
+
+
+class ScheduleRuns:
+    """`leads` tells whether the controller of this process leads now."""
+
+    def __init__(self, schedules: Schedules, registry: Registry, clock: Clock, *, leads: Callable[[], bool]) -> None:
+        self._schedules = schedules
+        self._registry = registry
+        self._clock = clock
+        self._leads = leads
+        self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; worked out once per change
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                if self._leads():
+                    await self.step()
+            except PlatformError as error:
+                log.warning("schedules wait for the next second: %s", error)
+            except Exception:
+                log.exception("schedules failed; they are tried again")
+            await asyncio.sleep(_TICK_S - self._clock.time() % _TICK_S)
+
+    async def step(self) -> None:
+        now = self._clock.time()
+        await self._declare(now)
+        for record in list(self._schedules.known.values()):
+            if not record.paused and self._due_at(record) <= now:
+                try:
+                    await self._submit(record, now)
+                except GpufnError as error:
+                    log.warning("schedule %s waits for the next second: %s", record.id, error)
+        self._next = {id_: each for id_, each in self._next.items() if id_ in self._schedules.known}
+
+    async def _declare(self, now: float) -> None:
+        wanted = {name: self._declared(name) for name in list(self._registry.functions)}
+        put, removed = changes(wanted, self._schedules.known.values(), now, now - _SETTLED_S)
+        for record in put:
+            await self._schedules.put(record)
+        for id_ in removed:
+            await self._schedules.delete(id_)
+
+    def _declared(self, name: str) -> Schedule | None:
+        revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
+        if revision is not None:
+            return revision.spec.schedule
+        record = self._schedules.known.get(name)  # not known yet: as it was
+        return None if record is None else record.schedule
+
+    def _due_at(self, record: ScheduleRecord) -> float:
+        found = self._next.get(record.id)
+        if found is None or found[0] is not record:
+            at = next_time(record.schedule, record.done_until)
+            found = self._next[record.id] = record, _NEVER if at is None else at
+        return found[1]
+
+    async def _submit(self, record: ScheduleRecord, now: float) -> None:
+        times = due(record.schedule, record.done_until, now)
+        invocation = record.invocation
+        for at in times:
+            invocation = (await self._schedules.submit(record, at)).id
+        if record.schedule.at is not None:
+            await self._schedules.delete(record.id)
+            return
+
+        def done(stored: ScheduleRecord) -> ScheduleRecord:
+            if stored.done_until >= now or stored.schedule != record.schedule:
+                return stored
+            return msgspec.structs.replace(stored, done_until=now, invocation=invocation)
+
+        try:
+            await self._schedules.change(record.id, done)
+        except ScheduleNotFound:
+            self._schedules.known.pop(record.id, None)  # removed meanwhile

@@ -1,0 +1,140 @@
+"""The records of schedules, in memory as well (a watch keeps them), and the calls that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from gpufn import media
+from gpufn.bus import records
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import Entry, KeyValue, Watch
+from gpufn.clock import Clock
+from gpufn.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
+from gpufn.ids import invocation_id_for, new_invocation_id, new_ulid
+from gpufn.protocol.messages import CallRecord, ScheduleRecord
+from gpufn.schedule import Schedule, next_time
+from gpufn_gateway.registry import Registry
+
+_TRIES: Final = 20
+_MOST: Final = 10_000  # the leader looks at all of them each second
+
+_record = msgspec.msgpack.Decoder(ScheduleRecord)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Schedules:
+    def __init__(self, bus: Bus, bucket: KeyValue, registry: Registry, clock: Clock) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._registry = registry
+        self._clock = clock
+        self._watch: Watch | None = None
+        self.known: dict[str, ScheduleRecord] = {}
+
+    @classmethod
+    async def open(cls, bus: Bus, bucket: KeyValue, registry: Registry, clock: Clock) -> Schedules:
+        """Returns when everything there is has been read."""
+        self = cls(bus, bucket, registry, clock)
+        self._watch = await bucket.watch(self._on_change)
+        return self
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+
+    def get(self, id: str) -> ScheduleRecord:  # noqa: A002
+        """Raises ScheduleNotFound."""
+        found = self.known.get(id)
+        if found is None:
+            raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
+        return found
+
+    async def add(self, function: str, schedule: Schedule) -> ScheduleRecord:
+        """Raises FunctionNotFound, InvalidInput when its arguments do not fit or its time has passed, CapacityError."""
+        now = self._clock.time()
+        target = self._registry.resolve(f"{function}.{schedule.method}" if schedule.method else function)
+        target.signature.check(msgspec.json.encode(schedule.arguments))
+        if next_time(schedule, now) is None:
+            raise InvalidInput("the time of this schedule has passed already", field="at")
+        if len(self.known) >= _MOST:
+            raise CapacityError(f"There are {_MOST:,} schedules already: remove some with `gpufn schedules rm`.")
+        id_ = f"{target.name}.{new_ulid()[-8:]}"
+        record = ScheduleRecord(id=id_, function=target.name, schedule=schedule, done_until=now, created_at=now)
+        await self.put(record)
+        return record
+
+    async def pause(self, id: str, paused: bool) -> ScheduleRecord:  # noqa: A002
+        """What would have run while it was paused is not made up for. Raises ScheduleNotFound."""
+        now = self._clock.time()
+
+        def change(record: ScheduleRecord) -> ScheduleRecord:
+            if record.paused is paused:
+                return record
+            done_until = record.done_until if paused else max(record.done_until, now)
+            return msgspec.structs.replace(record, paused=paused, done_until=done_until)
+
+        return await self.change(id, change)
+
+    async def remove(self, id: str) -> None:  # noqa: A002
+        """Raises ScheduleNotFound; Conflict for a function's own."""
+        if self.get(id).declared:
+            raise Conflict(f"{id} declares its schedule itself: deploy it without, or pause the schedule.")
+        await self.delete(id)
+
+    async def put(self, record: ScheduleRecord) -> None:
+        await self._bucket.put(record.id, _encode(record))
+        self.known[record.id] = record
+
+    async def delete(self, id: str) -> None:  # noqa: A002
+        """Absent is fine."""
+        if await self._bucket.get(id) is not None:
+            await self._bucket.delete(id)
+        self.known.pop(id, None)
+
+    async def change(self, id: str, change: Callable[[ScheduleRecord], ScheduleRecord]) -> ScheduleRecord:  # noqa: A002
+        """By compare-and-set, on the record as it is stored. Raises ScheduleNotFound."""
+        for _ in range(_TRIES):
+            entry = await self._bucket.get(id)
+            if entry is None:
+                raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
+            before = _record.decode(entry.value)
+            after = change(before)
+            if after != before:
+                try:
+                    await self._bucket.update(id, _encode(after), entry.revision)
+                except Conflict:
+                    continue
+            self.known[id] = after
+            return after
+        raise Conflict(f"The schedule {id} is being changed by too many at once; try again.")
+
+    async def submit(self, record: ScheduleRecord, at: float | None = None) -> CallRecord:
+        """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one."""
+        schedule = record.schedule
+        name = f"{record.function}.{schedule.method}" if schedule.method else record.function
+        target = self._registry.resolve(name)
+        now = self._clock.time()
+        invocation = new_invocation_id()
+        if at is not None:
+            invocation = invocation_id_for(record.function, f"schedule {record.id}", f"{at:.0f}")
+        queue_timeout_s = target.revision.spec.queue_timeout_s
+        return await records.submit(
+            self._bus,
+            target.revision,
+            target.method.name,
+            media.JSON,
+            msgspec.json.encode(schedule.arguments),
+            invocation=invocation,
+            accept=media.JSON,
+            deadline=0.0 if queue_timeout_s is None else now + target.budget_s,
+            now=now,
+        )
+
+    def _on_change(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.known.pop(key, None)
+        else:
+            self.known[key] = _record.decode(entry.value)

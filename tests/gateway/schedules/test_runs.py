@@ -1,0 +1,192 @@
+"""Schedules on a bus: what is due is submitted once, whoever leads, and never what is paused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus import records, streams
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import InvocationMessage, ScheduleRecord, unpack_invocation
+from gpufn.schedule import Schedule
+from gpufn_gateway.schedules.runs import ScheduleRuns
+from gpufn_gateway.schedules.store import Schedules
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+
+MINUTELY = Schedule("* * * * *", arguments={"texts": ["x"]})
+
+
+class Led:
+    """A leader whose clock the test sets."""
+
+    def __init__(self, gateway: Whole, now: float) -> None:
+        self.now = now
+        self.schedules = Schedules(gateway.bus, gateway.buckets.schedules, gateway.registry, self)
+        self.runs = ScheduleRuns(self.schedules, gateway.registry, self, leads=lambda: True)
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def at(self, now: float) -> None:
+        self.now = now
+        self.schedules.known = {
+            entry.key: msgspec.msgpack.decode(entry.value, type=ScheduleRecord)
+            for entry in await self.schedules._bucket.entries()
+        }
+        await self.runs.step()
+
+    def of(self, function: str) -> list[ScheduleRecord]:
+        return [record for record in self.schedules.known.values() if record.function == function]
+
+
+NOON = 1_772_366_400.0  # a whole minute
+
+
+@contextlib.asynccontextmanager
+async def empty(nats: Any) -> AsyncIterator[Whole]:
+    async with gateway_on(nats) as gateway:
+        for key in await gateway.buckets.schedules.keys():
+            await gateway.buckets.schedules.delete(key)
+        yield gateway
+
+
+async def queued(gateway: Whole, function: str) -> list[tuple[InvocationMessage, bytes]]:
+    found, seq = [], 1
+    subject = subjects.async_queue(function, 1, "*")
+    while (message := await streams.next_message(gateway.bus, subjects.ASYNC, subject, seq)) is not None:
+        found.append(unpack_invocation(message.payload))
+        seq = message.seq + 1
+    return found
+
+
+async def test_a_declared_schedule_calls_its_function_each_time_it_is_due(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("minutely", schedule=MINUTELY), DIGEST)
+        leader = Led(gateway, NOON)
+        for offset, calls in ((0, 0), (59, 0), (60, 1), (61, 1), (119, 1), (120.4, 2)):
+            await leader.at(NOON + offset)
+            assert len(await queued(gateway, "minutely")) == calls, offset
+        first, body = (await queued(gateway, "minutely"))[0]
+        assert (body, first.content_type) == (b'{"texts":["x"]}', "application/json")
+        (record,) = leader.of("minutely")
+        last = (await queued(gateway, "minutely"))[-1][0]
+        assert (record.id, record.declared, record.invocation) == ("minutely", True, last.id)
+
+
+async def test_two_leaders_submit_a_call_once_and_one_that_died_before_it_said_so_as_well(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("twice", schedule=MINUTELY), DIGEST)
+        one, other = Led(gateway, NOON), Led(gateway, NOON)
+        await one.at(NOON)
+        await other.at(NOON)
+        before = one.schedules.get("twice")
+        await asyncio.gather(one.at(NOON + 60), other.at(NOON + 60))
+        assert len(await queued(gateway, "twice")) == 1
+        await one.schedules.put(before)  # as if nobody had said that it is done
+        await one.at(NOON + 61)
+        assert len(await queued(gateway, "twice")) == 1
+
+
+async def test_one_that_runs_once_runs_and_is_gone(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("later"), DIGEST)
+        leader = Led(gateway, NOON)
+        await leader.schedules.add("later", Schedule(at=NOON + 600, arguments={"texts": []}))
+        for offset, calls, left in ((1, 0, 1), (599, 0, 1), (5000, 1, 0), (5001, 1, 0)):
+            await leader.at(NOON + offset)
+            assert (len(await queued(gateway, "later")), len(leader.of("later"))) == (calls, left)
+
+
+async def test_what_would_have_run_in_a_pause_is_not_made_up_for(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("paused", schedule=MINUTELY), DIGEST)
+        leader = Led(gateway, NOON)
+        await leader.at(NOON)
+        await leader.schedules.pause("paused", paused=True)
+        await leader.at(NOON + 600)
+        await leader.schedules.pause("paused", paused=False)
+        await leader.at(NOON + 601)
+        assert await queued(gateway, "paused") == []
+        await leader.at(NOON + 660)
+        assert len(await queued(gateway, "paused")) == 1
+
+
+async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("gone", schedule=MINUTELY), DIGEST)
+        leader = Led(gateway, NOON)
+        await leader.at(NOON)
+        await leader.schedules.add("gone", Schedule("0 0 1 1 *", arguments={"texts": []}))
+        assert len(leader.of("gone")) == 2
+        await gateway.deploys.delete("gone")
+        await leader.at(NOON + 120)
+        await leader.at(NOON + 121)  # read from the bus again
+        assert leader.of("gone") == []
+
+
+async def test_over_http_a_schedule_is_added_listed_run_paused_and_removed(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        http = gateway.http
+        await gateway.deploys.deploy(make.spec("served"), DIGEST)
+        wanted = {"function": "served", "cron": "0 6 * * *", "timezone": "Europe/Berlin", "arguments": {"texts": ["a"]}}
+        made = (await http.post("/v1/schedules", json=wanted)).json()
+        assert made["id"].startswith("served.")
+        assert (made["paused"], made["declared"], made["next_at"] % 3600) == (False, False, 0.0)
+        assert (await http.get("/v1/schedules?function=served")).json() == {"schedules": [made]}
+        run = await http.post(f"/v1/schedules/{made['id']}/run")
+        assert run.status_code == 202
+        assert await records.read(gateway.bus, run.json()["id"]) is not None
+        paused = (await http.post(f"/v1/schedules/{made['id']}/pause")).json()
+        assert (paused["paused"], paused["next_at"]) == (True, None)
+        assert (await http.post(f"/v1/schedules/{made['id']}/resume")).json()["next_at"] == made["next_at"]
+        assert (await http.delete(f"/v1/schedules/{made['id']}")).status_code == 204
+        assert (await http.get("/v1/schedules")).json() == {"schedules": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        ({"cron": "0 0 30 2 *"}, (422, "invalid_spec")),
+        ({"cron": "0 6 * * *", "timezone": "Nowhere"}, (422, "invalid_spec")),
+        ({"cron": "0 6 * * *", "arguments": {"texts": 5}}, (422, "invalid_input")),
+        ({"cron": "0 6 * * *", "arguments": {}}, (422, "invalid_input")),
+        ({"cron": "0 6 * * *", "in_s": 5}, (422, "invalid_input")),
+        ({}, (422, "invalid_input")),
+        ({"in_s": -1}, (422, "invalid_input")),
+        ({"in_s": 1e12}, (422, "invalid_input")),
+        ({"at": 5.0}, (422, "invalid_input")),
+        ({"cron": "0 6 * * *", "function": "nobody"}, (404, "function_not_found")),
+        ({"cron": "0 6 * * *", "missed": "most"}, (422, "invalid_input")),
+        ({"cron": "0 6 * * *", "colour": "red"}, (422, "invalid_input")),
+    ],
+)
+async def test_a_schedule_that_cannot_be_is_refused(
+    nats: Any, make: Any, problem: Any, fields: dict[str, Any], answer: tuple[int, str]
+) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("strict"), DIGEST)
+        wanted = {"function": "strict", "arguments": {"texts": ["a"]}} | fields
+        assert problem(await gateway.http.post("/v1/schedules", json=wanted)) == answer
+        assert await gateway.buckets.schedules.keys() == []
+
+
+async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with empty(nats) as gateway:
+        assert problem(await gateway.http.delete("/v1/schedules/none")) == (404, "schedule_not_found")
+        assert problem(await gateway.http.post("/v1/schedules/none/run")) == (404, "schedule_not_found")
+        await gateway.deploys.deploy(make.spec("own", schedule=MINUTELY), DIGEST)
+        runs = ScheduleRuns(gateway.schedules, gateway.registry, gateway.clock, leads=lambda: True)
+        await runs.step()
+        refused = await gateway.http.delete("/v1/schedules/own")
+        assert problem(refused) == (409, "conflict")
+        assert "deploy it without, or pause the schedule" in refused.json()["detail"]
