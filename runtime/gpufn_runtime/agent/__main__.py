@@ -41,6 +41,8 @@ from gpufn_runtime.agent.launchers.containers import ContainerLauncher, Say
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.mps.daemon import Daemon
+from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
 
@@ -91,6 +93,7 @@ async def _serve(settings: AgentSettings) -> None:
 
     home, clock = settings.home, SystemClock()
     standbys = StandbyLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
+    shares = _shares(settings, clock)
     containers = _containers(settings, image_log(bus, clock))
     agent = Agent(
         node=settings.node,
@@ -103,7 +106,8 @@ async def _serve(settings: AgentSettings) -> None:
         engines=EngineCache(home.engines, find_engine, fetch_file),
         launcher=LauncherByImage(standbys, containers),
         groups=MemoryGroups.find(),
-        devices=_devices(settings),
+        devices=_devices(settings, shares),
+        shares=shares,
         clock=clock,
         default_image=settings.default_image,
         stop_grace_s=settings.stop_grace_s,
@@ -161,10 +165,17 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
     return None
 
 
-def _devices(settings: AgentSettings) -> DeviceWatch:
+def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
+    def daemon(gpu: str, folder: Path) -> Daemon:
+        return Daemon(gpu, folder, uid=os.getuid(), may_set_compute_mode=settings.mps_exclusive)
+
+    return MpsDaemons(settings.home.mps, clock, make=daemon)
+
+
+def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
     pool = cpu_pool(settings.node)
     inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
-    return DeviceWatch(inventory, SystemClock(), facts=node_facts)
+    return DeviceWatch(inventory, SystemClock(), facts=node_facts, also_ill=shares.trouble)
 
 
 def _lock(home: Home) -> int:

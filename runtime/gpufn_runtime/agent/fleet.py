@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from gpufn.device import Share
 from gpufn.workers import Assignment
 from gpufn_runtime.agent.processes import Process
 
@@ -40,6 +41,10 @@ class WorkerRecord:
     @property
     def gpus(self) -> tuple[str, ...]:
         return self.assignment.share.gpus if self.assignment is not None else ()
+
+    @property
+    def shares_by_mps(self) -> bool:
+        return self.assignment is not None and self.assignment.share.mode is Share.MPS
 
 
 @dataclass

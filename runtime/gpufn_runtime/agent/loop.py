@@ -1,7 +1,8 @@
 """The agent: makes this node's workers match its Assignments. The only module here that acts on what others decide.
 
 an Assignment appears
-    1. its Revision (watched), bundle and engines (brought here at deploy); 2. folder, FIFO, config, memory group;
+    1. its Revision (watched), bundle and engines (brought here at deploy); its GPU made ready to be shared, or left by
+    MPS; 2. folder, FIFO, config, memory group;
     3. a process, forked or cold; 4. a pidfd tells its end; `started` goes out
 a process ends
     1. kill its group, reap it, read the rest of its output; 2. `exited` goes out, for a runner waits for it;
@@ -13,7 +14,7 @@ at start
     dead buried; 4. from then on changes are acted upon as they come
 at the end, in this order
     1. nothing is launched any more; 2. SIGTERM to all, SIGKILL after the grace; 3. their Assignments are deleted;
-    4. templates end; 5. watches and subscriptions end
+    4. MPS daemons end; 5. templates end; 6. watches and subscriptions end
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import Health
 from gpufn.engine import CPU_KIND
-from gpufn.errors import ErrorInfo, GpufnError, PlatformError
+from gpufn.errors import ErrorInfo, FunctionStartFailed, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.launch import EXIT_START_FAILED, WorkerConfig
+from gpufn.protocol.launch import EXIT_START_FAILED, MpsLimits, WorkerConfig
 from gpufn.protocol.messages import (
     KillOrder,
     ProcessReport,
@@ -48,7 +49,7 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import Revision
 from gpufn.spec import FunctionSpec
-from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure
+from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
@@ -59,6 +60,7 @@ from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, Launcher, LaunchOrder
 from gpufn_runtime.agent.launchers.sandbox import Limits
+from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
@@ -122,6 +124,7 @@ class Agent:
         launcher: Standbys,
         groups: MemoryGroups,
         devices: DeviceWatch,
+        shares: GpuShares,
         clock: Clock,
         default_image: ImageSpec | None = None,
         stop_grace_s: float = 10.0,
@@ -144,6 +147,8 @@ class Agent:
         self._drain_grace_s = drain_grace_s
         self._tick_s = tick_s
         self._devices = devices
+        self._shares = shares
+        shares.end = self._end_for_its_gpu
         self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
         self._fleet = Fleet()
         self._reports = Reports(
@@ -186,13 +191,17 @@ class Agent:
             *await self._preparation.watch(),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
         ]
+        await self._shares.take_over()
         self._take_over(left)
         subscriptions = [
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
         self._devices.start(self._reports.send_metrics)
-        preparing = asyncio.create_task(self._preparation.run(), name="prepare")
+        kept = [
+            asyncio.create_task(self._preparation.run(), name="prepare"),
+            asyncio.create_task(self._shares.run(), name="shares"),
+        ]
         log.info("node %s is ready: devices=%s", self._node, ",".join(self._uuids()))
         try:
             while not stop.is_set():
@@ -206,7 +215,8 @@ class Agent:
             await self._shut_down()
         finally:
             # After an error the workers live on, for the next agent to adopt.
-            preparing.cancel()
+            for task in kept:
+                task.cancel()
             self._devices.stop()
             self._let_go()
             for watch in watches:
@@ -230,9 +240,14 @@ class Agent:
         for device in self._devices.devices(now):
             if device.health is Health.FAILED:
                 for record in list(self._fleet.records.values()):
-                    if device.uuid in record.gpus and not record.killed:
-                        record.device_fault = f"{device.uuid}: {device.health_reason}"
-                        self._act(Kill(record.worker, record.device_fault))
+                    if device.uuid in record.gpus:
+                        self._end_for_its_gpu(record.worker, f"{device.uuid}: {device.health_reason}")
+
+    def _end_for_its_gpu(self, worker: str, reason: str) -> None:
+        record = self._fleet.records.get(worker)
+        if record is not None and not record.killed:
+            record.device_fault = reason
+            self._act(Kill(worker, reason))
 
     # --- what the bus says --------------------------------------------------------------------------------------------
 
@@ -265,6 +280,8 @@ class Agent:
     def _on_runner_report(self, message: Message) -> None:
         for worker in _runner_report.decode(message.payload).workers:
             if (record := self._fleet.records.get(worker.worker)) is not None:
+                if worker.state is WorkerState.READY:
+                    self._shares.is_ready(worker.worker)
                 if worker.state.live:
                     record.given_up_at = None
                 elif record.given_up_at is None:
@@ -303,8 +320,19 @@ class Agent:
         if record.asked_to_end_at is None:
             record.asked_to_end_at = self._clock.monotonic()
         record.killed = record.killed or how is signal.SIGKILL
-        if (worker := self._workers.get(record.worker)) is not None:
+        worker = self._workers.get(record.worker)
+        if worker is None:
+            return
+        if how is signal.SIGKILL and record.shares_by_mps:
+            self._spawn(self._burials, self._evict_and_kill(worker), f"evict-{record.worker}")
+        else:
             _signal(worker, how)
+
+    async def _evict_and_kill(self, worker: _Worker) -> None:
+        pids = [worker.process.pid, *(worker.group.pids() if worker.group is not None else ())]
+        await self._shares.evict(worker.record.worker, pids)
+        if self._workers.get(worker.record.worker) is worker:
+            _signal(worker, signal.SIGKILL)
 
     async def _launch(self, record: WorkerRecord, assignment: Assignment) -> None:
         folder = WorkerFolder(self._home.worker(record.worker))
@@ -317,13 +345,16 @@ class Agent:
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
                 return
+            joins = await self._shares.prepare((record.function, record.revision), assignment.share)
+            if joins and self._image(revision.spec) is not None:
+                raise FunctionStartFailed("share='mps' in a container: this release of gpufn does not have it yet")
             if self._image(revision.spec) is None:
                 group = self._groups.create(record.worker, self._memory_limit(revision.spec))
             config = self._config(record, revision, bundle, engines, launched_at=launched_at, group=group)
             folder.create(config)
             fifo = folder.open_output()
             try:
-                launched = await self._launcher.launch(self._order(config, revision, folder, assignment))
+                launched = await self._launcher.launch(self._order(config, revision, folder, assignment, joins))
                 try:
                     self._attend(record, folder, group, launched, fifo)
                 except BaseException:
@@ -389,9 +420,17 @@ class Agent:
             socket=os.fspath(self._home.worker_socket(record.worker)),
             parcels=os.fspath(self._home.parcels / record.worker),
             launched_at=launched_at,
+            mps=self._mps_limits(record),
             memory_limit_bytes=self._memory_limit(revision.spec) if group is None else None,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
+
+    def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:
+        if record.assignment is None or not record.shares_by_mps:
+            return None
+        share = record.assignment.share
+        multiprocessors = next((gpu.multiprocessors for gpu in self._devices.gpus if gpu.uuid in share.gpus), 0)
+        return MpsLimits(share.vram_bytes, share.sm_percent, multiprocessors)
 
     def _kind(self, assignment: Assignment) -> str:
         """The DeviceKind whose engines the worker runs."""
@@ -399,7 +438,12 @@ class Agent:
         return next((device.kind for device in self._devices.gpus if device.uuid in gpus), CPU_KIND)
 
     def _order(
-        self, config: WorkerConfig, revision: Revision, folder: WorkerFolder, assignment: Assignment
+        self,
+        config: WorkerConfig,
+        revision: Revision,
+        folder: WorkerFolder,
+        assignment: Assignment,
+        joins: dict[str, str],
     ) -> LaunchOrder:
         spec, gpus, image = revision.spec, assignment.share.gpus, self._image(revision.spec)
         return LaunchOrder(
@@ -407,7 +451,8 @@ class Agent:
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment=container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus),
+            environment=joins
+            | (container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)),
             told=config,
             modules=self._preparation.modules(revision),
             image=image,
@@ -455,6 +500,9 @@ class Agent:
         worker = _Worker(record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd, container)
         self._workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING
+        if record.assignment is not None:
+            key = record.function, record.revision
+            self._shares.joined(record.worker, key, record.assignment.share, process.pid)
         self._loop.add_reader(fifo, self._on_output, worker)
         self._loop.add_reader(pidfd, self._on_exit, worker)
         return True
@@ -494,6 +542,7 @@ class Agent:
         self, worker: _Worker, code: int | None, signum: int | None, exceeded_bytes: int | None = None
     ) -> None:
         record = worker.record
+        self._shares.left(record.worker)
         self._read_rest(worker)
         # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
@@ -562,9 +611,9 @@ class Agent:
     def _reap_strangers(self) -> None:
         """Templates that have ended, and what workers left to us by dying. While a launch is under way, an unknown
         child may be the worker that is about to be known."""
-        if self._launches:
+        if self._launches or self._shares.is_asking:
             return
-        known = {worker.process.pid for worker in self._workers.values()} | self._launcher.pids
+        known = {worker.process.pid for worker in self._workers.values()} | self._launcher.pids | self._shares.pids
         for pid in processes.children():
             if pid not in known:
                 processes.reap(pid)
@@ -654,6 +703,7 @@ class Agent:
                 await self._all_done(self._burials)
         except TimeoutError:
             log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
+        await self._shares.stop()
 
     def _let_go(self) -> None:
         for task in [*self._launches, *self._burials]:

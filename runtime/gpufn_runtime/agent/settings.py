@@ -24,6 +24,8 @@ class AgentSettings:
     GPUFN_DEVICES         JSON array of devices, in place of what the drivers tell
     GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
     GPUFN_STOP_GRACE_S    seconds that workers have to end when the agent stops; 10 when not given
+    GPUFN_MPS_EXCLUSIVE   yes: a GPU that is shared by MPS takes nobody else meanwhile (compute mode
+                          EXCLUSIVE_PROCESS, which takes root); no when not given
     GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
     GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
     GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
@@ -36,6 +38,7 @@ class AgentSettings:
     devices: tuple[Device, ...] = ()
     templates: int = 4
     stop_grace_s: float = 10.0
+    mps_exclusive: bool = False
     default_image: ImageSpec | None = None
     base_image: str = "python:{python}-slim"
     build_network: str = ""
@@ -53,6 +56,7 @@ class AgentSettings:
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
+            mps_exclusive=_yes_or_no(environ, "GPUFN_MPS_EXCLUSIVE"),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
@@ -63,6 +67,13 @@ class AgentSettings:
 def node_name(text: str) -> str:
     """`text` as one token of a subject: a to z, 0 to 9 and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "node"
+
+
+def _yes_or_no(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name) or "no"
+    if text not in ("yes", "no"):
+        raise InvalidSpec(f"{name} is yes or no, not {text!r}.")
+    return text == "yes"
 
 
 def _default_image(launcher: str) -> ImageSpec | None:

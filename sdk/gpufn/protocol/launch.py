@@ -15,6 +15,14 @@ import msgspec
 from gpufn.spec import FunctionSpec
 
 
+class MpsLimits(msgspec.Struct, frozen=True):
+    """What a worker proves that it is held to, before it is READY. `multiprocessors` of the GPU, 0 when unknown."""
+
+    vram_bytes: int
+    sm_percent: int
+    multiprocessors: int = 0
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Written by the agent to `config.json` in the worker's folder, before the process starts."""
 
@@ -27,6 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     parcels: str = ""  # folder of the large bodies that are this worker's to read, and where it writes its own
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # a model's parameter → folders of its engines, the best first
+    mps: MpsLimits | None = None  # it shares its GPU by MPS
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
     cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
 

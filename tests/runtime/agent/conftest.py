@@ -41,6 +41,7 @@ from gpufn_runtime.agent.launchers.by_image import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.mps.daemons import MpsDaemons
 
 FAKE_WORKER = (sys.executable, "-S", os.fspath(Path(__file__).with_name("fake_worker.py")))
 _numbers = itertools.count(1)
@@ -126,6 +127,7 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
+        shares = MpsDaemons(self.home.mps, SystemClock(), look_every_s=0.1, leave_s=5.0)
         agent = Agent(
             node=self.name,
             home=self.home,
@@ -137,7 +139,10 @@ class Node:
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
-            devices=DeviceWatch(inventory or DeclaredInventory(gpus, pool), SystemClock(), period_s=0.02),
+            devices=DeviceWatch(
+                inventory or DeclaredInventory(gpus, pool), SystemClock(), also_ill=shares.trouble, period_s=0.02
+            ),
+            shares=shares,
             clock=SystemClock(),
             **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
         )
@@ -196,6 +201,7 @@ class Node:
         epoch: int = 1,
         revision: int = 1,
         gpu: str | None = None,
+        share: DeviceShare | None = None,
     ) -> str:
         worker = worker or new_worker_id()
         assignment = Assignment(
@@ -203,7 +209,7 @@ class Node:
             node=self.name,
             function=self.function,
             revision=revision,
-            share=DeviceShare(f"cpu-{self.name}", 0.1, 1 << 28, gpus=(gpu,) if gpu else ()),
+            share=share or DeviceShare(f"cpu-{self.name}", 0.1, 1 << 28, gpus=(gpu,) if gpu else ()),
             epoch=epoch,
             created_at=time.time(),
             desired=desired,

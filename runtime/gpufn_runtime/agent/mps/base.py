@@ -3,7 +3,7 @@ another answer to the same questions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gpufn.device import DeviceShare
@@ -13,7 +13,10 @@ FunctionKey = tuple[str, int]  # function, revision
 
 
 class GpuShares(Protocol):
-    """A worker is a tenant of its GPU from `joined` to `left`."""
+    """A worker is a tenant of its GPU from `joined` to `left`. `end(worker, reason)` has the agent end one because of
+    its GPU."""
+
+    end: Callable[[str, str], None]
 
     @property
     def is_asking(self) -> bool:
@@ -46,6 +49,10 @@ class GpuShares(Protocol):
 
     def trouble(self, gpu: str) -> Trouble | None:
         """Why nobody new can join there."""
+        ...
+
+    async def take_over(self) -> None:
+        """What an earlier agent has left. Before any worker joins."""
         ...
 
     async def run(self) -> None:

@@ -60,13 +60,10 @@ class _Gpu:
 
 
 class MpsDaemons:
-    """`end(worker, reason)` has the agent end a tenant because of its GPU."""
-
     def __init__(
         self,
         root: Path,
         clock: Clock,
-        end: Callable[[str, str], None],
         *,
         make: Callable[[str, Path], Daemon] | None = None,
         look_every_s: float = _LOOK_EVERY_S,
@@ -75,7 +72,7 @@ class MpsDaemons:
     ) -> None:
         self._root = root
         self._clock = clock
-        self._end = end
+        self.end: Callable[[str, str], None] = lambda worker, reason: None
         self._make = make or (lambda gpu, folder: Daemon(gpu, folder, uid=os.getuid()))
         self._look_every_s = look_every_s
         self._linger_s = linger_s
@@ -214,7 +211,7 @@ class MpsDaemons:
                 log.warning("%s@%d is quarantined: it was there at %d faults in a row", name, number, INCIDENTS)
         gpu.emptied.clear()
         for worker in list(gpu.tenants):
-            self._end(worker, f"{uuid}: {found.value}")
+            self.end(worker, f"{uuid}: {found.value}")
         if gpu.tenants:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_s):
@@ -239,7 +236,7 @@ class MpsDaemons:
         for worker, tenant in list(gpu.tenants.items()):
             tenant.looks_without = tenant.looks_without + 1 if tenant.is_ready and tenant.pid not in clients else 0
             if tenant.looks_without == _LOOKS_UNTIL_A_CLIENT:
-                self._end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
+                self.end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,9 @@ class Node:
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
-        return MpsDaemons(self.root, self.clock, self._end, make=self._make, linger_s=30.0, leave_s=0.2)
+        shares = MpsDaemons(self.root, self.clock, make=self._make, linger_s=30.0, leave_s=0.2)
+        shares.end = self._end
+        return shares
 
     def _make(self, gpu: str, folder: Path) -> Daemon:
         daemon = Daemon(gpu, folder, uid=os.getuid(), stop_timeout_s=0.3)

@@ -1,0 +1,134 @@
+"""An agent whose workers share a GPU: what they are given, and what becomes of them when it fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpufn.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import RunnerReport, WorkerReport, encode
+from gpufn.workers import WorkerState
+from tests.runtime.agent.mps.machine import Machine
+
+GPU = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, multiprocessors=58)
+PART = DeviceShare("cpu", 0.1, 1 << 28, ("GPU-1",), Share.MPS, 6 << 30, 25)
+
+
+def _pipe(node: Any) -> Path:
+    (folder,) = node.home.mps.iterdir()
+    return Path(folder) / "pipe"
+
+
+def _says_ready(node: Any, *workers: str) -> None:
+    reports = tuple(WorkerReport(worker, node.function, 1, WorkerState.READY, 1) for worker in workers)
+    node.bus.publish(subjects.runner_report(node.name), encode(RunnerReport(node.name, "r", 0.0, reports)))
+
+
+def test_a_worker_is_made_a_client_of_its_gpus_daemon(on_node: Any, machine: Machine) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env")
+        await node.start(gpus=(GPU,))
+        await node.assign(share=PART)
+        environment = json.loads((await node.line("ENV ")).removeprefix("ENV "))
+        assert {name: environment[name] for name in environment if name.startswith("CUDA")} == {
+            "CUDA_VISIBLE_DEVICES": "GPU-1",
+            "CUDA_MPS_PIPE_DIRECTORY": str(_pipe(node)),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=6144M",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        }
+        config = json.loads((await node.line("CONFIG ")).removeprefix("CONFIG "))
+        assert config["mps"] == {"vram_bytes": 6 << 30, "sm_percent": 25, "multiprocessors": 58}
+        await node.until(lambda: [p for p in node.reports[-1].processes if p.share == PART])
+        assert len(machine.running()) == 2
+
+    on_node(run)
+    assert machine.running() == []  # the agent has stopped
+
+
+def test_after_a_fault_workers_are_evicted_ended_for_it_and_others_can_join(on_node: Any, machine: Machine) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(gpus=(GPU,))
+        worker = await node.assign(share=PART)
+        await node.line(f"hello from {worker}")
+        pid, pipe = await node.pid(worker), _pipe(node)
+        machine.connect(pipe, pid)
+        machine.fault(pipe)
+        event = await node.event(worker, "exited")
+        assert event.exit.device_fault == "GPU-1: its MPS server is in FAULT"
+        assert machine.state(pipe)["terminated"] == [pid]
+        ill = [device for report in node.reports for device in report.devices if device.health is Health.DEGRADED]
+        assert {device.health_reason for device in ill} == {"its MPS server is in FAULT"}
+        await node.until(lambda: all(device.health is Health.HEALTHY for device in node.reports[-1].devices))
+        other = await node.assign(share=PART)
+        await node.line(f"hello from {other}")
+
+    on_node(run)
+
+
+def test_a_worker_that_is_killed_is_evicted_first(on_node: Any, machine: Machine) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(gpus=(GPU,))
+        worker = await node.assign(share=PART)
+        await node.line(f"hello from {worker}")
+        pid, pipe = await node.pid(worker), _pipe(node)
+        machine.connect(pipe, pid)
+        node.kill(worker)
+        event = await node.event(worker, "exited")
+        assert (event.exit.signal, event.exit.device_fault) == (9, "")
+        assert machine.state(pipe)["terminated"] == [pid]
+
+    on_node(run)
+
+
+def test_a_ready_worker_that_never_joined_is_ended(on_node: Any, machine: Machine) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(gpus=(GPU,))
+        joined, stranger = await node.assign(share=PART), await node.assign(share=PART)
+        for worker in (joined, stranger):
+            await node.line(f"hello from {worker}")
+        machine.connect(_pipe(node), await node.pid(joined))
+        _says_ready(node, joined, stranger)
+        event = await node.event(stranger, "exited")
+        assert "outside of its share" in event.exit.device_fault
+        assert [process.worker for process in node.reports[-1].processes if process.worker == joined]
+
+    on_node(run)
+
+
+def test_workers_and_their_daemon_outlive_an_agent(on_node: Any, machine: Machine) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(gpus=(GPU,))
+        worker = await node.assign(share=PART)
+        await node.line(f"hello from {worker}")
+        pid, pipe = await node.pid(worker), _pipe(node)
+        machine.connect(pipe, pid)
+        daemon = machine.state(pipe)["daemon"]
+        await node.vanish()
+        node.reports.clear()
+        await node.start(gpus=(GPU,))
+        assert machine.state(pipe)["daemon"] == daemon
+        machine.fault(pipe)
+        event = await node.event(worker, "exited")
+        assert event.exit.device_fault
+
+    on_node(run)
+
+
+def test_a_gpu_without_mps_is_told_as_a_start_that_failed(on_node: Any, machine: Machine) -> None:
+    machine.set(broken=True)
+
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start(gpus=(GPU,))
+        worker = await node.assign(share=PART)
+        event = await node.event(worker, "start_failed")
+        assert event.failure.error.code == "device_failed"
+        assert "driver and library do not match" in event.failure.error.message
+
+    on_node(run)
