@@ -19,7 +19,7 @@ _ROOT = Path(__file__).parents[2]
 _EXTRAS: Final = ("bus", "gateway", "runtime", "local", "docker")
 _BESIDES: Final = ("nvidia-ml-py", "pytest>=9")
 _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
-_CUDA: Final = ("onnxruntime-gpu>=1.20",)
+_CUDA: Final = ("onnxruntime-gpu>=1.21",)
 _PART_BYTES: Final = 40 << 20
 PYTHONS: Final = ("3.11", "3.12")
 # pip takes these names exactly, so each glibc that wheels are made for is named.

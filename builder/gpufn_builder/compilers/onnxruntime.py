@@ -109,6 +109,8 @@ class OnnxRuntime:
         return dict(counted)
 
     def _session(self, job: CompileJob, model: Path, options: Any) -> Any:
+        if self._on_gpu:
+            onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
         provider, settings = (_CUDA, {"use_tf32": job.flags["use_tf32"]}) if self._on_gpu else (_CPU, {})
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=[settings])

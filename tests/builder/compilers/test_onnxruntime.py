@@ -76,6 +76,18 @@ def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Pa
         compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
 
 
+def test_cudas_libraries_are_loaded_for_a_gpus_engine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr("onnxruntime.preload_dlls", lambda: loaded.append("CUDA"))
+    job = _job(tmp_path, models.mlp())
+    compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    assert loaded == []
+    job.flags["use_tf32"] = "0"  # type: ignore[index]
+    with pytest.raises(BuildFailed):
+        compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
+    assert loaded == ["CUDA"]
+
+
 @pytest.mark.parametrize(
     ("cores", "seconds", "chosen"),
     [

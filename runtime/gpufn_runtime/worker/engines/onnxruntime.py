@@ -37,6 +37,8 @@ class OrtSession:
         self.manifest = manifest
         self.parallel = slots if manifest.backend.on_gpu else 1
         provider, options = _provider(manifest)
+        if manifest.backend.on_gpu:
+            onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
         self._session = onnxruntime.InferenceSession(
             folder / manifest.files[0].name,
             _session_options(manifest, cores),

@@ -73,8 +73,11 @@ def test_settings_are_the_manifests_and_threads_else_the_workers_cores(
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
 
 
-def test_an_engine_for_cuda_never_runs_on_the_cpu_instead(tmp_path: Path) -> None:
+def test_an_engine_for_cuda_never_runs_on_the_cpu_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime
+
+    loaded: list[str] = []
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: loaded.append("CUDA's libraries"))
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this machine can run it")
@@ -84,3 +87,4 @@ def test_an_engine_for_cuda_never_runs_on_the_cpu_instead(tmp_path: Path) -> Non
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
     ):
         _open(folder)
+    assert loaded == ["CUDA's libraries"]
