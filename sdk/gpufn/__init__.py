@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from gpufn._decorator import method as method
     from gpufn._function import Call as Call
     from gpufn._function import Function as Function
+    from gpufn._graph import Graph as Graph
+    from gpufn._graph import gather as gather
     from gpufn._image import Image as Image
     from gpufn._models import Model as Model
     from gpufn.errors import CapacityError as CapacityError
@@ -69,6 +71,8 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     # Call and manage
     "Function",
     "Call",
+    "gather",
+    "Graph",
     "Client",
     # Errors
     "GpufnError",
@@ -93,6 +97,8 @@ _HOMES = {
     "Context": "_context",
     "Function": "_function",
     "Call": "_function",
+    "gather": "_graph",
+    "Graph": "_graph",
     "Client": "_client",
 }
 

@@ -1,0 +1,113 @@
+"""Graphs and `gather`, with functions that run here."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import pytest
+
+from gpufn import Graph, gather, gpu_function
+from gpufn.errors import FunctionRaised, InvalidInput
+from gpufn.testing import run_locally
+
+
+@gpu_function
+def plus(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@gpu_function
+def total(parts: list[int], more: dict[str, int]) -> int:
+    return sum(parts) + sum(more.values())
+
+
+@gpu_function
+def fail(message: str) -> int:
+    raise ValueError(message)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@gpu_function
+def first(pair: Pair) -> int:
+    return pair[0]
+
+
+def test_results_take_the_places_of_steps_wherever_they_stand() -> None:
+    graph = Graph()
+    one, two = graph.call(plus, 1), graph.call(plus, 2)
+    three = graph.call(plus, one, b=two)
+    whole = graph.call(total, [one, two, three, 10], {"x": three})
+    kept = graph.call(first, Pair(7, 8))
+    with run_locally():
+        ended = list(graph.run())
+    assert (three.result, whole.result, kept.result) == (3, 19, 7)
+    assert (len(ended), len(graph)) == (5, 5)
+    assert ended.index(three) > max(ended.index(one), ended.index(two))
+    assert ended.index(whole) > ended.index(three)
+
+
+def test_no_more_calls_than_the_window_are_under_way() -> None:
+    lock, here, most = threading.Lock(), 0, 0
+
+    def counted(number: int) -> int:
+        nonlocal here, most
+        with lock:
+            here += 1
+            most = max(most, here)
+        threading.Event().wait(0.002)
+        with lock:
+            here -= 1
+        return number
+
+    graph = Graph()
+    for number in range(20):
+        graph.call(plus, number)
+    with run_locally(plus=counted):
+        assert len(list(graph.run(window=3))) == 20
+    assert most <= 3
+
+
+def test_the_first_failure_is_raised_with_its_step_and_what_needs_it_never_runs() -> None:
+    graph = Graph()
+    bad = graph.call(fail, "no")
+    after = graph.call(plus, bad)
+    with run_locally() as platform:
+        with pytest.raises(FunctionRaised, match="no") as raised:
+            list(graph.run())
+        assert [call.function for call in platform.calls] == ["fail"]
+    assert "in <Step 0 <Function fail>>" in raised.value.__notes__
+    with pytest.raises(InvalidInput, match="<Step 1 <Function plus>> has not ended"):
+        _ = after.result
+
+
+def test_what_makes_no_graph_is_refused() -> None:
+    graph, other = Graph(), Graph()
+    step = other.call(plus, 1)
+    with pytest.raises(InvalidInput, match="is a step of another graph"):
+        graph.call(plus, step)
+    with pytest.raises(InvalidInput, match="window is at least 1"):
+        list(other.run(window=0))
+    with pytest.raises(InvalidInput, match="a step's cost"):
+        step.taking(-1)
+    assert list(graph.run()) == []
+
+
+def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted() -> None:
+    with run_locally():
+        calls = [plus.spawn(1), fail.spawn("no"), plus.spawn(3)]
+        assert gather(calls[0], calls[2]) == [1, 3]
+        assert gather() == []
+        with pytest.raises(FunctionRaised, match="no"):
+            gather(*calls)
+        one, error, three = gather(*calls, return_exceptions=True)
+        assert (one, three, isinstance(error, FunctionRaised)) == (1, 3, True)
+
+
+def test_gather_gives_results_that_are_nothing() -> None:
+    with run_locally(plus=lambda a: None):
+        assert gather(plus.spawn(1), plus.spawn(2)) == [None, None]
