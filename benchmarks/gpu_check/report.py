@@ -1,4 +1,4 @@
-"""The check as text: a page in Markdown, the summary for the terminal, and the files that are written."""
+"""The check as text: a line for each step, a page in Markdown, and the files that are written."""
 
 from __future__ import annotations
 
@@ -30,13 +30,8 @@ def exit_code(results: Iterable[Result]) -> int:
     return int(any(result.state in (State.FAILED, State.TIMED_OUT) for result in results))
 
 
-def summary(results: Sequence[Result]) -> str:
-    """A line for each step."""
-    width = max((len(result.step) for result in results), default=0)
-    return "\n".join(line(result, width) for result in results)
-
-
 def line(result: Result, width: int = 0) -> str:
+    """What the terminal shows of a step."""
     return f"{_MARKS[result.state]:<9} {result.step:<{width}} {result.seconds:6.1f} s  {result.line}"
 
 
