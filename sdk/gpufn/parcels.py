@@ -69,7 +69,9 @@ class Parcels:
                 raise ProtocolMismatch("a parcel is a file")
             if not found.st_size:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file, found.st_size, prot=mmap.PROT_READ))
+            # All of it is going to be read: to be told so at once saves the kernel a page fault for each 64 KiB.
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            return memoryview(mmap.mmap(file, found.st_size, flags=flags, prot=mmap.PROT_READ))
         finally:
             os.close(file)
 

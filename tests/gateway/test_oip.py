@@ -72,7 +72,8 @@ def same(call: Any) -> None:
     results = {f"{name}_out": array for name, array in request.inputs.items()}
     given = oip.Request(request.id, {}, {name: binary for name, binary in request.outputs.items() if name in results})
     revision: Revision = fields["revision"]
-    content_type, body = oip.encode(given, results, OUTPUTS, revision.function, str(revision.number))
+    content_type, parts = oip.encode(given, results, OUTPUTS, revision.function, str(revision.number))
+    body = b"".join(parts)
     call.reply(body, content_type=content_type)
 
 

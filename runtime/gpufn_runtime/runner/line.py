@@ -32,13 +32,13 @@ class Line:
     """Oldest first. `is_closed` while a call lasts.
 
     >>> line = Line()
-    >>> line.longest(slots=1)
+    >>> line.longest(at_once=1)
     0
     >>> for _ in range(10): line.ended(run_s=0.001, body_bytes=100)
-    >>> line.longest(slots=1), line.longest(slots=8)
+    >>> line.longest(at_once=1), line.longest(at_once=8)
     (2, 20)
     >>> for _ in range(10): line.ended(run_s=0.1, body_bytes=100)
-    >>> line.longest(slots=1)
+    >>> line.longest(at_once=1)
     0
     """
 
@@ -54,14 +54,17 @@ class Line:
         return self._mean_run_s < SHORT_CALL_S and not self.is_closed
 
     def ended(self, run_s: float, body_bytes: int) -> None:
+        """A call ended; `run_s` is its share of the run, when several had one together."""
         self._mean_run_s += _WEIGHT * (run_s - self._mean_run_s)
         self._mean_bytes += _WEIGHT * (body_bytes - self._mean_bytes)
 
-    def longest(self, slots: int) -> int:
-        """So many may stand in line that none does so for much longer than a short call, nor all of them are large."""
+    def longest(self, at_once: int) -> int:
+        """So many may stand in line that none does so for much longer than a short call, nor all of them are large.
+
+        `at_once` runs go on at a time."""
         if not self.is_short:
             return 0
-        in_time = slots * SHORT_CALL_S / max(self._mean_run_s, 1e-6)
+        in_time = at_once * SHORT_CALL_S / max(self._mean_run_s, 1e-6)
         return int(min(_LONGEST, in_time, _MOST_BYTES / max(self._mean_bytes, 1.0)))
 
     def append(self, waiting: Waiting) -> None:

@@ -25,6 +25,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import (
+    DeviceFailed,
     ErrorInfo,
     GpufnError,
     InvalidInput,
@@ -68,6 +69,7 @@ _COMEBACK_S = 30.0  # so long a worker looks for its runner when that was starte
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
+_MOST_ON_FAILED_GPUS = 3  # deliveries of one call: it may be what makes GPUs fail
 _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 
@@ -111,6 +113,8 @@ class RevisionQueue:
         self._started = self._ended = self._failed = 0
         self._run_seconds = 0.0
         self._line = Line()
+        spec = revision.spec
+        self._share = spec.batch.max_size if spec.batch is not None else 1  # calls that may share the time of a run
 
     # --- workers come and go ------------------------------------------------------------------------------------------
 
@@ -270,14 +274,17 @@ class RevisionQueue:
     def _slots(self) -> int:
         return sum(link.slots.total for link in self.links.values() if link.takes_calls)
 
+    def _longest_line(self) -> int:
+        workers = sum(link.takes_calls for link in self.links.values())
+        return self._line.longest(workers * self.revision.spec.concurrency)
+
     def _capacity(self) -> int:
         """Calls that may be here at a time."""
-        slots = self._slots()
-        return slots + self._line.longest(slots)
+        return self._slots() + self._longest_line()
 
     def _room(self) -> int:
         """Calls that may come now: for the free slots, and to stand in line."""
-        return self._count_free() + self._line.longest(self._slots()) - len(self._line)
+        return self._count_free() + self._longest_line() - len(self._line)
 
     def _tell_room(self) -> None:
         self._on_room(self.revision, self._capacity() if self._line.is_short else 0)
@@ -338,7 +345,7 @@ class RevisionQueue:
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
         self._ended += 1
         self._run_seconds += run_s
-        self._line.ended(run_s, len(body))
+        self._line.ended(run_s / self._share, len(body))
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
         parcel = ""
         if result.parcel:
@@ -348,10 +355,20 @@ class RevisionQueue:
             self._failed += 1
             body = b""
             self._log_failure(attempt.link, outcome.error, attempt.message.id)
-        self._settler.settle(
-            attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
-        )
+        if not self._hands_back(attempt, outcome):
+            self._settler.settle(
+                attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
+            )
         self._after_end(attempt.link)
+
+    def _hands_back(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Its GPU failed under it, or under its neighbour: it runs again, on another one."""
+        is_gpus = outcome.error is not None and outcome.error.code == DeviceFailed.code
+        if not is_gpus or attempt.items or attempt.delivery.delivered >= _MOST_ON_FAILED_GPUS:
+            return False
+        with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+            attempt.delivery.nak()
+        return True
 
     def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
         """A large result: its name in the caller's folder, or why the caller cannot have it."""
@@ -551,9 +568,12 @@ class RevisionQueue:
         for attempt in attempts:
             self._ended += 1
             self._failed += 1
-            error = WorkerLost(f"worker {link.worker} {why} while it ran this call{tail}").info()
+            what = f"worker {link.worker} {why} while it ran this call{tail}"
+            is_gpus = exit_ is not None and exit_.device_fault
+            error = DeviceFailed(what).info() if is_gpus else WorkerLost(what).info()
             outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
-            self._settler.settle(attempt, outcome, run_s=now - attempt.began, now=self._clock.time())
+            if not self._hands_back(attempt, outcome):
+                self._settler.settle(attempt, outcome, run_s=now - attempt.began, now=self._clock.time())
 
     def _longest_delay_s(self, message: InvocationMessage) -> float:
         """Of a retry: the clock may have been set back since its time was written."""
