@@ -1,17 +1,19 @@
 """A worker's life.
 
 1. confine the process (cgroup, limits)
-2. connect to the runner's socket: Hello
+2. connect to the runner's socket: Hello; of a part of a GPU: prove that it is held to it
 3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
 4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
 5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again; else exit 4
 6. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
    its Drain; without a runner, finish what is here
 7. run the @exit hooks, exit
+8. a GPU that fails under it: as at SIGTERM, for it is to be replaced
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -23,7 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from gpufn import _context, _transport
-from gpufn.errors import FunctionStartFailed, ProtocolMismatch
+from gpufn.errors import DeviceFailed, FunctionStartFailed, ProtocolMismatch
 from gpufn.parcels import Parcels
 from gpufn.protocol.frames import (
     Answer,
@@ -39,9 +41,10 @@ from gpufn.protocol.frames import (
     StartFailed,
 )
 from gpufn.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
-from gpufn_runtime.worker import loader, process
+from gpufn_runtime.worker import loader, mps_proof, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
+from gpufn_runtime.worker.device_errors import DeviceFault, fault_of
 from gpufn_runtime.worker.executor import Executor
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
@@ -74,6 +77,9 @@ class Worker:
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
         self._forking = threading.local()
+        if config.spec.resources.gpu:
+            self._results.fault_of = functools.partial(fault_of, shares_by_mps=config.mps is not None)
+            self._results.on_fault = self._on_fault
         self._attempts.on_idle = self._stop_if_drained
         self._attempts.on_stale_end = lambda: self._link.send(Freed())
 
@@ -114,6 +120,11 @@ class Worker:
     def _start(self) -> Loaded | None:
         started = time.perf_counter()
         try:
+            self._prove_share()
+        except Exception as error:
+            self._start_failed("join", error)
+            return None
+        try:
             loaded = loader.load(self._config)
         except BaseException as error:
             self._start_failed("load", error)
@@ -134,9 +145,26 @@ class Worker:
         self._link.announce(Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look()))
         return loaded
 
+    def _prove_share(self) -> None:
+        """Before any code of the user's, which must not run without its limits."""
+        if self._config.mps is None:
+            return
+        from gpufn_runtime.worker.cuda_driver import Driver  # noqa: PLC0415  (ctypes: 5 ms of every other cold start)
+
+        try:
+            driver = Driver()
+        except OSError as error:
+            raise DeviceFailed(f"there is no CUDA driver: {error}") from error
+        mps_proof.prove(self._config.mps, driver)
+
     def _start_failed(self, phase: str, error: BaseException) -> int:
         self._output.end(None)
-        if isinstance(error, LoadError):
+        fault = self._results.fault_of(error)
+        if isinstance(error, DeviceFailed):
+            info = error.info()
+        elif fault is not None and fault.is_lost:
+            info = DeviceFailed(fault.describe()).info()
+        elif isinstance(error, LoadError):
             info = FunctionStartFailed(str(error)).info()
         else:
             info = describe(error, self._config.bundle_dir, FunctionStartFailed.code)
@@ -192,6 +220,14 @@ class Worker:
 
     def _on_sigterm(self, *_: object) -> None:
         # In the main thread, between any two bytecodes of the user's: no locks but the link's, which is made for it.
+        self._wind_up()
+
+    def _on_fault(self, fault: DeviceFault) -> None:
+        if not self._draining:
+            print(f"{fault.describe()}: this worker is replaced", file=sys.__stderr__, flush=True)
+            self._wind_up()
+
+    def _wind_up(self) -> None:
         self._draining = True
         self._link.send(Draining())
         self._stop_if_drained()

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gpufn import values
-from gpufn.errors import CapacityError, ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
+from gpufn_runtime.worker.device_errors import DeviceFault
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.output import Output
 
 
 class Results:
-    """`started` is what `time.perf_counter` said when the attempt began."""
+    """`started` is what `time.perf_counter` said when the attempt began. `fault_of` tells an error of the GPU;
+    `on_fault` is told when one makes this process useless."""
 
     def __init__(self, link: Link, attempts: Attempts, output: Output, bundle_dir: str, parcels: Parcels) -> None:
         self._link = link
@@ -26,6 +29,8 @@ class Results:
         self._output = output
         self._bundle_dir = bundle_dir
         self._parcels = parcels
+        self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
+        self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
 
     def returned(self, attempt: Attempt, value: Any, started: float) -> None:
         try:
@@ -53,6 +58,12 @@ class Results:
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+        fault = self.fault_of(error)
+        if fault is not None and fault.replaces:
+            self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
+        if fault is not None and fault.is_lost:
+            self._end(attempt, OutcomeKind.LOST, started, DeviceFailed(fault.describe()).info())
+            return
         ours = isinstance(error, ResultNotEncodable) and not error.traceback
         info = error.info() if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
         self._end(attempt, OutcomeKind.RAISED, started, info)

@@ -213,6 +213,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         batch: Batch | None = None,
         concurrency: int = 1,
         cpu: float = 1.0,
+        gpu: tuple[str, ...] = (),
         **config: Any,
     ) -> Peer:
         place = folder / str(len(peers))
@@ -236,7 +237,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             models=tuple(ModelSpec(parameter=name, files=(ModelFile("m.onnx", "0" * 64, 1),)) for name in models),
             concurrency=concurrency,
             batch=batch,
-            resources=Resources(cpu=cpu),
+            resources=Resources(cpu=cpu, gpu=gpu),
             env={"FROM_SPEC": "yes"},
         )
         peer = Peer(

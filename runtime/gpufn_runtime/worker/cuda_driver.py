@@ -1,0 +1,74 @@
+"""The little of the CUDA driver that proving a share takes, from libcuda itself: no framework need be there."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_MPS_ENABLED = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED; drivers before CUDA 12.2 do not know it
+INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
+
+
+class DriverError(RuntimeError):
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(f"{function}: CUDA error {code}")
+        self.code = code
+
+
+class Driver:
+    """Of the first device that this process sees."""
+
+    def __init__(self, library: Any = None) -> None:
+        """Raises OSError when there is no driver."""
+        self._library = library or ctypes.CDLL("libcuda.so.1")
+
+    def open(self) -> None:
+        """Connects to the MPS daemon, if there is one to connect to, and makes the context that libraries use as well.
+        May block for as long as the daemon's server starts. Raises DriverError."""
+        self._call("cuInit", 0)
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self._call("cuDeviceGet", ctypes.byref(device), 0)
+        self._device = device.value
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
+        self._call("cuCtxSetCurrent", context)
+
+    def multiprocessors(self) -> int:
+        return self._attribute(_MULTIPROCESSORS)
+
+    def is_client(self) -> bool | None:
+        """Whether this process is a client of MPS; None when the driver does not tell."""
+        try:
+            return bool(self._attribute(_MPS_ENABLED))
+        except DriverError as error:
+            if error.code == INVALID_VALUE:
+                return None
+            raise
+
+    def free_bytes(self) -> int:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value
+
+    def can_allocate(self, size: int) -> bool:
+        """What was allocated is freed at once."""
+        address = ctypes.c_uint64()
+        try:
+            self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        except DriverError as error:
+            if error.code == OUT_OF_MEMORY:
+                return False
+            raise
+        self._call("cuMemFree_v2", ctypes.c_uint64(address.value))
+        return True
+
+    def _attribute(self, attribute: int) -> int:
+        value = ctypes.c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), attribute, self._device)
+        return value.value
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = getattr(self._library, function)(*arguments)
+        if code:
+            raise DriverError(function, code)

@@ -1,0 +1,130 @@
+"""What an error of CUDA means for the call that met it, and for its worker. Pure.
+
+| blame | the call | the worker |
+|---|---|---|
+| MEMORY: more was asked for than there is | raised, as by the function | stays |
+| PROGRAM: a kernel did what it must not | raised; under MPS lost, for another client may have done it | is replaced |
+| SHARE: MPS | lost | is replaced |
+| DEVICE: the GPU, its driver | lost | is replaced |
+
+A context in which a kernel has failed is of no use any more: every later call in it fails alike. Libraries tell the
+error by number, by the driver's or the runtime's name, or only in words; numbers and words are those of CUDA 11 to 13.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Blame(enum.Enum):
+    MEMORY = "memory"
+    PROGRAM = "program"
+    SHARE = "share"
+    DEVICE = "device"
+
+
+class CudaError(NamedTuple):
+    """`name` as the driver has it, after CUDA_ERROR_; `runtime` as the runtime has it, after cudaError."""
+
+    code: int
+    name: str
+    runtime: str
+    words: str
+    blame: Blame
+
+
+class DeviceFault(NamedTuple):
+    error: CudaError
+    is_lost: bool  # the call can run again elsewhere
+    replaces: bool  # the worker is of no use any more
+
+    def describe(self) -> str:
+        return f"the GPU failed: {self.error.words} (CUDA error {self.error.code}, {self.error.name})"
+
+
+_MEMORY, _PROGRAM, _SHARE, _DEVICE = Blame
+CUDA_ERRORS = tuple(
+    CudaError(*row)
+    for row in (
+        (2, "OUT_OF_MEMORY", "MemoryAllocation", "out of memory", _MEMORY),
+        (46, "DEVICE_UNAVAILABLE", "DevicesUnavailable", "busy or unavailable", _DEVICE),
+        (100, "NO_DEVICE", "NoDevice", "no CUDA-capable device is detected", _DEVICE),
+        (101, "INVALID_DEVICE", "InvalidDevice", "invalid device ordinal", _DEVICE),
+        (214, "ECC_UNCORRECTABLE", "ECCUncorrectable", "uncorrectable ECC error", _DEVICE),
+        (220, "NVLINK_UNCORRECTABLE", "NvlinkUncorrectable", "uncorrectable NVLink error", _DEVICE),
+        (226, "CONTAINED", "Contained", "contained error", _DEVICE),
+        (304, "OPERATING_SYSTEM", "OperatingSystem", "OS call failed", _DEVICE),
+        (700, "ILLEGAL_ADDRESS", "IllegalAddress", "illegal memory access", _PROGRAM),
+        (702, "LAUNCH_TIMEOUT", "LaunchTimeout", "the launch timed out", _PROGRAM),
+        (709, "CONTEXT_IS_DESTROYED", "ContextIsDestroyed", "context is destroyed", _PROGRAM),
+        (710, "ASSERT", "Assert", "device-side assert triggered", _PROGRAM),
+        (714, "HARDWARE_STACK_ERROR", "HardwareStackError", "hardware stack error", _PROGRAM),
+        (715, "ILLEGAL_INSTRUCTION", "IllegalInstruction", "illegal instruction", _PROGRAM),
+        (716, "MISALIGNED_ADDRESS", "MisalignedAddress", "misaligned address", _PROGRAM),
+        (717, "INVALID_ADDRESS_SPACE", "InvalidAddressSpace", "global/shared address space", _PROGRAM),
+        (718, "INVALID_PC", "InvalidPc", "invalid program counter", _PROGRAM),
+        (719, "LAUNCH_FAILED", "LaunchFailure", "unspecified launch failure", _PROGRAM),
+        (802, "SYSTEM_NOT_READY", "SystemNotReady", "system not yet initialized", _DEVICE),
+        (803, "SYSTEM_DRIVER_MISMATCH", "SystemDriverMismatch", "unsupported display driver", _DEVICE),
+        (805, "MPS_CONNECTION_FAILED", "MpsConnectionFailed", "MPS client failed to connect", _SHARE),
+        (806, "MPS_RPC_FAILURE", "MpsRpcFailure", "between the MPS server and the MPS client failed", _SHARE),
+        (807, "MPS_SERVER_NOT_READY", "MpsServerNotReady", "MPS server is not ready", _SHARE),
+        (808, "MPS_MAX_CLIENTS_REACHED", "MpsMaxClientsReached", "required to create MPS client", _SHARE),
+        (809, "MPS_MAX_CONNECTIONS_REACHED", "MpsMaxConnectionsReached", "required to support device conn", _SHARE),
+        (810, "MPS_CLIENT_TERMINATED", "MpsClientTerminated", "MPS client has been terminated", _SHARE),
+        (999, "UNKNOWN", "Unknown", "CUDA error: unknown error", _DEVICE),
+    )
+)
+_BY_CODE = {error.code: error for error in CUDA_ERRORS}
+_BY_NAME = {name.lower(): error for error in CUDA_ERRORS for name in (error.name, error.runtime)}
+
+_NAMED = re.compile(r"\b(?:CUDA_ERROR_([A-Z_]+)|cudaError([A-Za-z]+))")
+_NUMBERED = re.compile(r"\bCUDA (?:failure|error|status)[\s:(=]*(\d{1,3})\b", re.IGNORECASE)
+_LONGEST_CHAIN = 8
+_LONGEST_TEXT = 10_000
+
+
+def fault_of(error: BaseException, *, shares_by_mps: bool) -> DeviceFault | None:
+    """None for an error that CUDA has nothing to do with."""
+    for each in _chain(error):
+        found = _cuda_error(each)
+        if found is not None:
+            is_lost = found.blame in (Blame.SHARE, Blame.DEVICE) or (shares_by_mps and found.blame is Blame.PROGRAM)
+            return DeviceFault(found, is_lost, replaces=found.blame is not Blame.MEMORY)
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if each is None:
+            return
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _cuda_error(error: BaseException) -> CudaError | None:
+    kind = type(error)
+    if kind.__name__ == "OutOfMemoryError" and kind.__module__.partition(".")[0] in ("torch", "cupy"):
+        return _BY_CODE[2]
+    if kind.__name__ == "AcceleratorError":  # torch, from 2.8 on
+        return _BY_CODE.get(getattr(error, "error_code", 0))
+    try:
+        text = str(error)[:_LONGEST_TEXT]
+    except Exception:
+        return None
+    return _said(text) if "cuda" in text.lower() else None
+
+
+def _said(text: str) -> CudaError | None:
+    for match in _NAMED.finditer(text):
+        if (found := _BY_NAME.get((match[1] or match[2]).lower())) is not None:
+            return found
+    for match in _NUMBERED.finditer(text):
+        if (found := _BY_CODE.get(int(match[1]))) is not None:
+            return found
+    lower = text.lower()
+    return next((error for error in CUDA_ERRORS if error.words.lower() in lower), None)
