@@ -12,7 +12,7 @@ from gpufn import media
 from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, new_invocation_id
+from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
@@ -71,7 +71,7 @@ class Submissions:
         await send({"type": "http.response.body", "body": body})
 
     async def _submit(
-        self, call: PreparedCall, invocation: str, deadline: float, webhook: Webhook | None = None
+        self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
     ) -> CallRecord:
         target = call.target
         try:
@@ -200,9 +200,10 @@ class Submissions:
         return found
 
 
-def _id(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId:
+def _id(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId | None:
+    """None without a key."""
     if idempotency_key is None:
-        return new_invocation_id()
+        return None
     if not 0 < len(idempotency_key) <= _LONGEST_KEY:
         raise InvalidInput(f"an Idempotency-Key has 1 to {_LONGEST_KEY} characters", field="Idempotency-Key")
     return invocation_id_for(function, principal.id, idempotency_key.decode("latin-1"))

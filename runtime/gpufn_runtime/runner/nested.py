@@ -24,7 +24,6 @@ from gpufn.errors import (
     PayloadTooLarge,
     PlatformError,
 )
-from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import CHECKPOINT_BYTES
@@ -179,8 +178,7 @@ class NestedCalls:
         revision = await self._directory.serving(call.target)
         record = await records.submit(
             self._bus, revision, call.method, call.content_type, body,
-            invocation=new_invocation_id(), accept=call.accept, deadline=0.0, now=self._clock.time(),
-            parent=_id(parent),
+            accept=call.accept, deadline=0.0, now=self._clock.time(), parent=_id(parent),
         )  # fmt: skip
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 

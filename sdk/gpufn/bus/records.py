@@ -25,6 +25,7 @@ from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
 from gpufn.bus.summaries import newest, summary
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
+from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
@@ -56,7 +57,7 @@ async def submit(
     content_type: str,
     body: bytes,
     *,
-    invocation: str,
+    invocation: str | None = None,
     accept: str,
     deadline: float,
     now: float,
@@ -67,12 +68,15 @@ async def submit(
     """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds. Its end is told to `webhook`, else
     to the function's.
 
-    An id that is known already is the same invocation: its record is returned and nothing is queued.
+    An id that is known already is the same invocation: its record is returned and nothing is queued. Without one
+    the call is new.
     Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
     """
+    is_new = invocation is None
+    invocation = invocation or new_invocation_id()
     subject = subjects.result(revision.function, invocation)
     digest = request_digest(revision.function, method, body)
-    if (known := await _read(bus, subject)) is not None:
+    if not is_new and (known := await _read(bus, subject)) is not None:
         return _checked(known[0], digest)
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)

@@ -148,6 +148,29 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
+def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("poison")
+        call = await submit(node, revision, b"bad")
+        queue, consumer = subjects.async_queue("poison", 1), subjects.async_consumer("poison", 1)
+        await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
+        for _ in range(100):
+            await deliver_once(node, consumer)
+        worker = await node.worker(revision)
+        record = await ended(node, call.id)
+        assert record.error is not None
+        assert (record.state, record.error.code) == (InvocationState.FAILED, "worker_lost")
+        assert "delivered 101 times without an end" in record.error.message
+        await queue_is_empty(node, revision)
+        found = await dead_letters.read(node.bus, "poison", call.id)
+        assert found is not None
+        assert found[1] == b"bad"
+        await submit(node, revision, b"good")
+        assert (await worker.run())[1] == b"good"
+
+    on_node(url, tmp_path, test)
+
+
 async def deliver_once(node: Node, consumer: str) -> None:
     """Take a delivery and hand it back, as a runner that dies with it would."""
     arrived: asyncio.Queue[Message] = asyncio.Queue()
