@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gpufn.errors import ArtifactUnavailable, PlatformError
+from gpufn.errors import ArtifactUnavailable
 from gpufn.image import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.image_recipe import Recipe, recipe
 
@@ -26,7 +26,7 @@ class ImageDaemon(Protocol):
         self, recipe: Recipe, files: Mapping[str, bytes], tag: str, labels: Mapping[str, str], say: Say
     ) -> None: ...
     async def images(self, label: str) -> set[str]: ...
-    async def remove_image(self, tag: str) -> None: ...
+    async def remove_image(self, tag: str) -> bool: ...
 
 
 class Images:
@@ -39,6 +39,8 @@ class Images:
         self._worker_needs = tuple(worker_needs)
         self._builds: dict[str, asyncio.Task[None]] = {}
         self._listeners: dict[str, list[Say]] = {}
+        self._kept: set[str] = set()
+        self._may_collect = False
 
     def tag(self, spec: ImageSpec) -> str:
         return f"{self._name}:{self._recipe(spec).digest[:24]}"
@@ -52,6 +54,7 @@ class Images:
         """The tag of an image that is there, built if need be; `say` hears the build, `bundle` is the folder with the
         image's files. Raises BuildFailed, ArtifactUnavailable, PlatformError."""
         tag = self.tag(spec)
+        self._kept.add(tag)
         task = self._builds.get(tag)
         if task is None:
             if await self._daemon.has_image(tag):
@@ -65,15 +68,18 @@ class Images:
         await asyncio.shield(task)
         return tag
 
-    async def keep(self, specs: Iterable[ImageSpec]) -> None:
-        """Remove all others of ours."""
-        kept = {self.tag(spec) for spec in specs} | self._builds.keys()
-        try:
-            for tag in await self._daemon.images(self._label) - kept:
+    def keep(self, specs: Iterable[ImageSpec]) -> None:
+        """From now on `collect` removes all others of ours, but for those that are asked for from now on."""
+        self._kept = {self.tag(spec) for spec in specs} | self._builds.keys()
+        self._may_collect = True
+
+    async def collect(self) -> None:
+        """Remove what need not be kept, unless a container still uses it. Raises PlatformError."""
+        if not self._may_collect:
+            return
+        for tag in await self._daemon.images(self._label) - self._kept:
+            if await self._daemon.remove_image(tag):
                 log.info("nothing that is deployed uses the image %s any more", tag)
-                await self._daemon.remove_image(tag)
-        except PlatformError as error:
-            log.warning("images are not collected: %s", error.message)
 
     @property
     def _label(self) -> str:

@@ -764,6 +764,10 @@ def _resident_bytes(worker: _Worker) -> int:
 
 
 def _signal(worker: _Worker, how: signal.Signals) -> None:
+    if worker.container and how is signal.SIGKILL:
+        # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
+        processes.kill_each(processes.children(worker.process.pid))
+        return
     processes.signal_group(worker.process.pid, how)
     if how is signal.SIGKILL and worker.group is not None:
         processes.kill_each(worker.group.pids())

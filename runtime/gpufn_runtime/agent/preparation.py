@@ -45,7 +45,7 @@ class Preparer(Protocol):
     """Makes templates, images and standby containers for what is in use."""
 
     def want(self, uses: Iterable[Use], in_containers: Iterable[ContainerUse]) -> None: ...
-    async def keep_images(self, images: Iterable[ImageSpec]) -> None: ...
+    def keep_images(self, images: Iterable[ImageSpec]) -> None: ...
 
 
 class Preparation:
@@ -220,10 +220,11 @@ class Preparation:
         running = set(self._running())
         if not running <= self._known.keys():
             return  # of one that was deleted, whose worker still runs
-        self._collect_at = now + COLLECT_EVERY_S
+        are_deployed = all(function in self._deployed for function, _ in running)
+        self._collect_at = now + COLLECT_EVERY_S if are_deployed else 0.0  # else again when the last of them ends
         used = [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
         await self._bundles.keep({revision.bundle for revision in used})
-        await self._launcher.keep_images({image for each in used if (image := self._image_of(each.spec)) is not None})
+        self._launcher.keep_images({image for each in used if (image := self._image_of(each.spec)) is not None})
         by_kind = [keys for revision in used for keys in revision.engines.values()]
         await self._engines.keep({key for keys in by_kind for of_kind in keys.values() for key in of_kind})
 

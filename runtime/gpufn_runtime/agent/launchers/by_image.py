@@ -52,9 +52,9 @@ class LauncherByImage:
         if self._containers is not None:
             self._containers.let_go(container)
 
-    async def keep_images(self, images: Iterable[ImageSpec]) -> None:
+    def keep_images(self, images: Iterable[ImageSpec]) -> None:
         if self._containers is not None:
-            await self._containers.keep_images(images)
+            self._containers.keep_images(images)
 
     def _there(self) -> ContainerLauncher:
         if self._containers is None:

@@ -57,12 +57,16 @@ def take_place(path: Path, worker: Path, uid: int) -> None:
 def _link_all(source: Path, target: Path) -> None:
     """The same files under another name, so they are in memory once; across file systems, copies. Ours, and for
     everybody to read, for the folder above is closed."""
-    for folder, _, names in os.walk(source):
+    for folder, _, names in os.walk(source, onerror=_raise):
         into = target / os.path.relpath(folder, source)
         into.mkdir(parents=True, exist_ok=True)
         into.chmod(0o755)
         for name in names:
             _link(Path(folder) / name, into / name)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _link(source: Path, target: Path) -> None:

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 _READY_TIMEOUT_S = 120.0  # torch on a cold disk takes 20 s and more
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # the worker that has just been launched has a start to get through
+_END_TIMEOUT_S = 5.0
 _MOST_FAILURES = 3
 _LONGEST_LINE = 1 << 20
 _UIDS = range(1_900_000_000, 2_000_000_000)  # that no system gives out; so many that two are never the same
@@ -111,6 +112,7 @@ class ContainerLauncher:
         self._standbys: list[_Container] = []
         self._making: set[str] = set()  # folders' names
         self._in_use: set[str] = set()  # ids
+        self._ended: set[str] = set()  # and not removed yet
         self._uses: tuple[ContainerUse, ...] = ()
         self._failures: dict[tuple[Kind, ModuleSet], int] = {}
         self._prepared: dict[ImageSpec, asyncio.Task[None]] = {}  # being built, or could not be
@@ -132,8 +134,9 @@ class ContainerLauncher:
                 del self._prepared[image]
             self._review()
 
-    async def keep_images(self, images: Iterable[ImageSpec]) -> None:
-        await self._images.keep(images)
+    def keep_images(self, images: Iterable[ImageSpec]) -> None:
+        self._images.keep(images)
+        self._review()
 
     def take_over(self, containers: Iterable[str]) -> None:
         """Those that have workers of ours. From now on all others are removed."""
@@ -144,6 +147,7 @@ class ContainerLauncher:
     def let_go(self, container: str) -> None:
         """Its worker is gone."""
         self._in_use.discard(container)
+        self._ended.add(container)
         self._review()
 
     async def end_of(self, container: str) -> ContainerEnd:
@@ -155,7 +159,7 @@ class ContainerLauncher:
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Make standbys and remove what is nobody's, until cancelled; then remove the standbys."""
+        """Make standbys and remove what is nobody's, until cancelled; then remove all that has no worker."""
         trouble = ""
         try:
             while True:
@@ -179,9 +183,15 @@ class ContainerLauncher:
         finally:
             for task in self._prepared.values():
                 task.cancel()
-            for standby in list(self._standbys):
-                with contextlib.suppress(PlatformError):
-                    await asyncio.shield(self._discard(standby))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_END_TIMEOUT_S):
+                    await self._clear()
+
+    async def _clear(self) -> None:
+        """Leave nothing but what workers live in. What cannot be removed now, the next agent removes."""
+        removing = [self._discard(standby) for standby in list(self._standbys)]
+        removing += [self._daemon.remove(container) for container in self._ended]
+        await asyncio.gather(*removing, return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
         """Raises BuildFailed, PlatformError."""
@@ -308,6 +318,7 @@ class ContainerLauncher:
                 await self._discard(standby)
         if self._may_sweep:
             await self._sweep()
+        await self._images.collect()
         if self._launches:
             return
         wanted = await self._wanted()
@@ -377,8 +388,10 @@ class ContainerLauncher:
         if self._making:
             return  # one of them may be among those found, and is not known by its id yet
         for container in found - self._in_use - {standby.id for standby in self._standbys}:
-            log.info("container %s is nobody's and is removed", container[:12])
+            if container not in self._ended:
+                log.info("container %s is nobody's and is removed", container[:12])
             await self._daemon.remove(container)
+        self._ended &= found
         names = {standby.name for standby in self._standbys} | self._making
         for folder in (self._folders, self._home.parcels):
             for path in folder.glob("c-*"):

@@ -7,12 +7,12 @@ what was asked and what the daemon answered.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import io
 import tarfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import TypeVar
 
 import docker
@@ -20,7 +20,7 @@ import docker.errors
 import requests
 
 from gpufn.errors import BuildFailed, PlatformError
-from gpufn_runtime.agent.image_recipe import Recipe, failing_line
+from gpufn_runtime.agent.image_recipe import Recipe, failing_line, lines_of
 from gpufn_runtime.agent.launchers.base import ContainerEnd
 from gpufn_runtime.agent.launchers.sandbox import Sandbox
 
@@ -109,8 +109,13 @@ class Docker:
         """End it and all that is its. Absent is fine. Raises PlatformError."""
 
         def remove(api: docker.APIClient) -> None:
-            with contextlib.suppress(docker.errors.NotFound):
+            try:
                 api.remove_container(container, force=True, v=True)
+            except docker.errors.NotFound:
+                pass
+            except docker.errors.APIError as error:
+                if error.status_code != HTTPStatus.CONFLICT:  # somebody else is removing it
+                    raise
 
         await self._ask(f"remove container {container[:12]}", remove)
 
@@ -160,15 +165,15 @@ class Docker:
                 decode=True,
                 network_mode=self._build_network or None,
             ):
-                for line in str(part.get("stream", part.get("status", ""))).splitlines():
+                for line in lines_of(str(part.get("stream", part.get("status", "")))):
                     if line.startswith("Step "):
                         step, output = line.partition(" : ")[2], []
-                    if line.strip():
+                    else:
                         output.append(line)
-                        loop.call_soon_threadsafe(say, line)
+                    loop.call_soon_threadsafe(say, line)
                 if "error" in part:
-                    # The builder ends with its own line, which names the command once more and no reason.
-                    why = failing_line(output[1:]) if len(output) > 1 else str(part["error"])
+                    # The builder's own line names the command once more, and a reason only when nothing ran.
+                    why = failing_line(output) if output else str(part["error"])
                     raise BuildFailed(
                         f"the image does not build: {why} (in: {step})", stage="image", log="\n".join(output)
                     )
@@ -183,14 +188,21 @@ class Docker:
 
         return await self._ask("list images", find)
 
-    async def remove_image(self, tag: str) -> None:
-        """Absent is fine; one that a container still uses stays. Raises PlatformError."""
+    async def remove_image(self, tag: str) -> bool:
+        """False when a container still uses it. Absent is fine. Raises PlatformError."""
 
-        def remove(api: docker.APIClient) -> None:
-            with contextlib.suppress(docker.errors.NotFound):
+        def remove(api: docker.APIClient) -> bool:
+            try:
                 api.remove_image(tag)
+            except docker.errors.NotFound:
+                pass
+            except docker.errors.APIError as error:
+                if error.status_code == HTTPStatus.CONFLICT:
+                    return False
+                raise
+            return True
 
-        await self._ask(f"remove image {tag}", remove)
+        return await self._ask(f"remove image {tag}", remove)
 
     async def _ask(self, what: str, request: Callable[[docker.APIClient], _T]) -> _T:
         try:

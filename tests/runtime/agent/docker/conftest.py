@@ -1,0 +1,151 @@
+"""A Docker daemon of the tests' own, which they may stop as they please, and a platform whose workers it holds.
+
+The daemon needs root, Debian's docker.io, and the file that GPUFN_TEST_BASE_IMAGE names, which `.ci/base-image` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.conftest import Platform, running_platform
+
+BASE = "gpufn-test-base:latest"
+APPS = Path(__file__).parent / "apps"
+_WITHIN_S = 30.0
+
+
+def lacking(what: str) -> NoReturn:
+    if os.environ.get("CI") == "true" and os.environ.get("GPUFN_TEST_BASE_IMAGE"):
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+def until(condition: Callable[[], Any], what: str = "") -> Any:
+    """What `condition` gives once that is true."""
+    give_up = time.monotonic() + _WITHIN_S
+    while not (value := condition()):
+        assert time.monotonic() < give_up, what or "it does not happen"
+        time.sleep(0.05)
+    return value
+
+
+@dataclass
+class Daemon:
+    """dockerd with all that is its own below `root`."""
+
+    root: Path
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.root}/docker.sock"
+
+    def start(self) -> None:
+        with (self.root / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(
+                        "unshare",
+                        "--net",
+                        "--",
+                    ),  # a network of its own: it removes what another daemon has made in ours
+                    "dockerd",
+                    f"--host={self.host}",
+                    f"--data-root={self.root}/data",
+                    f"--exec-root={self.root}/exec",
+                    f"--pidfile={self.root}/pid",
+                    "--iptables=false",
+                    "--ip6tables=false",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        give_up = time.monotonic() + _WITHIN_S
+        while subprocess.run(self._command("version"), capture_output=True, check=False).returncode != 0:
+            if self.process.poll() is not None or time.monotonic() > give_up:
+                self.stop()
+                lacking(f"dockerd does not start here:\n{(self.root / 'log').read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(60)
+            self.process = None
+
+    def docker(self, *arguments: str) -> list[str]:
+        """The lines that it prints."""
+        ended = subprocess.run(self._command(*arguments), capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.split("\n")[:-1]
+
+    def containers(self, *, status: str = "") -> list[str]:
+        return self.docker("ps", "-aq", "--no-trunc", *(("--filter", f"status={status}") if status else ()))
+
+    def images(self) -> list[str]:
+        """Tags of those that platforms have built."""
+        tags = self.docker("images", "--format", "{{.Repository}}:{{.Tag}}")
+        return [tag for tag in tags if re.match(r"gpufn-[0-9a-f]{12}:", tag)]
+
+    def _command(self, *arguments: str) -> list[str]:
+        return ["docker", f"--host={self.host}", *arguments]
+
+
+@contextlib.contextmanager
+def running_daemon() -> Iterator[Daemon]:
+    base = os.environ.get("GPUFN_TEST_BASE_IMAGE", "")
+    if not base:
+        lacking("GPUFN_TEST_BASE_IMAGE names no base image; `.ci/base-image FILE.tar` makes one")
+    for program in ("unshare", "dockerd", "docker"):
+        if shutil.which(program) is None:
+            lacking(f"there is no {program}")
+    if os.geteuid() != 0:
+        lacking("a daemon of our own needs root")
+    root = Path(tempfile.mkdtemp(prefix="gpufn-docker-"))  # short, for a socket's path
+    daemon = Daemon(root)
+    try:
+        daemon.start()
+        daemon.docker("import", base, BASE)
+        yield daemon
+    finally:
+        daemon.stop()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    with running_daemon() as daemon:
+        yield daemon
+
+
+@contextlib.contextmanager
+def platform_with(daemon: Daemon, home: Path, **environ: str) -> Iterator[Platform]:
+    settings = {
+        "GPUFN_DOCKER_HOST": daemon.host,
+        "GPUFN_LAUNCHER": "docker",
+        "GPUFN_BASE_IMAGE": BASE,
+        "GPUFN_BUILD_NETWORK": "none",
+    }
+    with running_platform(home, environ=settings | environ) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def contained(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform whose workers are in containers."""
+    with platform_with(daemon, tmp_path_factory.mktemp("home")) as platform:
+        platform.gpufn("deploy", APPS / "confined.py")
+        yield platform

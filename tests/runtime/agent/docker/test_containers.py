@@ -1,0 +1,201 @@
+"""Workers in containers of a real Docker daemon, as their functions and their callers see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn.home import Home
+from tests.conftest import Platform
+from tests.runtime.agent.docker.conftest import APPS, Daemon, platform_with, until
+
+pytestmark = pytest.mark.e2e
+
+
+def pids(platform: Platform) -> dict[str, int]:
+    found: dict[str, int] = json.loads(Home(platform.home).up_file.read_bytes())["pids"]
+    return found
+
+
+def standbys(platform: Platform) -> list[str]:
+    node: dict[str, Any] = platform.client.get("/v1/nodes").json()["nodes"][0]
+    return [name for name in node["templates"] if name.startswith("gpufn-")]
+
+
+def workers(platform: Platform, function: str) -> int:
+    return sum(platform.client.get(f"/v1/functions/{function}").json()["workers"].values())
+
+
+def test_a_worker_is_confined(contained: Platform) -> None:
+    seen = contained.invoke("look")
+    assert seen["uid"] >= 1_900_000_000
+    assert set(seen["capabilities"].values()) == {"0000000000000000"}
+    assert (seen["no_new_privileges"], seen["seccomp"]) == ("1", "2")
+    assert (seen["interfaces"], seen["reachable"]) == (["lo"], [])
+    assert seen["mounts"] == [
+        "/gpufn/lib/gpufn",
+        "/gpufn/lib/gpufn_runtime",
+        "/gpufn/parcels",
+        "/gpufn/worker",
+    ]
+    assert set(seen["write"].values()) == {"OSError Read-only file system"}
+    assert seen["write_tmp"] == "written"
+    assert (seen["pids"], seen["memory"]) == ("1024", str(96 << 20))
+    assert not [name for name in seen["environ"] if name.startswith(("GPUFN", "NATS"))]
+    assert seen["first"] == ["python3", "-P", "-m", "gpufn_runtime.worker"]
+
+
+def test_only_a_function_that_asks_for_it_has_a_network(contained: Platform) -> None:
+    assert contained.invoke("outward") == ["eth0", "lo"]
+
+
+def test_no_two_workers_are_the_same_user(contained: Platform) -> None:
+    first = contained.invoke("look")["uid"]
+    until(lambda: workers(contained, "look") == 0)
+    assert contained.invoke("look")["uid"] != first
+
+
+@pytest.mark.parametrize("size", [10, 3 << 20])
+def test_bodies_reach_a_container_and_come_back_whether_small_or_by_reference(contained: Platform, size: int) -> None:
+    body = os.urandom(size)
+    answer = contained.post("echo", body, headers={"content-type": "application/octet-stream"})
+    assert (answer.status_code, answer.content == body) == (200, True)
+
+
+def test_what_uses_more_than_its_memory_is_killed_and_its_caller_told(contained: Platform) -> None:
+    answer = contained.post("eat")
+    assert answer.status_code == 502, answer.text
+    assert "was killed because it used more than its 96 MiB of memory" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("segv", "was killed by SIGSEGV"), ("exit", "exited with code 7"), ("orphan", "exited with code 0")],
+)
+def test_how_a_worker_ended_is_told(contained: Platform, how: str, said: str) -> None:
+    answer = contained.post("end", {"how": how})
+    assert answer.status_code == 502, answer.text
+    assert said in answer.json()["detail"]
+
+
+def test_a_cold_start_takes_the_container_that_waits_paused(contained: Platform, daemon: Daemon) -> None:
+    until(lambda: workers(contained, "who") == 0 and standbys(contained))
+    waiting = set(until(lambda: daemon.containers(status="paused")))
+    contained.invoke("who")
+    assert len(waiting - set(daemon.containers(status="paused"))) == 1
+    assert waiting & set(daemon.containers(status="running"))
+
+
+def test_of_a_worker_that_ended_nothing_is_left(contained: Platform, daemon: Daemon) -> None:
+    contained.invoke("who")
+    home = Home(contained.home)
+    until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
+    until(lambda: not daemon.containers(status="running"), "containers go on")
+    until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
+    folders = until(
+        lambda: len(left := sorted(path.name for path in home.parcels.glob("[wc]-*"))) <= 4 and (left or ["none"])
+    )
+    assert not [name for name in folders if name.startswith("w-")]
+
+
+def test_a_container_that_is_killed_from_outside_costs_its_call_and_is_replaced(
+    contained: Platform, daemon: Daemon
+) -> None:
+    container = contained.invoke("stays")
+    [running] = daemon.containers(status="running")
+    daemon.docker("kill", running)
+    until(lambda: running not in daemon.containers())
+    assert contained.invoke("stays") != container
+
+
+def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobodys(
+    contained: Platform, daemon: Daemon
+) -> None:
+    container = contained.invoke("stays")
+    stranger = standbys(contained)
+    running = set(daemon.containers(status="running"))
+    paused = set(until(lambda: daemon.containers(status="paused")))
+    agent = pids(contained)["agent"]
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: pids(contained).get("agent", agent) != agent)
+    until(lambda: not paused & set(daemon.containers()), "standbys of the dead agent stay")
+    assert running <= set(daemon.containers(status="running"))
+    assert contained.invoke("stays") == container
+    until(lambda: standbys(contained) and stranger)
+
+
+def test_an_image_has_what_was_asked_for(contained: Platform, daemon: Daemon) -> None:
+    contained.gpufn("deploy", APPS / "imaged.py")
+    assert contained.invoke("greet") == "Good morning"
+    assert "image: Step 1/" in contained.gpufn("logs", "greet")
+    assert len(daemon.images()) == 2
+
+
+def test_an_image_that_does_not_build_says_which_line_fails(contained: Platform) -> None:
+    contained.gpufn("deploy", APPS / "imaged.py")
+    answer = contained.post("never")
+    assert answer.status_code == 503
+    assert "the image does not build: ERROR: Could not install packages" in answer.json()["detail"]
+    assert "ERROR: Could not install packages" in contained.gpufn("logs", "never")
+
+
+def test_a_base_image_that_is_not_there_is_named(contained: Platform) -> None:
+    contained.gpufn("deploy", APPS / "imaged.py")
+    answer = contained.post("no-base")
+    assert answer.status_code == 503
+    assert "gpufn-test-nothing:1" in answer.json()["detail"]
+
+
+def test_an_image_that_was_removed_is_built_again(contained: Platform, daemon: Daemon) -> None:
+    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.invoke("greet")
+    for tag in daemon.images():
+        daemon.docker("tag", tag, "gpufn-test-kept:1")  # what a container uses may only lose a name, not its last one
+        daemon.docker("rmi", tag)
+    for container in daemon.containers():
+        daemon.docker("rm", "-f", container)
+    until(lambda: contained.ready_workers("greet") == 0)
+    assert contained.invoke("greet") == "Good morning"
+
+
+def test_images_that_nothing_uses_are_removed(contained: Platform, daemon: Daemon) -> None:
+    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.invoke("greet")
+    for name in ("greet", "never", "no-base"):
+        contained.gpufn("rm", name, "--yes")
+    until(lambda: len(daemon.images()) == 1, "images stay besides that of functions without one of their own")
+
+
+def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Platform, daemon: Daemon) -> None:
+    answers: list[Any] = []
+    caller = threading.Thread(target=lambda: answers.append(contained.post("long")))
+    caller.start()
+    until(lambda: "under way" in contained.gpufn("logs", "long"))
+    daemon.stop()
+    try:
+        caller.join(60)
+        refused = contained.post("who")
+    finally:
+        daemon.start()
+    assert "was killed by SIGKILL" in answers[0].text or "does not answer" in answers[0].text
+    assert (refused.status_code, "does not answer" in refused.text) == (503, True), refused.text
+    assert until(lambda: contained.post("who").status_code == 200)
+    home = Home(contained.home)
+    until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
+    until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
+
+
+def test_when_the_platform_ends_nothing_of_it_is_left(daemon: Daemon, tmp_path: Path) -> None:
+    others = set(daemon.containers())
+    with platform_with(daemon, tmp_path / "home") as platform:
+        platform.gpufn("deploy", APPS / "confined.py")
+        platform.invoke("stays")
+        assert set(daemon.containers()) - others
+    assert set(daemon.containers()) <= others
+    assert not list((Home(tmp_path / "home").run / "c").glob("*"))
