@@ -1,9 +1,12 @@
 """From no worker to the first reply over HTTP, with a standby template and without one.
 
-    python benchmarks/coldstart.py [--rounds 9] [--many 50] [--no-peers]
+    python benchmarks/coldstart.py [--rounds 9] [--many 50] [--no-peers] [--docker]
 
 A round waits until the function has scaled to zero, then makes one call and takes the time at the client. Beside it
 stands `python -c "import …"` of the same modules: what a process that is started for the call costs at least.
+
+--docker measures the empty function only, in containers and in processes: GPUFN_BASE_IMAGE and the agent's other
+settings of Docker say what they are made of.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -32,9 +36,13 @@ def many_{number}() -> int:
 
 
 def main() -> None:
-    options = measure.arguments("Cold starts.", rounds=9, many=50)
+    options = measure.arguments("Cold starts.", rounds=9, many=50, docker=False)
     about = measure.machine()
     python = sys.executable
+    if options.docker:
+        contained = _in_containers(options.rounds)
+        measure.write("coldstart-docker", contained, _docker_table(contained), about)
+        return
     functions = {name: module for name, module in _FUNCTIONS.items() if not module or measure.has(python, module)}
     for name in _FUNCTIONS.keys() - functions.keys():
         print(f"{_FUNCTIONS[name]} is not installed: {name} left out", file=sys.stderr)
@@ -54,6 +62,28 @@ def main() -> None:
         about["versions"]["ray"] = measure.version_in(ray, "ray")
         result["ray"] = _summary(_ray(ray, max(options.rounds // 3, 1)))
     measure.write("coldstart", result, _tables(result), about)
+
+
+def _in_containers(rounds: int) -> dict[str, Any]:
+    """The empty function, in turns, so that what else the machine does falls on all alike."""
+    ways = {
+        "container, standby": {"GPUFN_LAUNCHER": "docker"},
+        "container, from nothing": {"GPUFN_LAUNCHER": "docker", "GPUFN_TEMPLATES": "0"},
+        "process, standby": {},
+        "process, from nothing": {"GPUFN_TEMPLATES": "0"},
+    }
+    taken: dict[str, list[float]] = {way: [] for way in ways}
+    with ExitStack() as stack:
+        clients = {}
+        for way, environ in ways.items():
+            platform = stack.enter_context(measure.gpufn_up(**environ))
+            measure.deploy(platform, "cold_empty")
+            clients[way] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=600))
+            _from_zero_s(clients[way], "cold-empty")  # its image is built
+        for _ in range(rounds):
+            for way, client in clients.items():
+                taken[way].append(_from_zero_s(client, "cold-empty"))
+    return {"rounds": rounds, "ways": {way: _summary(seconds) for way, seconds in taken.items()}}
 
 
 def _import_s(module: str) -> float:
@@ -140,6 +170,15 @@ def _tables(result: dict[str, Any]) -> str:
         + measure.table(["function", "with a standby", "without", "python -c import"], rows)
         + f"\n{many['functions']} functions called at once from zero workers: {many['answered']} answered, median "
         f"{many['median_ms']:.0f} ms, last after {many['max_ms']:.0f} ms.\n"
+    )
+    return page
+
+
+def _docker_table(result: dict[str, Any]) -> str:
+    page: str = (
+        f"Milliseconds from the request to its answer, the empty function, {result['rounds']} rounds in turns: median "
+        "(least to most). The image is there.\n\n"
+        + measure.table(["worker in a", "first reply"], [[way, _cell(each)] for way, each in result["ways"].items()])
     )
     return page
 

@@ -319,9 +319,13 @@ def write(name: str, result: dict[str, Any], tables: str, about: dict[str, Any])
 
 
 def arguments(description: str, **numbers: float) -> argparse.Namespace:
-    """Command line options that are numbers, each with its default; --quick is for trying the benchmark itself."""
+    """Command line options that are numbers, each with its default, or False for a switch; --quick is for trying the
+    benchmark itself."""
     parser = argparse.ArgumentParser(description=description)
     for name, default in numbers.items():
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true")
+            continue
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default {default}")
     parser.add_argument("--no-peers", action="store_true", help="measure gpufn only")
     return parser.parse_args()

@@ -194,19 +194,22 @@ class ContainerLauncher:
         await asyncio.gather(*removing, return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises BuildFailed, PlatformError."""
+        """Raises BuildFailed, PlatformError; also for a share by MPS."""
         assert order.image is not None
         told = order.told
-        image = await self._images.get(order.image, told.bundle_dir, self._teller(told.function, told.revision))
-        kind = Kind(image, limits_of(order))
+        if told.mps is not None:  # it would need the daemon's pipes and its shared memory, and a look at a GPU
+            raise PlatformError("A worker in a container cannot share its GPU by MPS yet: use share='time'.")
+        limits = limits_of(order)
         self._launches += 1
         try:
-            if (standby := self._take(kind, order.modules)) is not None:
+            if (standby := self._take(Kind(self._images.tag(order.image), limits), order.modules)) is not None:
                 try:
                     return await self._hand_over(standby, order, is_standby=True)
                 except PlatformError as error:
                     log.warning("%s starts from nothing: its standby is gone: %s", order.worker, error.message)
-            return await self._hand_over(await self._make(kind, order.modules), order, is_standby=False)
+            tell = self._teller(told.function, told.revision)
+            image = await self._images.get(order.image, told.bundle_dir, tell)
+            return await self._hand_over(await self._make(Kind(image, limits), order.modules), order, is_standby=False)
         finally:
             asyncio.get_running_loop().call_later(_AFTER_LAUNCH_S, self._launched)
 

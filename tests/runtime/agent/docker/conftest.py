@@ -67,6 +67,7 @@ class Daemon:
                     f"--data-root={self.root}/data",
                     f"--exec-root={self.root}/exec",
                     f"--pidfile={self.root}/pid",
+                    "--shutdown-timeout=3",  # for containers that are paused, and hear no SIGTERM
                     "--iptables=false",
                     "--ip6tables=false",
                 ],
