@@ -13,7 +13,7 @@ from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox, inside, sandb
 
 
 def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
-    folder, parcels = Path("/home/run/c/c-1"), Path("/dev/shm/home/c-1")
+    folder, parcels = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
     return sandbox(limits, uid=1_900_000_001, folder=folder, parcels=parcels, packages=["/src/gpufn"], modules=modules)
 
 
@@ -45,7 +45,7 @@ def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
 def test_only_its_parcels_are_mounted_to_be_written() -> None:
     host = made(Limits(256 << 20, 0.5)).host_config
     assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in host["mounts"]} == {
-        ("/home/run/c/c-1", "/gpufn/worker", True),
+        ("/node/run/c/c-1", "/gpufn/worker", True),
         ("/dev/shm/home/c-1", "/gpufn/parcels", False),
         ("/src/gpufn", "/gpufn/lib/gpufn", True),
     }
@@ -92,11 +92,11 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         function="f",
         revision=1,
         spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
-        bundle_dir="/home/cache/bundles/abc",
-        socket="/home/run/w/w-1/s",
+        bundle_dir="/node/cache/bundles/abc",
+        socket="/node/run/w/w-1/s",
         parcels="/dev/shm/home/w-1",
         launched_at=1.0,
-        engines={"net": ("/home/cache/engines/k1", "/home/cache/engines/k2")},
+        engines={"net": ("/node/cache/engines/k1", "/node/cache/engines/k2")},
         memory_limit_bytes=1 << 30,
     )
     told = inside(config)
