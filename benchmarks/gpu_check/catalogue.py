@@ -12,7 +12,7 @@ TOTAL_S: Final = 520.0
 
 STEPS: Final = (
     Step("inventory", "What is there", 20, inventory.inventory),
-    Step("torch", "A torch function from nothing to warm", 90, torch_function.torch_function),
+    Step("torch", "A torch function from nothing to warm", 120, torch_function.torch_function),
     Step("copies", "Park and resume: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
     Step("copies-10gb", "Park and resume: 10 GB to pinned memory and back", 60, copies.park_large),
     Step("overlap", "Copies while the GPU computes", 20, copies.overlap),

@@ -28,9 +28,11 @@ def gpu_tests(machine: Machine) -> Finding:
         raise CannotRun("pytest found no tests")
     told = (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1]
     counts = {what: int(number) for number, what in _COUNT.findall(told)}
-    why = [line.removeprefix("SKIPPED ") for line in ended.stdout.splitlines() if line.startswith("SKIPPED")]
+    skipped = [line.removeprefix("SKIPPED ") for line in ended.stdout.splitlines() if line.startswith("SKIPPED")]
+    if counts.keys() <= {"skipped"} and ended.returncode == 0:
+        raise CannotRun(f"all were skipped; the first at {skipped[0] if skipped else told}")
     return Finding(
         summary=told.strip("= "),
-        figures={"counts": counts, "skipped": why},
+        figures={"counts": counts, "skipped": skipped},
         wrong=[] if ended.returncode == 0 else [told.strip("= ")],
     )
