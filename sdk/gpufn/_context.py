@@ -6,6 +6,7 @@ Context takes everything and keeps nothing.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -50,15 +51,35 @@ class Context:
         self.attempt = attempt
         self.deadline = deadline
         self._channel = channel
+        self._latest = (0.0, "")
         self._told_at = -_PROGRESS_APART_S
+        self._is_late = False  # a Timer tells the latest
+        self._lock = threading.Lock()
         self._restored: tuple[Any] | None = None
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and the one that is 1."""
-        now = time.monotonic()
-        if now - self._told_at >= _PROGRESS_APART_S or fraction >= 1:
-            self._told_at = now
-            self._channel.progress(float(fraction), str(message))
+        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and always the latest."""
+        with self._lock:
+            self._latest = float(fraction), str(message)
+            if self._is_late:
+                return
+            wait_s = self._told_at + _PROGRESS_APART_S - time.monotonic()
+            if wait_s <= 0 or fraction >= 1:
+                self._tell()
+                return
+            self._is_late = True
+        timer = threading.Timer(wait_s, self._tell_late)
+        timer.daemon = True
+        timer.start()
+
+    def _tell_late(self) -> None:
+        with self._lock:
+            self._is_late = False
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        self._channel.progress(*self._latest)
 
     def checkpoint(self, state: Any) -> None:
         """Keep `state` for the next attempt of this call; returns when it is stored, in place of the one before.

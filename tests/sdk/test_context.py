@@ -18,11 +18,13 @@ from gpufn.protocol.limits import CHECKPOINT_BYTES
 class Heard:
     def __init__(self, kept: tuple[str, bytes] | None = None) -> None:
         self.told: list[tuple[float, str]] = []
+        self.was_told = threading.Event()
         self.stored = kept
         self.asked = 0
 
     def progress(self, fraction: float, message: str) -> None:
         self.told.append((fraction, message))
+        self.was_told.set()
 
     def keep(self, content_type: str, body: bytes) -> None:
         self.stored = content_type, body
@@ -42,16 +44,27 @@ def context(heard: Heard) -> Context:
     return Context("i1", 2, 1e9, heard)
 
 
-def test_so_many_progress_reports_a_second_are_told_and_the_last_one(
+def test_progress_is_told_at_once_when_none_was_told_for_a_while(
     context: Context, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 50.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    for step in range(1, 21):
-        now = 50.0 + step / 32
-        context.progress(step / 20, f"step {step}")
-    assert [fraction for fraction, _ in heard.told] == [0.05, 0.25, 0.45, 0.65, 0.85, 1.0]
-    assert heard.told[-1] == (1.0, "step 20")
+    for step in range(1, 5):
+        now += 0.125
+        context.progress(step / 4, f"step {step}")
+    assert heard.told == [(0.25, "step 1"), (0.5, "step 2"), (0.75, "step 3"), (1.0, "step 4")]
+
+
+def test_of_much_progress_at_once_the_first_and_the_latest_are_told(
+    context: Context, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 50.0)
+    for step in range(1, 101):
+        context.progress(step / 200, f"step {step}")
+    while len(heard.told) < 2:
+        heard.was_told.wait()
+        heard.was_told.clear()
+    assert heard.told == [(0.005, "step 1"), (0.5, "step 100")]
 
 
 @pytest.mark.parametrize("state", [{"step": 3, "best": (0.5, {1, 2})}, 0, [], "text"])

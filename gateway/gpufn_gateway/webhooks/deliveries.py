@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
 _TICK_S: Final = 1.0
-_ACK_WAIT_S: Final = 60.0  # more than one try takes
+_ACK_WAIT_S: Final = 30.0  # more than one try takes, and the wait for the call's end before it
 _UNBOUNDED: Final = -1  # those that wait for their next try count as well
 _PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the job
 
