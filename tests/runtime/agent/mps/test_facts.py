@@ -1,0 +1,51 @@
+"""What a node's software can do for GPUs, asked of programs that play NVIDIA's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpufn.device import MpsLevel, NodeFacts
+from gpufn_runtime.agent.devices.facts import node_facts
+from tests.runtime.agent.mps.machine import Machine
+
+V3 = "usage: ...\nmodules:\n  server\n  namespace\n"
+
+
+@pytest.fixture(autouse=True)
+def no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.mark.parametrize(
+    ("help_text", "capacity", "level"),
+    [
+        ("usage: nvidia-cuda-mps-control [-d | -f]", "", MpsLevel.V2),
+        ("server", "", MpsLevel.V2),
+        (V3, "", MpsLevel.V3),
+        (V3, "nvidia/0000:01:00.0/vidmem 85899345920\n", MpsLevel.V3_MEMORY),
+    ],
+)
+def test_a_level_is_what_the_program_shows(
+    help_text: str, capacity: str, level: MpsLevel, machine: Machine, tmp_path: Path
+) -> None:
+    machine.set(v3_help=help_text)
+    file = tmp_path / "dmem.capacity"
+    if capacity:
+        file.write_text(capacity)
+    assert node_facts(True, file) == NodeFacts(mps=level)
+
+
+def test_without_the_program_there_is_no_mps_and_without_gpus_nobody_is_asked(machine: Machine) -> None:
+    assert node_facts(False) == NodeFacts()
+    (machine.folder / "nvidia-cuda-mps-control").unlink()
+    assert node_facts(True) == NodeFacts()
+
+
+@pytest.mark.parametrize(("answer", "runtime"), [('{"nvidia":{"path":"x"},"runc":{}}', "nvidia"), ('{"runc":{}}', "")])
+def test_dockers_runtime_for_gpus_is_known(answer: str, runtime: str, machine: Machine) -> None:
+    docker = machine.folder / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    docker.chmod(0o755)
+    assert node_facts(True).container_runtime == runtime
