@@ -11,9 +11,8 @@ from gpufn import Retry, gpu_function
 def climb(steps: int, stop_at: int, gate: str) -> list[int]:
     """The attempt that made each step. At step `stop_at` it waits for the file `gate`."""
     ctx = gpufn.current()
-    step: int
-    attempts: list[int]
-    step, attempts = ctx.restored or (0, [])
+    begin: tuple[int, list[int]] = ctx.restored or (0, [])
+    step, attempts = begin
     while step < steps:
         if step == stop_at:
             ctx.progress(step / steps, "at the gate")
