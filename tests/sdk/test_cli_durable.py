@@ -87,3 +87,28 @@ def test_a_letter_that_is_not_there_is_not_found(gateway: StubGateway) -> None:
     problem = {"code": "dead_letter_not_found", "detail": "There is no dead letter"}
     gateway.on(f"GET /v1/dlq/f/{ID}", problem, 404, content_type="application/problem+json")
     assert _gpufn("dlq", "show", "f", ID).exit_code == 4
+
+
+def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: StubGateway) -> None:
+    waiting = {"reason": "retry", "detail": "attempt 3 starts in 1.5 s", "eta_s": 1.5}
+    call = {
+        "id": ID,
+        "function": "f",
+        "revision": 3,
+        "state": "queued",
+        "attempt": 3,
+        "submitted_at": 1.0,
+        "waiting": waiting,
+        "eta_s": 1.5,
+        "attempts": LETTER["attempts"],
+    }
+    gateway.on(f"GET /v1/invocations/{ID}", call)
+    lines = _gpufn("status", ID).stdout.splitlines()
+    assert [line.split(maxsplit=1) for line in lines[:4]] == [
+        ["call", "f@3"],
+        ["state", "queued, attempt 3"],
+        ["waits", "attempt 3 starts in 1.5 s (retry)"],
+        ["starts", "in  1.5 s"],
+    ]
+    assert [line.split()[:3] for line in lines[-2:]] == [["1", "lost", "w-1"], ["2", "raised", "w-2"]]
+    assert json.loads(_gpufn("status", ID, "--json").stdout)["eta_s"] == 1.5

@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "submitted:submit",
         "Queue a call and print its id; `gpufn result ID` has its result later.",
     ),
+    "status": (
+        "submitted:status",
+        "Say how a submitted call stands: why it waits, where it runs, how its attempts ended.",
+    ),
     "result": ("submitted:result", "Print the result of a submitted call, or how it failed."),
     "cancel": ("submitted:cancel", "Cancel a submitted call, queued or running."),
     "ls": ("functions:ls", "List the functions."),

@@ -1,4 +1,4 @@
-"""`gpufn submit`, `result`, `cancel`: calls that nobody waits for."""
+"""`gpufn submit`, `status`, `result`, `cancel`: calls that nobody waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 
 from gpufn import media
 from gpufn.cli._call import Arguments, Data, File, Name, Output, body_of, show
-from gpufn.cli._render import Json, print_json, say, step
+from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
 
 Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
 
@@ -55,6 +55,37 @@ def result(
             state = client.invocation(id).state.value
             raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits for its end") from None
     show(answer, output, json=json)
+
+
+def status(id: Id, json: Json = False) -> None:  # noqa: A002
+    """Say how a submitted call stands: why it waits, where it runs, how its attempts ended."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        call = client.invocation(id)
+    if json:
+        print_json(call)
+        return
+    progress = call.progress and f"{call.progress.fraction:.0%} {call.progress.message}".rstrip()
+    print_fields(
+        [
+            ("call", f"{call.function}@{call.revision}"),
+            ("state", call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"),
+            ("waits", call.waiting and f"{call.waiting.detail} ({call.waiting.reason})"),
+            ("place", call.place),
+            ("starts in", None if call.eta_s is None else duration(call.eta_s)),
+            ("worker", call.worker),
+            ("progress", progress),
+            ("submitted", ago(call.submitted_at)),
+            ("took", ", ".join(f"{phase.removesuffix('_s')} {duration(s)}" for phase, s in call.timings.items())),
+            ("error", (call.error or {}).get("message")),
+        ]
+    )
+    if len(call.attempts) > 1:
+        rows = [
+            (str(each.number), each.outcome.value, each.worker, each.message or each.code) for each in call.attempts
+        ]
+        print_table(("attempt", "outcome", "worker", "error"), rows, empty="")
 
 
 def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
