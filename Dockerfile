@@ -1,5 +1,5 @@
 # One image per process: docker build --target gateway -t gpufn-gateway .
-# Written, not built yet: see "What was run where" in the README.
+# Built so far on Debian's Python, not on python:slim: see "What was run where" in the README.
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim AS base
