@@ -36,7 +36,7 @@ class Context:
     >>> import gpufn
     >>> def train(steps: int) -> int:
     ...     ctx = gpufn.current()
-    ...     first, total = ctx.restored or (0, 0)          # an earlier attempt came so far
+    ...     first, total = ctx.restored or (0, 0)  # an earlier attempt came so far
     ...     for step in range(first, steps):
     ...         total += step
     ...         ctx.checkpoint((step + 1, total))

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _WINDOW = 32
+_MOST_WAITS = 64  # threads of one `gather`
 
 
 def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | None = None) -> list[Any]:
-    """The results of calls that were submitted, in the order given; waits for all of them at the same time.
+    """The results of calls that were submitted, in the order given; waits for many of them at the same time.
 
     The first failure is raised at once, and the others go on; with `return_exceptions` a failure takes its result's
     place. Raises TimeoutError when one still runs after `timeout` seconds.
@@ -37,7 +38,7 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
 
     if not calls:
         return []
-    pool = ThreadPoolExecutor(len(calls), thread_name_prefix="gpufn-gather")
+    pool = ThreadPoolExecutor(min(len(calls), _MOST_WAITS), thread_name_prefix="gpufn-gather")
     try:
         waits = [pool.submit(contextvars.copy_context().run, call.result, timeout) for call in calls]
         for wait in as_completed(waits):

@@ -13,17 +13,17 @@ from gpufn.testing import run_locally
 
 
 @gpu_function
-def plus(a: int, b: int = 0) -> int:
+def increased(a: int, b: int = 0) -> int:
     return a + b
 
 
 @gpu_function
-def total(parts: list[int], more: dict[str, int]) -> int:
+def joined(parts: list[int], more: dict[str, int]) -> int:
     return sum(parts) + sum(more.values())
 
 
 @gpu_function
-def fail(message: str) -> int:
+def breaks(message: str) -> int:
     raise ValueError(message)
 
 
@@ -33,16 +33,16 @@ class Pair(NamedTuple):
 
 
 @gpu_function
-def first(pair: Pair) -> int:
+def head_of(pair: Pair) -> int:
     return pair[0]
 
 
 def test_results_take_the_places_of_steps_wherever_they_stand() -> None:
     graph = Graph()
-    one, two = graph.call(plus, 1), graph.call(plus, 2)
-    three = graph.call(plus, one, b=two)
-    whole = graph.call(total, [one, two, three, 10], {"x": three})
-    kept = graph.call(first, Pair(7, 8))
+    one, two = graph.call(increased, 1), graph.call(increased, 2)
+    three = graph.call(increased, one, b=two)
+    whole = graph.call(joined, [one, two, three, 10], {"x": three})
+    kept = graph.call(head_of, Pair(7, 8))
     with run_locally():
         ended = list(graph.run())
     assert (three.result, whole.result, kept.result) == (3, 19, 7)
@@ -66,30 +66,30 @@ def test_no_more_calls_than_the_window_are_under_way() -> None:
 
     graph = Graph()
     for number in range(20):
-        graph.call(plus, number)
-    with run_locally(plus=counted):
+        graph.call(increased, number)
+    with run_locally(increased=counted):
         assert len(list(graph.run(window=3))) == 20
     assert most <= 3
 
 
 def test_the_first_failure_is_raised_with_its_step_and_what_needs_it_never_runs() -> None:
     graph = Graph()
-    bad = graph.call(fail, "no")
-    after = graph.call(plus, bad)
+    bad = graph.call(breaks, "no")
+    after = graph.call(increased, bad)
     with run_locally() as platform:
         with pytest.raises(FunctionRaised, match="no") as raised:
             list(graph.run())
-        assert [call.function for call in platform.calls] == ["fail"]
-    assert "in <Step 0 <Function fail>>" in raised.value.__notes__
-    with pytest.raises(InvalidInput, match="<Step 1 <Function plus>> has not ended"):
+        assert [call.function for call in platform.calls] == ["breaks"]
+    assert "in <Step 0 <Function breaks>>" in raised.value.__notes__
+    with pytest.raises(InvalidInput, match="<Step 1 <Function increased>> has not ended"):
         _ = after.result
 
 
 def test_what_makes_no_graph_is_refused() -> None:
     graph, other = Graph(), Graph()
-    step = other.call(plus, 1)
+    step = other.call(increased, 1)
     with pytest.raises(InvalidInput, match="is a step of another graph"):
-        graph.call(plus, step)
+        graph.call(increased, step)
     with pytest.raises(InvalidInput, match="window is at least 1"):
         list(other.run(window=0))
     with pytest.raises(InvalidInput, match="a step's cost"):
@@ -99,7 +99,7 @@ def test_what_makes_no_graph_is_refused() -> None:
 
 def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted() -> None:
     with run_locally():
-        calls = [plus.spawn(1), fail.spawn("no"), plus.spawn(3)]
+        calls = [increased.spawn(1), breaks.spawn("no"), increased.spawn(3)]
         assert gather(calls[0], calls[2]) == [1, 3]
         assert gather() == []
         with pytest.raises(FunctionRaised, match="no"):
@@ -109,5 +109,5 @@ def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted(
 
 
 def test_gather_gives_results_that_are_nothing() -> None:
-    with run_locally(plus=lambda a: None):
-        assert gather(plus.spawn(1), plus.spawn(2)) == [None, None]
+    with run_locally(increased=lambda a: None):
+        assert gather(increased.spawn(1), increased.spawn(2)) == [None, None]
