@@ -1,0 +1,139 @@
+"""Parts of GPUs on the whole platform, on a machine that plays two of them: NVIDIA's programs on the agent's PATH, and
+libcuda in the workers, follow MPS's rules and keep state. What no GPU was needed for is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from gpufn.home import Home
+from tests.conftest import ROOT, Platform, running_platform
+from tests.runtime.agent.mps.machine import Machine
+
+pytestmark = pytest.mark.e2e
+
+GPUS = [
+    {"uuid": f"GPU-{n}", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30, "multiprocessors": 58}
+    for n in range(2)
+]
+APP = """
+import os, time
+from gpufn import gpu_function
+
+ENV = {env!r}
+PART = {{"gpu": "any", "share": "mps", "vram": "10Gi", "sm": 25, "env": ENV, "max_workers": 1}}
+
+def told() -> dict[str, str]:
+    found = {{name: value for name, value in os.environ.items() if name.startswith("CUDA")}}
+    return found | {{"pid": str(os.getpid())}}
+
+@gpu_function(**PART)
+def part() -> dict[str, str]:
+    return told()
+
+@gpu_function(**PART)
+def neighbour() -> dict[str, str]:
+    return told()
+
+@gpu_function(**PART, trust_domain="others")
+def stranger() -> dict[str, str]:
+    return told()
+
+@gpu_function(gpu="any", share="mps", vram="20Gi", env=ENV)
+def large() -> dict[str, str]:
+    return told()
+
+@gpu_function(**PART)
+def interrupted(mark: str) -> str:
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        time.sleep(60)
+    return "done"
+"""
+
+
+class Node(NamedTuple):
+    platform: Platform
+    machine: Machine
+
+    def pipes(self) -> list[Path]:
+        """Of the daemons that there are."""
+        return [folder / "pipe" for folder in Home(self.platform.home).mps.iterdir()]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    machine = Machine(tmp_path / "bin")
+    environ = {
+        "PATH": f"{machine.folder}:{os.environ['PATH']}",
+        "GPUFN_DEVICES": json.dumps(GPUS),
+        "GPUFN_TEMPLATES": "0",  # what the workers' stand-in needs of the environment is there from the start
+    }
+    search = [ROOT / "tests/e2e/gpu_stand_in", ROOT, ROOT / "sdk", ROOT / "runtime"]
+    env = {"PYTHONPATH": ":".join(map(str, search)), "PLAYED_MPS_CONTROL": f"{machine.folder}/nvidia-cuda-mps-control"}
+    app = tmp_path / "app.py"
+    app.write_text(APP.format(env=env))
+    try:
+        with running_platform(tmp_path / "home", environ=environ) as platform:
+            platform.gpufn("deploy", app)
+            yield Node(platform, machine)
+        assert machine.running() == []  # the daemons end with the platform
+    finally:
+        machine.end()
+
+
+def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    give_up = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    return found
+
+
+def test_functions_share_a_gpu_within_their_limits_and_their_trust_domain(node: Node) -> None:
+    first, second, third = (node.platform.invoke(name) for name in ("part", "neighbour", "stranger"))
+    assert first["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
+    assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert second["CUDA_VISIBLE_DEVICES"] == first["CUDA_VISIBLE_DEVICES"] != third["CUDA_VISIBLE_DEVICES"]
+    assert second["CUDA_MPS_PIPE_DIRECTORY"] == first["CUDA_MPS_PIPE_DIRECTORY"]
+    clients = node.machine.server(Path(first["CUDA_MPS_PIPE_DIRECTORY"]))["clients"]
+    assert sorted(clients) == sorted([int(first["pid"]), int(second["pid"])])
+    assert len(node.machine.running()) == 4
+    shown = node.platform.gpufn("top")
+    assert "MPS v2" in shown
+    assert "mps, 25 %" in shown
+
+
+def test_a_part_that_no_gpu_has_left_waits_and_says_why(node: Node) -> None:
+    for name in ("part", "stranger"):
+        node.platform.invoke(name)
+    waiting = threading.Thread(target=node.platform.post, args=("large",), daemon=True)
+    waiting.start()
+    found = _until(lambda: node.platform.client.get("/v1/functions/large/why").json().get("waiting"))
+    # Idle workers of others make room; until they have, this is what is told.
+    assert found["reason"] in ("no_capacity", "starting")
+    waiting.join(30)
+    assert not waiting.is_alive()
+
+
+def test_a_call_on_a_gpu_that_fails_runs_again_on_the_other(node: Node, tmp_path: Path) -> None:
+    mark = tmp_path / "begun"
+    answers: list[str] = []
+    caller = threading.Thread(
+        target=lambda: answers.append(node.platform.invoke("interrupted", {"mark": str(mark)})), daemon=True
+    )
+    caller.start()
+    _until(mark.exists)
+    (pipe,) = node.pipes()
+    (client,) = node.machine.server(pipe)["clients"]
+    node.machine.fault(pipe)
+    caller.join(60)
+    assert answers == ["done"]
+    assert not Path(f"/proc/{client}").exists()
