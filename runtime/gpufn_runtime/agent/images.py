@@ -64,7 +64,8 @@ class Images:
             task = asyncio.create_task(self._build(spec, tag, bundle), name=f"image-{tag}")
             self._builds[tag] = task
             task.add_done_callback(lambda done: self._built(tag, done))
-        self._listeners.setdefault(tag, []).append(say)
+        if say not in (listeners := self._listeners.setdefault(tag, [])):
+            listeners.append(say)
         await asyncio.shield(task)
         return tag
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpufn.device import Device, DeviceType
 from gpufn.errors import InvalidSpec
+from gpufn.image import ImageSpec
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.settings import AgentSettings, node_name
 
@@ -26,11 +28,32 @@ def test_the_environment_is_read() -> None:
         ({**URL, "GPUFN_TEMPLATES": "many"}, "GPUFN_TEMPLATES"),
         ({**URL, "GPUFN_STOP_GRACE_S": "-1"}, "GPUFN_STOP_GRACE_S"),
         ({**URL, "GPUFN_DEVICES": '{"uuid": 1}'}, "GPUFN_DEVICES"),
+        ({**URL, "GPUFN_LAUNCHER": "podman"}, "GPUFN_LAUNCHER"),
+        ({**URL, "GPUFN_BASE_IMAGE": "python:{version}"}, "GPUFN_BASE_IMAGE"),
+        ({**URL, "GPUFN_BASE_IMAGE": "python:3 RUN"}, "GPUFN_BASE_IMAGE"),
     ],
 )
 def test_an_error_names_the_variable(environ: dict[str, str], names: str) -> None:
     with pytest.raises(InvalidSpec, match=names):
         AgentSettings.from_env(environ)
+
+
+def test_a_function_without_an_image_gets_one_only_where_docker_launches() -> None:
+    assert AgentSettings.from_env(URL).default_image is None
+    image = AgentSettings.from_env({**URL, "GPUFN_LAUNCHER": "docker"}).default_image
+    assert image == ImageSpec(python=f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ({}, "unix:///var/run/docker.sock"),
+        ({"DOCKER_HOST": "unix:///d"}, "unix:///d"),
+        ({"DOCKER_HOST": "unix:///d", "GPUFN_DOCKER_HOST": "unix:///g"}, "unix:///g"),
+    ],
+)
+def test_the_daemon_is_ours_before_everybodys(given: dict[str, str], host: str) -> None:
+    assert AgentSettings.from_env(URL | given).docker_host == host
 
 
 @pytest.mark.parametrize(("text", "name"), [("gpu-1", "gpu-1"), ("A.B_c", "a-b-c"), ("...", "node")])

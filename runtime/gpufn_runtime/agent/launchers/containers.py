@@ -207,8 +207,8 @@ class ContainerLauncher:
                     return await self._hand_over(standby, order, is_standby=True)
                 except PlatformError as error:
                     log.warning("%s starts from nothing: its standby is gone: %s", order.worker, error.message)
-            tell = self._teller(told.function, told.revision)
-            image = await self._images.get(order.image, told.bundle_dir, tell)
+            its_log = _LogOf(self._say, told.function, told.revision)
+            image = await self._images.get(order.image, told.bundle_dir, its_log)
             return await self._hand_over(await self._make(Kind(image, limits), order.modules), order, is_standby=False)
         finally:
             asyncio.get_running_loop().call_later(_AFTER_LAUNCH_S, self._launched)
@@ -352,15 +352,12 @@ class ContainerLauncher:
 
     async def _build(self, use: ContainerUse) -> None:
         try:
-            await self._images.get(use.image, use.bundle, self._teller(use.function, use.revision))
+            await self._images.get(use.image, use.bundle, _LogOf(self._say, use.function, use.revision))
         except GpufnError as error:
             self._say(use.function, use.revision, f"image: {error.message}")
         else:
             self._prepared.pop(use.image, None)
             self._review()
-
-    def _teller(self, function: str, revision: int) -> Callable[[str], None]:
-        return lambda line: self._say(function, revision, line)
 
     async def _add(self, kind: Kind, modules: ModuleSet) -> None:
         try:
@@ -408,6 +405,18 @@ class ContainerLauncher:
     def _review(self) -> None:
         self._settled.clear()
         self._poke.set()
+
+
+@dataclass(frozen=True)
+class _LogOf:
+    """A revision's log: one listener, however often it listens."""
+
+    say: Say
+    function: str
+    revision: int
+
+    def __call__(self, line: str) -> None:
+        self.say(self.function, self.revision, line)
 
 
 def limits_of(order: LaunchOrder) -> Limits:

@@ -1,0 +1,51 @@
+"""Whose connection to a worker's socket is taken for the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from gpufn.ids import digest_of
+from gpufn.protocol import frames
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.revision import Revision
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
+REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=1.0)
+CONTAINER_UID = 1_900_000_001
+
+
+async def is_taken(folder: Path, owner: int) -> bool:
+    """Whether a connection of ours is, to the socket in a folder that belongs to `owner`."""
+    link = WorkerLink("w-1", REVISION, folder / "s", Mock(), 1.0)
+    await link.listen(1.0)
+    os.chown(folder, owner, owner)
+    try:
+        reader, writer = await asyncio.open_unix_connection(folder / "s")
+        writer.write(frames.encode(frames.Hello(PROTOCOL, "w-1", True, 0)))
+        async with asyncio.timeout(10):
+            while not link.was_ready:
+                reading = asyncio.ensure_future(reader.read(1))
+                done, _ = await asyncio.wait([reading], timeout=0.01)
+                reading.cancel()
+                if done:
+                    break
+        writer.close()
+        return link.was_ready
+    finally:
+        link.close()
+
+
+def test_a_worker_is_of_the_user_that_owns_its_folder(tmp_path: Path) -> None:
+    assert asyncio.run(is_taken(tmp_path / "w-1", os.getuid()))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+def test_the_platform_s_own_user_is_not_taken_for_a_worker_in_a_container(tmp_path: Path) -> None:
+    assert not asyncio.run(is_taken(tmp_path / "w-1", CONTAINER_UID))
