@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -41,16 +41,18 @@ from gpufn.protocol.frames import (
     StartFailed,
 )
 from gpufn.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
-from gpufn_runtime.worker import loader, mps_proof, process
+from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
-from gpufn_runtime.worker.device_errors import DeviceFault, fault_of
 from gpufn_runtime.worker.executor import Executor
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.loader import Loaded, LoadError
 from gpufn_runtime.worker.output import Output
 from gpufn_runtime.worker.results import Results
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.device_errors import DeviceFault
 
 CONNECT_S = 10.0  # the runner hears of the assignment when the agent does, and may listen a moment later
 RECONNECT_S = 30.0  # its supervisor starts it again within seconds
@@ -78,6 +80,8 @@ class Worker:
         self._exit_code = 0
         self._forking = threading.local()
         if config.spec.resources.gpu:
+            from gpufn_runtime.worker.device_errors import fault_of  # noqa: PLC0415  (1 ms of every other cold start)
+
             self._results.fault_of = functools.partial(fault_of, shares_by_mps=config.mps is not None)
             self._results.on_fault = self._on_fault
         self._attempts.on_idle = self._stop_if_drained
@@ -149,7 +153,8 @@ class Worker:
         """Before any code of the user's, which must not run without its limits."""
         if self._config.mps is None:
             return
-        from gpufn_runtime.worker.cuda_driver import Driver  # noqa: PLC0415  (ctypes: 5 ms of every other cold start)
+        from gpufn_runtime.worker import mps_proof  # noqa: PLC0415  (with ctypes 5 ms of every other cold start)
+        from gpufn_runtime.worker.cuda_driver import Driver  # noqa: PLC0415
 
         try:
             driver = Driver()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpufn import values
 from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
@@ -13,10 +13,12 @@ from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
-from gpufn_runtime.worker.device_errors import DeviceFault
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.output import Output
+
+if TYPE_CHECKING:
+    from gpufn_runtime.worker.device_errors import DeviceFault
 
 
 class Results:
