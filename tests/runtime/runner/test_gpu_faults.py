@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpufn.bus import records
 from gpufn.errors import DeviceFailed
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import WorkerEvent, WorkerEventKind, encode
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
 from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node
+from tests.runtime.runner.test_durable import submit
 
 
 def _fail(worker: FakeWorker, run: frames.Run) -> None:
@@ -85,5 +87,23 @@ def test_a_stream_that_has_begun_does_not_begin_again(url: str, tmp_path: Path) 
         assert (reply.kind, reply.items) == (OutcomeKind.LOST, 1)
         assert reply.error is not None
         assert reply.error.code == "device_failed"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_submitted_call_whose_gpu_failed_ends_with_its_result(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("kept")
+        call = await submit(node, revision, b"1")
+        for name in ("w-1", "w-2"):
+            worker = await node.worker(revision, name)
+            run, body = await worker.run()
+            assert body == b"1"
+            if name == "w-1":
+                _fail(worker, run)
+            else:
+                worker.answer(run, b"2")
+        record, result = await records.wait(node.bus, call.id, 10)
+        assert (record.state, result, record.attempt) == (InvocationState.SUCCEEDED, b"2", 1)
 
     on_node(url, tmp_path, test)
