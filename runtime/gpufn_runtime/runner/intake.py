@@ -47,6 +47,7 @@ class Intake:
         self._order = QueueOrder()
         self._polling = 0
         self._async_is_known_to_wait = False  # not merely likely, as after a while without a look
+        self._async_was_handed_back = False  # and no empty poll since
         self._sync: Pull | None = None
         self._async: Pull | None = None
         self._is_closed = False
@@ -99,6 +100,9 @@ class Intake:
             capacity = self._capacity()
             if 4 * room >= capacity or 2 * self._sync.credits < capacity:
                 self._sync.grant(room)
+        # While the sync queue is empty its credits only stand, and a backlog must not wait for a look each second.
+        if self._async_is_known_to_wait and not self._order.sync_pending and (idle := self._room() - self._polling) > 0:
+            self._poll_async(idle)
 
     @property
     def others_wait(self) -> bool:
@@ -109,6 +113,13 @@ class Intake:
         """Room is gone: take the credits for it back, or each would bring a delivery that nobody can run."""
         if self._sync is not None:
             self._sync.limit(max(0, self._room() - self._polling))
+
+    def handed_back(self, *, is_submitted: bool) -> None:
+        """A delivery found no room: it waits in its queue again, where no delivery's `pending` counts it."""
+        if is_submitted:
+            self._order.async_waits = self._async_is_known_to_wait = self._async_was_handed_back = True
+        else:
+            self._order.sync_pending = max(1, self._order.sync_pending)
 
     def on_doorbell(self) -> None:
         """An async call was queued."""
@@ -127,24 +138,29 @@ class Intake:
         for pull in (self._sync, self._async):
             if pull is not None:
                 pull.tick(now)
+        if self._sync is not None and self._sync.credits:
+            self._order.sync_pending = 0  # what waited there has been taken, or is gone
         self._look_for_async()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
 
-    def _poll_async(self) -> None:
+    def _poll_async(self, credits: int = 1) -> None:  # noqa: A002
         if self._async is not None:
-            self._polling += 1
-            self._async.poll(1)
+            self._polling += credits
+            self._async.poll(credits)
 
     def _on_async_empty(self, unused: int) -> None:
         self._polling -= unused
-        self._order.async_waits = self._async_is_known_to_wait = False
+        self._order.async_waits = self._async_is_known_to_wait = self._async_was_handed_back = False
         self.offer()
 
     def _on_async(self, delivery: Delivery) -> None:
         self._polling -= 1
-        self._order.async_waits = self._async_is_known_to_wait = delivery.pending > 0
+        waits = delivery.pending > 0 or self._async_was_handed_back
+        self._order.async_waits = self._async_is_known_to_wait = waits
         self._take(delivery)
+        if waits:
+            self.offer()
 
     def _on_sync(self, delivery: Delivery) -> None:
         self._order.sync_pending = delivery.pending

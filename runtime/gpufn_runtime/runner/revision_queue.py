@@ -250,7 +250,7 @@ class RevisionQueue:
         if self._line.is_short and self._slots():
             self._line.append(waiting)
         else:
-            waiting.delivery.nak()
+            self._hand_back(waiting)
 
     def _serve_line(self) -> None:
         while self._line and self._count_free():
@@ -265,7 +265,12 @@ class RevisionQueue:
     def _hand_back_line(self) -> None:
         while self._line:
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
-                self._line.next().delivery.nak()
+                self._hand_back(self._line.next())
+
+    def _hand_back(self, waiting: Waiting) -> None:
+        waiting.delivery.nak()
+        if isinstance(waiting.delivery, Delivery):
+            self._intake.handed_back(is_submitted=not waiting.message.reply)
 
     def _attempts(self) -> Iterator[Attempt]:
         for link in self.links.values():

@@ -257,6 +257,26 @@ def test_another_body_under_an_id_is_refused_before_there_is_a_record(url: str, 
     on_node(url, tmp_path, test)
 
 
+def test_a_backlog_is_served_without_a_pause_between_calls(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("backlog", concurrency=2)
+        worker = await node.worker(revision)
+        for _ in range(50):  # short ones, so that the sync queue has credit for its slots and for a line behind them
+            call = node.invoke(revision)
+            await worker.echo(1)
+            await call.future
+        busy = [node.invoke(revision) for _ in range(2)]
+        runs = [(await worker.run())[0] for _ in busy]
+        made = [record.id for record in await asyncio.gather(*(submit(node, revision) for _ in range(200)))]
+        for run in runs:
+            worker.answer(run)
+        await worker.echo(200)  # each look, once a second, would find one
+        for invocation in made:
+            assert (await ended(node, invocation)).state is InvocationState.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
 def test_following_a_call_one_hears_when_it_starts(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("heard")
