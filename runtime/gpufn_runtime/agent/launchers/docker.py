@@ -1,19 +1,19 @@
 """The Docker daemon of this node, in coroutines. The one module that speaks to it.
 
-docker-py blocks, so each request has a thread for as long as it lasts. What goes wrong is a PlatformError that says
-what was asked and what the daemon answered.
+docker-py blocks, so each request has a thread for as long as it lasts; one that still runs does not hold up the end of
+our process. What goes wrong is a PlatformError that says what was asked and what the daemon answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import io
 import tarfile
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import docker
 import docker.errors
@@ -28,7 +28,6 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 _TIMEOUT_S = 60.0
 _WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen
-_THREADS = 8
 _TAIL_LINES = 40
 _SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 
@@ -45,13 +44,8 @@ class Docker:
     def __init__(self, host: str = DEFAULT_HOST, *, build_network: str = "") -> None:
         self._host = host
         self._build_network = build_network
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="docker")
         self._client: docker.APIClient | None = None
-
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._client is not None:
-            self._client.close()
+        self._connecting = threading.Lock()
 
     # --- containers ---------------------------------------------------------------------------------------------------
 
@@ -206,9 +200,7 @@ class Docker:
 
     async def _ask(self, what: str, request: Callable[[docker.APIClient], _T]) -> _T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, functools.partial(self._run, request)
-            )
+            return await _in_thread(lambda: self._run(request))
         except docker.errors.NotFound as error:
             raise ContainerGone(f"Docker cannot {what}: {_said(error)}") from error
         except docker.errors.APIError as error:
@@ -217,10 +209,36 @@ class Docker:
             raise PlatformError(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error
 
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
-        if self._client is None:
-            # Not from the environment of whoever started us, nor from the context of its command line.
-            self._client = docker.APIClient(self._host, version="auto", timeout=_TIMEOUT_S)
+        with self._connecting:
+            if self._client is None:
+                # Not from the environment of whoever started us, nor from the context of its command line.
+                self._client = docker.APIClient(self._host, version="auto", timeout=_TIMEOUT_S)
         return request(self._client)
+
+
+async def _in_thread(call: Callable[[], _T]) -> _T:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[_T] = loop.create_future()
+
+    def tell(value: _T | None, error: Exception | None) -> None:
+        if ended.done():
+            return  # nobody waits any more
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(cast("_T", value))
+
+    def work() -> None:
+        value, error = None, None
+        try:
+            value = call()
+        except Exception as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, value, error)
+
+    threading.Thread(target=work, name="docker", daemon=True).start()
+    return await ended
 
 
 def _said(error: docker.errors.APIError) -> str:
