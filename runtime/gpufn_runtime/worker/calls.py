@@ -31,7 +31,7 @@ class NestedCalls:
         self._link = link
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._open: dict[int, SimpleQueue[tuple[Answer | AnswerItem | None, bytes]]] = {}
+        self._open: dict[int, _Conversation] = {}
 
     # --- for the user's threads -------------------------------------------------------------------------------------
 
@@ -102,16 +102,17 @@ class NestedCalls:
     # --- for the reader thread --------------------------------------------------------------------------------------
 
     def deliver(self, frame: Answer | AnswerItem, body: bytes) -> None:
-        queue = self._open.get(frame.call)
-        if queue is not None:  # else nobody wants it any more
-            queue.put((frame, body))
+        conversation = self._open.get(frame.call)
+        if conversation is not None:  # else nobody wants it any more
+            conversation.queue.put((frame, body))
 
-    def abandon(self) -> None:
-        """The link is gone, and every answer with it."""
+    def abandon(self, link: int) -> None:
+        """Connection `link` is gone, and every answer to what was asked on it. Also to be called when there is a new
+        one: somebody may have asked while there was none."""
         with self._lock:
-            waiting = list(self._open.values())
-        for queue in waiting:
-            queue.put((None, b""))
+            waiting = [conversation for conversation in self._open.values() if conversation.link <= link]
+        for conversation in waiting:
+            conversation.queue.put((None, b""))
 
 
 class _OwnCall:
@@ -139,29 +140,29 @@ class _Conversation:
     def __init__(self, calls: NestedCalls) -> None:
         self._calls = calls
         self._number = next(calls._numbers)
-        self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
-        self._link_number = calls._link.number
+        self.queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
+        self.link = calls._link.number
         self._ended = False
 
     def __enter__(self) -> _Conversation:
         with self._calls._lock:
-            self._calls._open[self._number] = self._queue
+            self._calls._open[self._number] = self
         return self
 
     def open(self, verb: str, target: str, body: bytes, *, attempt: Attempt | None = None, **fields: Any) -> None:
         attempt = attempt or current_attempt.get()
-        self._link_number = self._calls._link.number
-        parent = attempt.run.attempt if attempt is not None and attempt.link == self._link_number else 0
+        self.link = self._calls._link.number
+        parent = attempt.run.attempt if attempt is not None and attempt.link == self.link else 0
         frame = Call(self._number, verb, target, parent=parent, **fields)
-        self._calls._link.send(frame, body, link=self._link_number)
-        if self._calls._link.number != self._link_number:
-            self._queue.put((None, b""))
+        self._calls._link.send(frame, body, link=self.link)
+        if self._calls._link.number != self.link:
+            self.queue.put((None, b""))
 
     def credit(self, items: int) -> None:
-        self._calls._link.send(CallCredit(self._number, items), link=self._link_number)
+        self._calls._link.send(CallCredit(self._number, items), link=self.link)
 
     def next(self) -> tuple[Answer | AnswerItem, bytes]:
-        frame, data = self._queue.get()
+        frame, data = self.queue.get()
         if frame is None:
             self._ended = True
             raise PlatformError(_LOST)
@@ -172,7 +173,7 @@ class _Conversation:
         with self._calls._lock:
             del self._calls._open[self._number]
         if not self._ended:
-            self._calls._link.send(CloseCall(self._number), link=self._link_number)
+            self._calls._link.send(CloseCall(self._number), link=self.link)
 
 
 def _raise_unless_succeeded(answer: Answer) -> None:

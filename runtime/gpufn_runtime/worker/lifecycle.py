@@ -187,10 +187,11 @@ class Worker:
                     self._executor.lend_socket()
                 self._may_end = True
                 self._attempts.abandon()
-                self._calls.abandon()
+                self._calls.abandon(self._link.number)
                 self._attempts.check_idle()
                 if self._draining or not self._link.connect(RECONNECT_S, lambda: self._attempts.stale):
                     break
+                self._calls.abandon(self._link.number - 1)
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())
@@ -198,7 +199,7 @@ class Worker:
             print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
             self._link.close()
             self._attempts.abandon()
-            self._calls.abandon()
+            self._calls.abandon(self._link.number)
         if not self._draining:
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()

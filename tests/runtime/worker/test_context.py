@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from gpufn import values
 from gpufn.errors import BusUnavailable, PayloadTooLarge
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.frames import Call, Progress
+from gpufn.protocol.frames import Call, Progress, Ready
 
 Start = Any
 
@@ -108,3 +109,35 @@ def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
         """
     )
     assert b"gpufn.current() is for one call: there is none in a hook" in worker.call()
+
+
+def test_a_call_that_asks_while_no_runner_is_there_is_told_when_there_is_one_again(
+    start: Start, tmp_path: Path
+) -> None:
+    """Its question was lost: it would have waited for an answer for ever, and kept its slot."""
+    worker = start(
+        """
+        import gpufn, pathlib, time
+        def f(gate: str = "", asked: str = ""):
+            if not gate:
+                return True
+            pathlib.Path(asked + ".begun").touch()
+            while not pathlib.Path(gate).exists():
+                time.sleep(0.001)
+            pathlib.Path(asked).touch()
+            gpufn.current().checkpoint(1)
+        """
+    )
+    gate, asked = tmp_path / "gate", tmp_path / "asked"
+    worker.run(json.dumps({"gate": str(gate), "asked": str(asked)}).encode())
+    while not Path(f"{asked}.begun").exists():
+        pass
+    worker.hang_up()
+    gate.touch()
+    while not asked.exists():
+        pass
+    worker.listen()
+    assert worker.accept().running == 1
+    assert isinstance(worker.next()[0], Ready)
+    while not worker.freed:
+        assert worker.call() == b"true"
