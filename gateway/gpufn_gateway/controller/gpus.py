@@ -1,4 +1,4 @@
-"""Which GPUs of one node a worker gets: `choose(resources, kind, report, used, limits) -> GpuFit | str`. Pure.
+"""Which GPUs of one node a worker gets: `choose(...) -> GpuFit | str`. Pure.
 
 1. Filter: GPUs of the kind that are healthy and that the share can be had of. A GPU is in the mode of its first tenant
    until it is empty.
@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, Share
+from gpufn.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
 
@@ -23,6 +23,7 @@ from .leases import GpuUse, Used
 from .limits import Limits
 
 ANY_KIND = "any"
+_UNUSED: Final = GpuUse(Share.EXCLUSIVE, workers=0)
 _MOST_COMPARED: Final = 16  # choosing 8 of them is 12,870 sets to look at
 
 
@@ -55,9 +56,10 @@ def has_kind(device: Device, wanted: str) -> bool:
     return name in kind and not (device.parent and name in kind.partition(" mig ")[0])
 
 
-def choose(resources: Resources, kind: str, report: NodeReport, used: Used, limits: Limits) -> GpuFit | str:
-    """The GPUs to take, or what is missing, in words."""
-    gpus = [device for device in report.devices if device.type is DeviceType.GPU and has_kind(device, kind)]
+def choose(
+    resources: Resources, kind: str, gpus: Sequence[Device], *, report: NodeReport, used: Used, limits: Limits
+) -> GpuFit | str:
+    """The GPUs to take of `gpus`, which are those of this `kind`; or what is missing, in words."""
     if resources.gpu_count > 1:
         gpus = [device for device in gpus if not device.parent]  # a process can use one instance, not two
     named = "" if kind.lower() == ANY_KIND else f" {kind}"
@@ -67,8 +69,9 @@ def choose(resources: Resources, kind: str, report: NodeReport, used: Used, limi
         return "it has no MPS: nvidia-cuda-mps-control is not there"
     free: list[Device] = []
     lacks: list[tuple[_Lack, str, Device]] = []
+    uses = used.gpus
     for device in gpus:
-        lack = _lack(resources, device, used.gpus.get(device.uuid), limits)
+        lack = _lack(resources, device, uses.get(device.uuid), limits)
         if lack is None:
             free.append(device)
         else:
@@ -105,15 +108,17 @@ def _lack(  # noqa: PLR0911 - one line per reason
 
 
 def _shared(free: Sequence[Device], resources: Resources, used: Used) -> GpuFit | None:
-    best: GpuFit | None = None
+    """The best by score, and by name where scores are equal."""
+    scored: list[tuple[tuple[float, ...], str, Device]] = []
     for device in free:
-        use = used.gpus.get(device.uuid)
-        left_bytes = device.memory_bytes - (resources.vram_bytes or 0) - (use.vram_bytes if use is not None else 0)
-        sm_percent = (resources.sm_percent or 0) + (use.sm_percent if use is not None else 0)
-        score = (sm_percent > 100, use is None, left_bytes)
-        if best is None or (score, device.uuid) < (best.score, best.gpus[0].uuid):
-            best = GpuFit((device,), score)
-    return best
+        use = used.gpus.get(device.uuid, _UNUSED)
+        left_bytes = device.memory_bytes - (resources.vram_bytes or 0) - use.vram_bytes
+        score = (use.sm_percent + (resources.sm_percent or 0) > 100, use is _UNUSED, left_bytes)
+        scored.append((score, device.uuid, device))
+    if not scored:
+        return None
+    score, _, device = min(scored)  # names differ, so devices are never compared
+    return GpuFit((device,), score)
 
 
 def _whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:

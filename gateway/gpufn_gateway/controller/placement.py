@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpufn.device import DeviceShare, DeviceType, Share
+from gpufn.device import Device, DeviceShare, DeviceType, Share
 from gpufn.engine import CPU_KIND
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
@@ -22,6 +22,7 @@ from .leases import LeaseBook, Used
 from .limits import Limits
 
 UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not say what it needs
+_NOT_ASKED = None, ""
 _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
 
 
@@ -42,11 +43,22 @@ class NoRoom(msgspec.Struct, frozen=True):
         return "; ".join(f"{node}: {text}" for node, text in self.missing)
 
 
+class _Offer(msgspec.Struct, frozen=True):
+    """What of a node a kind names: `gpus` that there are engines for."""
+
+    report: NodeReport
+    pool: Device | None
+    gpus: tuple[Device, ...]
+
+
 class _Fit(msgspec.Struct, frozen=True):
-    node: str
-    share: DeviceShare
-    why: str
+    """Where it could be; the lowest score wins."""
+
     score: tuple[float, ...]
+    node: str
+    pool: Device
+    gpus: tuple[Device, ...]
+    left_bytes: int  # of the node's memory
 
 
 def place(
@@ -62,15 +74,18 @@ def place(
     missing: dict[str, str] = {}
     for kind in resources.gpu or (None,):
         fits: list[_Fit] = []
-        question = resources, kind, limits, engine_kinds
+        about, question = (kind, engine_kinds), (resources, kind, limits, engine_kinds)
         for report in nodes:
-            # Many workers of one function are placed at a time, and each changes one node.
+            # Many workers are placed at a time, and each changes one node.
             notes = leases.notes(report.node)
-            asked_of, fit = notes.get(question, (None, ""))
+            asked_of, fit = notes.get(question, _NOT_ASKED)
             if asked_of is not report:
-                offered = report if engine_kinds is None else _with_engines(report, kind, engine_kinds)
+                offered_by, offer = notes.get(about, _NOT_ASKED)
+                if offered_by is not report:
+                    offer = _offer(report, kind, engine_kinds)
+                    notes[about] = report, offer
                 used = leases.used(report.node)
-                fit = offered if isinstance(offered, str) else _fit(resources, kind, offered, used, limits)
+                fit = offer if isinstance(offer, str) else _fit(resources, kind, offer, used, limits)
                 notes[question] = report, fit
             if isinstance(fit, str):
                 # The first kind's shortage is told: it is the one that the user would rather have.
@@ -78,25 +93,28 @@ def place(
             else:
                 fits.append(fit)
         if fits:
-            best = min(fits, key=lambda fit: (fit.score, fit.node))
-            return Placement(best.node, best.share, best.why)
+            return _placement(resources, min(fits, key=lambda fit: (fit.score, fit.node)))
     return NoRoom(tuple(sorted(missing.items())))
 
 
-def _with_engines(report: NodeReport, kind: str | None, engine_kinds: frozenset[str]) -> NodeReport | str:
-    """The node without the GPUs that there is no engine for; or which those are, when no other will do."""
-    if kind is None:
-        return report if CPU_KIND in engine_kinds else "there is no engine for the CPU"
-    gpus = [device for device in report.devices if device.type is DeviceType.GPU]
-    acceptable = {device.kind for device in gpus if has_kind(device, kind)}
-    if acceptable and not acceptable & engine_kinds:
-        return f"there is no engine for {' or '.join(sorted(acceptable))}: deploy again to have one built"
-    without = [device for device in gpus if device.kind not in engine_kinds]
-    return msgspec.structs.replace(report, devices=tuple(each for each in report.devices if each not in without))
-
-
-def _fit(resources: Resources, kind: str | None, report: NodeReport, used: Used, limits: Limits) -> _Fit | str:
+def _offer(report: NodeReport, kind: str | None, engine_kinds: frozenset[str] | None) -> _Offer | str:
+    """Without the GPUs that there is no engine for; or which those are, when no other will do."""
     pool = next((device for device in report.devices if device.type is DeviceType.CPU), None)
+    gpus = tuple(device for device in report.devices if device.type is DeviceType.GPU)
+    if kind is None:
+        has_engine = engine_kinds is None or CPU_KIND in engine_kinds
+        return _Offer(report, pool, gpus) if has_engine else "there is no engine for the CPU"
+    gpus = tuple(device for device in gpus if has_kind(device, kind))
+    if engine_kinds is not None and gpus:
+        acceptable = {device.kind for device in gpus}
+        if not acceptable & engine_kinds:
+            return f"there is no engine for {' or '.join(sorted(acceptable))}: deploy again to have one built"
+        gpus = tuple(device for device in gpus if device.kind in engine_kinds)
+    return _Offer(report, pool, gpus)
+
+
+def _fit(resources: Resources, kind: str | None, offer: _Offer, used: Used, limits: Limits) -> _Fit | str:
+    pool = offer.pool
     if pool is None:
         return "it offers no CPU"
     memory_bytes = resources.memory_bytes or UNSTATED_MEMORY_BYTES
@@ -109,34 +127,32 @@ def _fit(resources: Resources, kind: str | None, report: NodeReport, used: Used,
     if left_cores < -_ROUNDING:
         return f"needs {resources.cpu:g} cores, {max(0.0, left_cores + resources.cpu):.3g} are free"
     if kind is not None:
-        found = choose(resources, kind, report, used, limits)
+        found = choose(resources, kind, offer.gpus, report=offer.report, used=used, limits=limits)
         if isinstance(found, str):
             return found
         fit = found
     else:
-        free = sum(device.type is DeviceType.GPU and device.uuid not in used.gpus for device in report.devices)
-        fit = GpuFit((), (free,))
+        fit = GpuFit((), (sum(device.uuid not in used.gpus for device in offer.gpus),))
     is_oversubscribed = used.cores + resources.cpu > pool.cores + _ROUNDING
-    return _Fit(
-        report.node,
-        DeviceShare(
-            cpu_device=pool.uuid,
-            cores=resources.cpu,
-            memory_bytes=memory_bytes,
-            gpus=tuple(gpu.uuid for gpu in fit.gpus),
-            mode=resources.share if fit.gpus else Share.EXCLUSIVE,
-            vram_bytes=resources.vram_bytes or 0,
-            sm_percent=resources.sm_percent or 100,
-            trust_domain=resources.trust_domain,
-        ),
-        f"{_named(fit)} on {report.node}, {size(left_bytes)} of its memory left",
-        (is_oversubscribed, *fit.score, left_bytes, left_cores),
+    return _Fit((is_oversubscribed, *fit.score, left_bytes, left_cores), offer.report.node, pool, fit.gpus, left_bytes)
+
+
+def _placement(resources: Resources, fit: _Fit) -> Placement:
+    share = DeviceShare(
+        cpu_device=fit.pool.uuid,
+        cores=resources.cpu,
+        memory_bytes=resources.memory_bytes or UNSTATED_MEMORY_BYTES,
+        gpus=tuple(gpu.uuid for gpu in fit.gpus),
+        mode=resources.share if fit.gpus else Share.EXCLUSIVE,
+        vram_bytes=resources.vram_bytes or 0,
+        sm_percent=resources.sm_percent or 100,
+        trust_domain=resources.trust_domain,
     )
+    return Placement(fit.node, share, f"{_named(fit.gpus)} on {fit.node}, {size(fit.left_bytes)} of its memory left")
 
 
-def _named(fit: GpuFit) -> str:
+def _named(gpus: tuple[Device, ...]) -> str:
     """As ``2 x NVIDIA H100``: several are of one model."""
-    if not fit.gpus:
+    if not gpus:
         return "CPU"
-    count = len(fit.gpus)
-    return fit.gpus[0].kind if count == 1 else f"{count} x {fit.gpus[0].kind}"
+    return gpus[0].kind if len(gpus) == 1 else f"{len(gpus)} x {gpus[0].kind}"
