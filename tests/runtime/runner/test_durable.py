@@ -10,6 +10,7 @@ import pytest
 
 from gpufn.bus import dead_letters, objects, records, streams
 from gpufn.bus.connection import Message
+from gpufn.bus.consumer import Delivery
 from gpufn.errors import ErrorInfo, IdempotencyMismatch
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -19,6 +20,7 @@ from gpufn.protocol.limits import RECORD_BYTES
 from gpufn.protocol.messages import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import Retry
+from gpufn_runtime.runner.intake import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 NO = ErrorInfo("function_raised", "no", error_type="ValueError", error_bases=("ValueError",))
@@ -257,22 +259,26 @@ def test_another_body_under_an_id_is_refused_before_there_is_a_record(url: str, 
     on_node(url, tmp_path, test)
 
 
-def test_a_backlog_is_served_without_a_pause_between_calls(url: str, tmp_path: Path) -> None:
+def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        revision = await node.deploy("backlog", concurrency=2)
-        worker = await node.worker(revision)
-        for _ in range(50):  # short ones, so that the sync queue has credit for its slots and for a line behind them
-            call = node.invoke(revision)
-            await worker.echo(1)
-            await call.future
-        busy = [node.invoke(revision) for _ in range(2)]
-        runs = [(await worker.run())[0] for _ in busy]
-        made = [record.id for record in await asyncio.gather(*(submit(node, revision) for _ in range(200)))]
-        for run in runs:
-            worker.answer(run)
-        await worker.echo(200)  # each look, once a second, would find one
-        for invocation in made:
-            assert (await ended(node, invocation)).state is InvocationState.SUCCEEDED
+        revision = await node.deploy("backlog")
+        taken: asyncio.Queue[Delivery] = asyncio.Queue()
+
+        def take(delivery: Delivery) -> None:
+            delivery.ack()
+            taken.put_nowait(delivery)
+            intake.offer()
+
+        intake = Intake(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take)
+        intake.open()
+        node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
+        await taken.get()
+        for _ in range(20):
+            await submit(node, revision)
+        intake.on_doorbell()  # one; and nobody ticks
+        for _ in range(20):
+            await taken.get()
+        intake.close()
 
     on_node(url, tmp_path, test)
 
