@@ -117,8 +117,8 @@ def _shared(free: Sequence[Device], resources: Resources, used: Used) -> GpuFit 
         scored.append((score, device.uuid, device))
     if not scored:
         return None
-    score, _, device = min(scored)  # names differ, so devices are never compared
-    return GpuFit((device,), score)
+    best, _, chosen = min(scored)  # names differ, so devices are never compared
+    return GpuFit((chosen,), best)
 
 
 def _whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:
