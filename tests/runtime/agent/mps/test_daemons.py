@@ -101,7 +101,7 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
         assert len(machine.running()) == 2  # somebody may come in a moment
         node.clock.now += 31
         await node.shares.look("GPU-1")
-        assert machine.running() == []
+        assert machine.rests()
 
     on_node(work)
 
@@ -113,7 +113,7 @@ def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Mac
             await node.shares.prepare(G, WHOLE)
         node.shares.left("w-1")
         assert await node.shares.prepare(G, WHOLE) == {}
-        assert machine.running() == []
+        assert machine.rests()
 
     on_node(work)
 
@@ -240,7 +240,7 @@ def test_an_agent_takes_over_the_daemons_of_the_one_before(on_node: Any, machine
         machine.kill_daemon(pipe)
         node.shares = node.agent()
         await node.shares.take_over()
-        assert machine.running() == []
+        assert machine.rests()
 
     on_node(work)
 
