@@ -7,6 +7,7 @@ deploy builds.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class LocalSession:
     """`session(*arrays, **named)` → the array of its one output, or `Outputs`. InvalidInput names a wrong input."""
 
     def __init__(self, path: Path) -> None:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # from 1.29 on it reports to its maker unless told not to
         try:
             import onnxruntime  # noqa: PLC0415  heavy, and a program that calls no model here does without
         except ImportError as error:
