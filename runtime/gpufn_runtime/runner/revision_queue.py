@@ -114,7 +114,7 @@ class RevisionQueue:
         self._run_seconds = 0.0
         self._line = Line()
         spec = revision.spec
-        self._share = spec.batch.max_size if spec.batch is not None else 1  # calls that may share the time of a run
+        self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # at most; they share its time
 
     # --- workers come and go ------------------------------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class RevisionQueue:
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
         self._ended += 1
         self._run_seconds += run_s
-        self._line.ended(run_s / self._share, len(body))
+        self._line.ended(run_s / self._calls_per_run, len(body))
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
         parcel = ""
         if result.parcel:
