@@ -254,23 +254,9 @@ class Settler:
 
 
 def _record(message: InvocationMessage, outcome: Outcome, now: float, keep_s: float) -> CallRecord:
-    return CallRecord(
-        id=message.id,
-        function=message.function,
-        revision=message.revision,
-        method=message.method,
-        state=state_after(outcome.kind),
-        submitted_at=message.submitted_at,
-        ended_at=now,
-        attempt=message.attempt,
-        error=outcome.error,
-        queue_s=max(0.0, now - message.submitted_at),
-        run_s=0.0,
-        digest=message.digest,
-        attempts=message.attempts,
-        keep_s=keep_s,
-        webhook=message.webhook,
-    )
+    record = records.ended(message, outcome, now)
+    queue_s = max(0.0, now - message.submitted_at)
+    return msgspec.structs.replace(record, queue_s=queue_s, run_s=0.0, keep_s=keep_s)
 
 
 def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRecord, ...]:

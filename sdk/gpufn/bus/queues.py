@@ -8,7 +8,7 @@ import logging
 from gpufn.bus import dead_letters, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
-from gpufn.invocation import Outcome, OutcomeKind, state_after
+from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
@@ -91,7 +91,7 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
         if await records.where(bus, invocation.id) is not None:
             return False
         if not invocation.reply:
-            is_ended = await records.end(bus, _ended_record(invocation, outcome, now))
+            is_ended = await records.end(bus, records.ended(invocation, outcome, now))
             await take_out_ended(bus, seq, invocation)
             return is_ended
         if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
@@ -114,23 +114,6 @@ async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> b
             await dead_letters.bury(bus, found[0], *unpack_invocation(stored.payload))
     await streams.delete_message(bus, subjects.ASYNC, seq)
     return True
-
-
-def _ended_record(invocation: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
-    return CallRecord(
-        id=invocation.id,
-        function=invocation.function,
-        revision=invocation.revision,
-        method=invocation.method,
-        state=state_after(outcome.kind),
-        submitted_at=invocation.submitted_at,
-        ended_at=now,
-        attempt=invocation.attempt,
-        error=outcome.error,
-        digest=invocation.digest,
-        attempts=invocation.attempts,
-        webhook=invocation.webhook,
-    )
 
 
 def _ended_reply(invocation: InvocationMessage, outcome: Outcome, now: float) -> ResultReply:

@@ -26,7 +26,7 @@ from gpufn.bus.signs import Signs
 from gpufn.bus.summaries import newest, summary
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState
+from gpufn.invocation import InvocationState, Outcome, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
@@ -48,6 +48,25 @@ log = logging.getLogger(__name__)
 _WHERE_TIMEOUT_S = 0.1
 
 _held_by = msgspec.msgpack.Decoder(HeldBy)
+
+
+def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
+    """The record of a call's end at `now`, with all that the message has for it; when and for how long it ran is for
+    whoever ran it to add."""
+    return CallRecord(
+        id=message.id,
+        function=message.function,
+        revision=message.revision,
+        method=message.method,
+        state=state_after(outcome.kind),
+        submitted_at=message.submitted_at,
+        ended_at=now,
+        attempt=message.attempt,
+        error=outcome.error,
+        digest=message.digest,
+        attempts=message.attempts,
+        webhook=message.webhook,
+    )
 
 
 async def submit(
