@@ -35,32 +35,28 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import Health
-from gpufn.engine import CPU_KIND
 from gpufn.errors import ErrorInfo, FunctionStartFailed, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.launch import EXIT_START_FAILED, MpsLimits, WorkerConfig
+from gpufn.protocol.launch import EXIT_START_FAILED
 from gpufn.protocol.messages import (
     KillOrder,
     ProcessReport,
     RunnerReport,
     WorkerEventKind,
 )
-from gpufn.revision import Revision
-from gpufn.spec import FunctionSpec
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.environment import container_environment, worker_environment
 from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
-from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, Launcher, LaunchOrder
-from gpufn_runtime.agent.launchers.sandbox import Limits
+from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, Launcher
 from gpufn_runtime.agent.mps.base import GpuShares
+from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
@@ -74,7 +70,6 @@ _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than t
 _PARTIAL_LINE_S = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
-_MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _kill_order = msgspec.msgpack.Decoder(KillOrder)
@@ -141,7 +136,7 @@ class Agent:
         self._launcher = launcher
         self._groups = groups
         self._clock = clock
-        self._default_image = default_image
+        self._orders = Orders(home, devices, default_image)
         self._stop_grace_s = stop_grace_s
         self._kill_after_s = kill_after_s
         self._drain_grace_s = drain_grace_s
@@ -149,7 +144,6 @@ class Agent:
         self._devices = devices
         self._shares = shares
         shares.end = self._end_for_its_gpu
-        self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
         self._fleet = Fleet()
         self._reports = Reports(
             bus,
@@ -169,8 +163,8 @@ class Agent:
             gpu_kinds=(device.kind for device in devices.gpus),
             launcher=launcher,
             running=lambda: {(record.function, record.revision) for record in self._fleet.records.values()},
-            image_of=self._image,
-            limits_of=lambda spec: Limits(self._memory_limit(spec), spec.resources.cpu, spec.egress),
+            image_of=self._orders.image,
+            limits_of=self._orders.limits,
         )
         self._workers: dict[str, _Worker] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
@@ -341,20 +335,23 @@ class Agent:
         try:
             revision = await self._preparation.revision(record.function, record.revision)
             bundle = await self._preparation.bundle(revision)
-            engines = await self._preparation.engines(revision, self._kind(assignment))
+            engines = await self._preparation.engines(revision, self._orders.kind(assignment))
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
                 return
             joins = await self._shares.prepare((record.function, record.revision), assignment.share)
-            if joins and self._image(revision.spec) is not None:
+            is_process = self._orders.image(revision.spec) is None
+            if joins and not is_process:
                 raise FunctionStartFailed("share='mps' in a container: this release of gpufn does not have it yet")
-            if self._image(revision.spec) is None:
-                group = self._groups.create(record.worker, self._memory_limit(revision.spec))
-            config = self._config(record, revision, bundle, engines, launched_at=launched_at, group=group)
+            if is_process:
+                group = self._groups.create(record.worker, self._orders.memory_bytes(revision.spec))
+            config = self._orders.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
             folder.create(config)
             fifo = folder.open_output()
             try:
-                launched = await self._launcher.launch(self._order(config, revision, folder, assignment, joins))
+                modules = self._preparation.modules(revision)
+                order = self._orders.launch(config, folder, assignment, joins=joins, modules=modules)
+                launched = await self._launcher.launch(order)
                 try:
                     self._attend(record, folder, group, launched, fifo)
                 except BaseException:
@@ -399,69 +396,6 @@ class Agent:
         self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure("launch", error))
         record.phase = Phase.GONE
         self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
-
-    def _config(
-        self,
-        record: WorkerRecord,
-        revision: Revision,
-        bundle: str,
-        engines: dict[str, tuple[str, ...]],
-        *,
-        launched_at: float,
-        group: MemoryGroup | None,
-    ) -> WorkerConfig:
-        return WorkerConfig(
-            worker=record.worker,
-            function=record.function,
-            revision=record.revision,
-            spec=revision.spec,
-            bundle_dir=bundle,
-            engines=engines,
-            socket=os.fspath(self._home.worker_socket(record.worker)),
-            parcels=os.fspath(self._home.parcels / record.worker),
-            launched_at=launched_at,
-            mps=self._mps_limits(record),
-            memory_limit_bytes=self._memory_limit(revision.spec) if group is None else None,
-            cgroup_procs=() if group is None else (os.fspath(group.entrance),),
-        )
-
-    def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:
-        if record.assignment is None or not record.shares_by_mps:
-            return None
-        share = record.assignment.share
-        multiprocessors = next((gpu.multiprocessors for gpu in self._devices.gpus if gpu.uuid in share.gpus), 0)
-        return MpsLimits(share.vram_bytes, share.sm_percent, multiprocessors)
-
-    def _kind(self, assignment: Assignment) -> str:
-        """The DeviceKind whose engines the worker runs."""
-        gpus = assignment.share.gpus
-        return next((device.kind for device in self._devices.gpus if device.uuid in gpus), CPU_KIND)
-
-    def _order(
-        self,
-        config: WorkerConfig,
-        revision: Revision,
-        folder: WorkerFolder,
-        assignment: Assignment,
-        joins: dict[str, str],
-    ) -> LaunchOrder:
-        spec, gpus, image = revision.spec, assignment.share.gpus, self._image(revision.spec)
-        return LaunchOrder(
-            worker=config.worker,
-            folder=folder.path,
-            config=folder.config,
-            output=folder.output,
-            environment=joins
-            | (container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)),
-            told=config,
-            modules=self._preparation.modules(revision),
-            image=image,
-            gpus=gpus,
-        )
-
-    def _image(self, spec: FunctionSpec) -> ImageSpec | None:
-        """None for a process."""
-        return spec.image or self._default_image
 
     def _attend(
         self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, launched: Launched, fifo: int
@@ -741,9 +675,6 @@ class Agent:
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]
-
-    def _memory_limit(self, spec: FunctionSpec) -> int:
-        return spec.resources.memory_bytes or self._default_memory
 
     def _spawn(self, owner: set[asyncio.Task[None]], work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

@@ -1,0 +1,108 @@
+"""What a worker is to be: its config, limits and environment, from its Revision and the share that it holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gpufn.device import Device
+from gpufn.engine import CPU_KIND
+from gpufn.home import Home
+from gpufn.image import ImageSpec
+from gpufn.protocol.launch import MpsLimits, WorkerConfig
+from gpufn.revision import Revision
+from gpufn.spec import FunctionSpec
+from gpufn.workers import Assignment
+from gpufn_runtime.agent.cgroups import MemoryGroup
+from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environment import container_environment, worker_environment
+from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.folders import WorkerFolder
+from gpufn_runtime.agent.launchers.base import LaunchOrder
+from gpufn_runtime.agent.launchers.sandbox import Limits
+
+_MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
+
+
+class Orders:
+    """`default_image` is that of a function without one: None, and it is a process."""
+
+    def __init__(self, home: Home, devices: DeviceWatch, default_image: ImageSpec | None) -> None:
+        self._home = home
+        self._devices = devices
+        self._default_image = default_image
+        self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
+
+    def image(self, spec: FunctionSpec) -> ImageSpec | None:
+        """None for a process."""
+        return spec.image or self._default_image
+
+    def memory_bytes(self, spec: FunctionSpec) -> int:
+        return spec.resources.memory_bytes or self._default_memory
+
+    def limits(self, spec: FunctionSpec) -> Limits:
+        return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress)
+
+    def kind(self, assignment: Assignment) -> str:
+        """The DeviceKind whose engines the worker runs."""
+        return next((gpu.kind for gpu in self._gpus(assignment)), CPU_KIND)
+
+    def config(
+        self,
+        record: WorkerRecord,
+        revision: Revision,
+        bundle: str,
+        engines: dict[str, tuple[str, ...]],
+        *,
+        launched_at: float,
+        group: MemoryGroup | None,
+    ) -> WorkerConfig:
+        return WorkerConfig(
+            worker=record.worker,
+            function=record.function,
+            revision=record.revision,
+            spec=revision.spec,
+            bundle_dir=bundle,
+            engines=engines,
+            socket=os.fspath(self._home.worker_socket(record.worker)),
+            parcels=os.fspath(self._home.parcels / record.worker),
+            launched_at=launched_at,
+            mps=self._mps_limits(record),
+            memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
+            cgroup_procs=() if group is None else (os.fspath(group.entrance),),
+        )
+
+    def launch(
+        self,
+        config: WorkerConfig,
+        folder: WorkerFolder,
+        assignment: Assignment,
+        *,
+        joins: Mapping[str, str],
+        modules: frozenset[str],
+    ) -> LaunchOrder:
+        """`joins` is the environment by which it joins its part of a GPU; `modules` what a standby has ready for it."""
+        spec, gpus = config.spec, assignment.share.gpus
+        image = self.image(spec)
+        own = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
+        return LaunchOrder(
+            worker=config.worker,
+            folder=folder.path,
+            config=folder.config,
+            output=folder.output,
+            environment={**joins, **own},
+            told=config,
+            modules=modules,
+            image=image,
+            gpus=gpus,
+        )
+
+    def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:
+        if record.assignment is None or not record.shares_by_mps:
+            return None
+        share = record.assignment.share
+        multiprocessors = next((gpu.multiprocessors for gpu in self._gpus(record.assignment)), 0)
+        return MpsLimits(share.vram_bytes, share.sm_percent, multiprocessors)
+
+    def _gpus(self, assignment: Assignment) -> list[Device]:
+        return [gpu for gpu in self._devices.gpus if gpu.uuid in assignment.share.gpus]
