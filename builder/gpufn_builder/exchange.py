@@ -28,7 +28,7 @@ class MeasurePlan(msgspec.Struct, frozen=True):
     warm_up_s: float = 0.2
     least_s: float = 3.0
     most_s: float = 12.0
-    trial_s: float = 0.1
+    trial_s: float = 0.25
 
     def scaled(self, least_s: float) -> MeasurePlan:
         """The same in proportion."""

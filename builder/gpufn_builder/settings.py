@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
+from gpufn.settings import InvalidSetting, bus_url, node_name
 from gpufn.spec import parse_bytes
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
 
-_NODE = re.compile(r"[a-z0-9-]{1,40}")
 _SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
 
 
 @dataclass(frozen=True)
 class BuilderSettings:
-    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name. GPUFN_HOME: where its state is.
+    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name; the host's by default. GPUFN_HOME: where its state is.
     GPUFN_BUILD_MEMORY: what each process that compiles may use, such as "16Gi"; three quarters of the machine's memory
     by default. GPUFN_BUILD_MEASURE: for how many seconds an engine is measured at least; 3 by default."""
 
@@ -31,16 +30,10 @@ class BuilderSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> BuilderSettings:
-        """Raises ValueError that names the variable."""
-        url = environ.get("GPUFN_NATS_URL", "")
-        if not url:
-            raise ValueError("GPUFN_NATS_URL is not set: the builder needs the address of the message bus")
-        node = environ.get("GPUFN_NODE", "local")
-        if _NODE.fullmatch(node) is None:
-            raise ValueError(f"GPUFN_NODE={node!r} is not a node name: use a to z, 0 to 9 and hyphens")
+        """Raises InvalidSetting."""
         return cls(
-            url,
-            node,
+            bus_url(environ),
+            node_name(environ),
             Home.from_env(environ),
             _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")),
             _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),
@@ -53,7 +46,7 @@ def _memory_limit(text: str) -> int:
     try:
         return parse_bytes(text)
     except InvalidSpec as error:
-        raise ValueError(f"GPUFN_BUILD_MEMORY: {error.message}") from error
+        raise InvalidSetting(f"GPUFN_BUILD_MEMORY: {error.message}") from error
 
 
 def _measuring(text: str) -> MeasurePlan:
@@ -64,5 +57,5 @@ def _measuring(text: str) -> MeasurePlan:
     except ValueError:
         least_s = -1.0
     if not 0 <= least_s <= _LONGEST_MEASURE_S:
-        raise ValueError(f"GPUFN_BUILD_MEASURE={text!r} is not a number of seconds up to {_LONGEST_MEASURE_S}")
+        raise InvalidSetting(f"GPUFN_BUILD_MEASURE={text!r} is not a number of seconds up to {_LONGEST_MEASURE_S}")
     return THOROUGH.scaled(least_s)

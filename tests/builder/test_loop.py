@@ -242,7 +242,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
     assert BuilderSettings.from_env({"GPUFN_NATS_URL": "nats://h"}).memory_limit_bytes > 1 << 28
     assert BuilderSettings.from_env(given).measuring == THOROUGH
     quick = BuilderSettings.from_env(given | {"GPUFN_BUILD_MEASURE": "1.5"}).measuring
-    assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.05)
+    assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.125)
     for change in (
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},

@@ -11,6 +11,7 @@ their cores, during a run and after it, and a worker on two cores serves half as
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -122,18 +123,20 @@ class OnnxRuntime:
 
     def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
         """The fewest that more of them do not beat by much."""
-        notes = []
+        notes: dict[int, str] = {}
 
-        def seconds_with(threads: int) -> float:
-            settings = compiled.settings | {"intra_op_threads": threads}
-            with self.load(job, msgspec.structs.replace(compiled, settings=settings)) as engine:
-                seconds = _median_of_runs(engine.bind(job.golden), job.trial_s)
-            notes.append(f"{threads} threads: {seconds * 1e3:.3g} ms")
+        def with_threads(threads: int) -> Compiled:
+            return msgspec.structs.replace(compiled, settings=compiled.settings | {"intra_op_threads": threads})
+
+        def race(fewer: int, more: int) -> tuple[float, float]:
+            with self.load(job, with_threads(fewer)) as one, self.load(job, with_threads(more)) as other:
+                seconds = _in_turns(one.bind(job.golden), other.bind(job.golden), job.trial_s)
+            for threads, its_s in zip((fewer, more), seconds, strict=True):
+                notes[threads] = f"{threads} threads: {its_s * 1e3:.3g} ms"
             return seconds
 
-        threads = choose_threads(len(os.sched_getaffinity(0)), seconds_with)
-        settings = compiled.settings | {"intra_op_threads": threads}
-        return msgspec.structs.replace(compiled, settings=settings, notes=tuple(notes))
+        chosen = with_threads(choose_threads(len(os.sched_getaffinity(0)), race))
+        return msgspec.structs.replace(chosen, notes=tuple(notes.values()))
 
 
 class OrtEngine:
@@ -164,17 +167,17 @@ class OrtEngine:
         del self._session
 
 
-def choose_threads(cores: int, seconds_with: Callable[[int], float]) -> int:
-    """The least number of threads that is about as quick as more.
+def choose_threads(cores: int, race: Callable[[int, int], tuple[float, float]]) -> int:
+    """The least number of threads that is about as quick as more. `race` has the seconds of a run with each of two.
 
-    >>> choose_threads(4, {1: 8.0, 2: 4.1, 4: 3.9}.__getitem__)
+    >>> choose_threads(4, lambda fewer, more: (8 / fewer, max(8 / more, 3.9)))
     2
     """
-    best, best_s = 1, seconds_with(1)
+    best = 1
     for threads in sorted({count for count in (2, 4, 8, 16, 32, cores) if 1 < count <= cores}):
-        if not _is_worth(best_s, seconds := seconds_with(threads)):
+        if not _is_worth(*race(best, threads)):
             break
-        best, best_s = threads, seconds
+        best = threads
     return best
 
 
@@ -182,12 +185,14 @@ def _is_worth(before_s: float, after_s: float) -> bool:
     return before_s - after_s > max(_WORTH_S, before_s * _WORTH_SHARE)
 
 
-def _median_of_runs(run: Callable[[], None], trial_s: float) -> float:
-    """Seconds of the median run, after the first two."""
-    taken: list[float] = []
-    end = time.monotonic() + trial_s
-    while len(taken) < 5 or time.monotonic() < end:
-        started = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - started)
-    return sorted(taken[2:])[(len(taken) - 2) // 2]
+def _in_turns(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> tuple[float, float]:
+    """Seconds of the median run of each, after the first two. They take turns, so that what else the machine does
+    meets both."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    end = time.monotonic() + 2 * trial_s
+    while len(taken[1]) < 5 or time.monotonic() < end:
+        for run, its in zip((one, other), taken, strict=True):
+            started = time.perf_counter()
+            run()
+            its.append(time.perf_counter() - started)
+    return statistics.median(taken[0][2:]), statistics.median(taken[1][2:])
