@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -111,6 +112,12 @@ class Home:
         except OSError as error:
             raise PlatformError(f"Cannot make {error.filename}: {error.strerror}.") from error
         return self.parcels
+
+    def forget_running(self) -> None:
+        """Remove what is kept elsewhere than below `root`, for processes that run: none does any more."""
+        shutil.rmtree(self.parcels, ignore_errors=True)
+        if self.run.parent != self.root:
+            shutil.rmtree(self.run, ignore_errors=True)
 
     def worker(self, worker_id: str) -> Path:
         return self.run / "w" / worker_id

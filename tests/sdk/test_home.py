@@ -58,3 +58,20 @@ def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, mo
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(PlatformError, match=f"belongs to the user {me}"):
         deep.ensure()
+
+
+def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
+    deep.ensure()
+    folders = [deep.run / "w", deep.claim_parcels() / "kept"]
+    for folder in folders:
+        folder.mkdir()
+    deep.forget_running()
+    assert [folder.parent.exists() for folder in folders] == [False, False]
+    assert deep.logs.exists()
+
+
+def test_a_run_folder_of_its_own_stays(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.ensure()
+    home.forget_running()
+    assert home.run.exists()

@@ -6,8 +6,6 @@ import contextlib
 import errno
 import http.client
 import os
-import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from gpufn.cli._render import print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import Conflict, InvalidInput, PlatformError
 from gpufn.home import Home
+from gpufn.settings import node_name
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
@@ -78,7 +77,7 @@ def _told_of_disk(home: Home) -> Iterator[None]:
 
 def _run(home: Home, host: str, port: int, nats: str | None) -> None:
     platform = _Platform(home, host, _free_port(host, port), nats)
-    Supervisor(
+    supervisor = Supervisor(
         programs=[Program(name, module) for name, module in _PROGRAMS.items()],
         environment=platform.environment,
         start_bus=None if nats else platform.start_bus,
@@ -90,8 +89,11 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
         bus_log=platform.bus_log,
         cwd=home.root,
         ready_timeout_s=_READY_TIMEOUT_S,
-    ).run()
-    shutil.rmtree(home.parcels, ignore_errors=True)  # nobody is left who would take one
+    )
+    try:
+        supervisor.run()
+    finally:
+        home.forget_running()
     say("stopped", err=True)
 
 
@@ -107,7 +109,7 @@ class _Platform:
         self.home = home
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
-        self._node = _node_name()
+        self._node = node_name(os.environ)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _tell)
         self._bus: EmbeddedServer | None = None
@@ -224,11 +226,6 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", ""):  # noqa: S104
         return "127.0.0.1"
     return f"[{'::1' if host == '::' else host}]" if ":" in host else host
-
-
-def _node_name() -> str:
-    name = os.environ.get("GPUFN_NODE") or socket.gethostname().partition(".")[0]
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "local"
 
 
 def _without_password(url: str) -> str:

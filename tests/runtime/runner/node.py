@@ -185,9 +185,9 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
-    bus = await Bus.connect(url, name="test")
+    bus, home = await Bus.connect(url, name="test"), Home(directory)
     try:
-        node = Node(bus, Home(directory))
+        node = Node(bus, home)
         await node.open()
         task = asyncio.create_task(node.runner().run())
         await node.reports.get()
@@ -201,6 +201,7 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
                 await worker.close()
     finally:
         await bus.close()
+        home.forget_running()
 
 
 def on_node(url: str, directory: Path, test: Callable[[Node], Awaitable[T]]) -> T:
