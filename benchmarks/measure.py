@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,7 @@ class Server:
     process: subprocess.Popen[bytes]
     environ: dict[str, str] = field(default_factory=dict)
     post: Post = ECHO
+    can_pause: bool = False
 
     @property
     def base(self) -> str:
@@ -162,10 +163,33 @@ def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[
         while time.monotonic() < give_up and process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.post(url, content=post.body, headers=post.headers, timeout=30).is_success:
-                    yield Server(name, url, process, env, post)
+                    yield Server(name, url, process, env, post, can_pause=True)
                     return
             time.sleep(0.1)
         raise RuntimeError(f"{name} did not get ready")
+
+
+@contextlib.contextmanager
+def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[None]:
+    """Peers stand still while another is measured: some poll when they have nothing to do, and take a core by that.
+
+    gpufn goes on, whatever it costs while it is idle (benchmarks/idle.py).
+    """
+    pids = [
+        pid for server in servers if server.can_pause and server is not but for pid in descendants(server.process.pid)
+    ]
+    try:
+        for pid in pids:
+            _signal(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 @contextlib.contextmanager
@@ -191,8 +215,7 @@ def _running(
             except subprocess.TimeoutExpired:
                 print(f"{name} did not stop by itself", file=sys.stderr)
             for pid in below:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                _signal(pid, signal.SIGKILL)
             process.wait()
 
 

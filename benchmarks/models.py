@@ -2,8 +2,8 @@
 
     python benchmarks/models.py [--seconds 3] [--rounds 3] [--no-peers]
 
-All servers of a model run at the same time and idle while another is measured, in turns. The bare session runs in this
-process, alone, and where there are 16 connections with 16 rows a run.
+All servers of a model run at the same time and are measured in turns, while the peers stand still. The bare session
+runs in this process, and where there are 16 connections with 16 rows a run.
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ def main() -> None:
                 loads: Loads = defaultdict(lambda: defaultdict(list))
                 for number in range(options.rounds):
                     for connections in _CONNECTIONS:
-                        load = _bare_load(bare, name, connections, options.seconds / 3)
+                        with measure.paused(servers):
+                            load = _bare_load(bare, name, connections, options.seconds / 3)
                         loads["bare session"][connections].append(load)
                         for server in _turned(servers, number):
-                            _load(server, number, connections, options.seconds, loads)
+                            with measure.paused(servers, but=server):
+                                _load(server, number, connections, options.seconds, loads)
             result["models"][name] = {"threads": bare.threads, "servers": _medians(loads)}
         peers = () if options.no_peers else _LARGE_PEERS
         with serving(platform, files["negative"], max_batch=1, peers=peers) as (_, servers):
@@ -94,7 +96,8 @@ def _builds(platform: measure.Server, file: Path) -> dict[str, Any]:
 
 def _warm_up(servers: list[measure.Server], connections: int) -> None:
     for server in servers:
-        measure.wrk(server, connections, 1)
+        with measure.paused(servers, but=server):
+            measure.wrk(server, connections, 1)
 
 
 def _bare_load(bare: Bare, name: str, rows: int, seconds: float) -> measure.Load:
@@ -150,7 +153,7 @@ def _large(servers: list[measure.Server], rounds: int, seconds: float) -> dict[s
     for number in range(rounds):
         for connections in _LARGE_CONNECTIONS:
             for server in _turned(servers, number):
-                with _watched(server, memory[server.name]["most"]):
+                with measure.paused(servers, but=server), _watched(server, memory[server.name]["most"]):
                     _load(server, number, connections, seconds, loads)
                 memory[server.name]["after"].append(_memory_mib(server))
     return {"servers": _medians(loads), "memory_mib": memory}

@@ -2,7 +2,8 @@
 
     python benchmarks/overhead.py [--seconds 4] [--rounds 3] [--no-peers]
 
-All servers run at the same time and idle while another is measured, so that each round sees the same machine.
+All servers run at the same time, and the peers stand still while another is measured, so that each round sees the same
+machine.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main() -> None:
             else:
                 print(f"{name} is not installed in {peers_python}: left out", file=sys.stderr)
         for server in servers:
-            measure.wrk(server, 8, 1)
+            with measure.paused(servers, but=server):
+                measure.wrk(server, 8, 1)
         loads, costs = _rounds(servers, options.rounds, options.seconds)
     result = {
         "seconds": options.seconds,
@@ -71,15 +73,17 @@ def _rounds(
         for connections in CONNECTIONS:
             # Another order each round: nobody always follows the same neighbour.
             for server in servers[number % len(servers) :] + servers[: number % len(servers)]:
-                before = measure.usage(server.process.pid)
-                load = measure.wrk(server, connections, seconds)
-                time.sleep(0.2)
+                with measure.paused(servers, but=server):
+                    before = measure.usage(server.process.pid)
+                    load = measure.wrk(server, connections, seconds)
+                    time.sleep(0.2)
+                    after = measure.usage(server.process.pid)
                 loads[server.name][connections].append(load)
                 print(
                     f"round {number + 1}  {server.name:16} {connections:3}  {load.per_second:9,.0f}/s", file=sys.stderr
                 )
                 if connections == 8:
-                    for role, cpu_s in _spent(before, measure.usage(server.process.pid)).items():
+                    for role, cpu_s in _spent(before, after).items():
                         costs[server.name][role].append(cpu_s / max(load.requests, 1) * 1e6)
     medians = {name: {role: round(statistics.median(us), 1) for role, us in by.items()} for name, by in costs.items()}
     return loads, medians
