@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpufn.cli.up import _free_port, _node_name, _without_password
+from gpufn.cli.up import _free_port, _without_password
 from gpufn.errors import Conflict, InvalidInput
 
 
@@ -105,11 +105,7 @@ def test_an_address_of_another_machine_is_refused() -> None:
         _free_port("192.0.2.1", 8090)
 
 
-def test_a_node_is_named_after_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUFN_NODE", raising=False)
-    monkeypatch.setattr(socket, "gethostname", lambda: "GPU_Box-7.example.org")
-    assert _node_name() == "gpu-box-7"
-
-
 def test_a_shown_address_has_no_password() -> None:
     assert _without_password("nats://admin:s3cret@127.0.0.1:4222") == "nats://127.0.0.1:4222"
+    cluster = "nats://admin:s3cret@10.0.0.1:4222, nats://admin:s3cret@10.0.0.2:4222"
+    assert _without_password(cluster) == "nats://10.0.0.1:4222,nats://10.0.0.2:4222"

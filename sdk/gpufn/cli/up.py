@@ -229,5 +229,6 @@ def _reachable(host: str) -> str:
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    """`url`: one server or several, separated by commas."""
+    servers = [urlsplit(server.strip()) for server in url.split(",")]
+    return ",".join(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) for parts in servers)
