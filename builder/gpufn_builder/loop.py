@@ -33,8 +33,8 @@ from gpufn_builder.record import BuildRecord
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-_ACK_WAIT_S: Final = 30.0
-_TOUCH_EVERY_S: Final = 8.0
+_ACK_WAIT_S: Final = 8.0  # after a builder's death its build comes again
+_TOUCH_EVERY_S: Final = 2.0
 _AGAIN_AFTER_S: Final = 2.0
 _MOST_DELIVERIES: Final = 5  # each a builder that died with it
 _UNBOUNDED: Final = -1

@@ -18,9 +18,10 @@ _LONGEST_MEASURE_S = 600
 
 @dataclass(frozen=True)
 class BuilderSettings:
-    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name; the host's by default. GPUFN_HOME: where its state is.
-    GPUFN_BUILD_MEMORY: what each process that compiles may use, such as "16Gi"; three quarters of the machine's memory
-    by default. GPUFN_BUILD_MEASURE: for how many seconds an engine is measured at least; 3 by default."""
+    """GPUFN_NATS_URL: the bus, with credentials. GPUFN_NODE: this node's name; the host's by default. GPUFN_HOME:
+    where its state is. GPUFN_BUILD_MEMORY: what each process that compiles may use, such as "16Gi"; three quarters of
+    the machine's memory by default. GPUFN_BUILD_MEASURE: for how many seconds an engine is measured at least; 3 by
+    default."""
 
     nats_url: str
     node: str

@@ -34,6 +34,7 @@ from gpufn.home import Home
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
+from gpufn.settings import InvalidSetting
 from gpufn_gateway import protocol
 from gpufn_gateway.app import App
 from gpufn_gateway.artifacts import Artifacts
@@ -68,7 +69,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
-from gpufn_gateway.settings import GatewaySettings, InvalidSetting
+from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks.addresses import Addresses

@@ -9,16 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.errors import GpufnError
 from gpufn.protocol import limits
+from gpufn.settings import InvalidSetting
 
 T = TypeVar("T")
-
-
-class InvalidSetting(GpufnError):
-    """An environment variable has a value that cannot be used."""
-
-    code = "invalid_setting"
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from gpufn.engine import Build, BuildStage, BuildState
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import NodeReport, encode
+from gpufn.settings import InvalidSetting
 from gpufn_builder import loop
 from gpufn_builder.building import PROCESS
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
@@ -251,5 +252,5 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},
     ):
-        with pytest.raises(ValueError, match=next(iter(change))):
+        with pytest.raises(InvalidSetting, match=next(iter(change))):
             BuilderSettings.from_env(given | change)

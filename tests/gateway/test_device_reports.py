@@ -9,8 +9,9 @@ import pytest
 from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
 from gpufn.device_metrics import DeviceMetrics, GpuProcess
 from gpufn.protocol.messages import DeviceReport, NodeReport
+from gpufn.settings import InvalidSetting
 from gpufn_gateway.device_reports import _COUNTERS, _GAUGES
-from gpufn_gateway.settings import GatewaySettings, InvalidSetting
+from gpufn_gateway.settings import GatewaySettings
 
 L4 = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30)
 HOT = Device("GPU-2", DeviceType.GPU, "NVIDIA L4", 24 << 30, health=Health.DEGRADED, health_reason="it is hot")

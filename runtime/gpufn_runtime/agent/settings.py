@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
+from gpufn.settings import InvalidSetting, bus_url, node_name
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 
@@ -46,12 +45,10 @@ class AgentSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
-        """Raises InvalidSpec that names the variable."""
-        if not (url := environ.get("GPUFN_NATS_URL", "")):
-            raise InvalidSpec("GPUFN_NATS_URL is not set: give the bus's address, such as nats://agent:...@host:4222.")
+        """Raises InvalidSetting."""
         return cls(
-            node=node_name(environ.get("GPUFN_NODE") or socket.gethostname()),
-            nats_url=url,
+            node=node_name(environ),
+            nats_url=bus_url(environ),
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
@@ -64,22 +61,17 @@ class AgentSettings:
         )
 
 
-def node_name(text: str) -> str:
-    """`text` as one token of a subject: a to z, 0 to 9 and hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "node"
-
-
 def _yes_or_no(environ: Mapping[str, str], name: str) -> bool:
     text = environ.get(name) or "no"
     if text not in ("yes", "no"):
-        raise InvalidSpec(f"{name} is yes or no, not {text!r}.")
+        raise InvalidSetting(f"{name} is yes or no, not {text!r}.")
     return text == "yes"
 
 
 def _default_image(launcher: str) -> ImageSpec | None:
     """With this node's own version of Python, for a pickle needs the same."""
     if launcher not in ("process", "docker"):
-        raise InvalidSpec(f"GPUFN_LAUNCHER is process or docker, not {launcher!r}.")
+        raise InvalidSetting(f"GPUFN_LAUNCHER is process or docker, not {launcher!r}.")
     return ImageSpec(python="{}.{}".format(*sys.version_info)) if launcher == "docker" else None
 
 
@@ -87,7 +79,7 @@ def _base_image(name: str) -> str:
     try:
         ImageSpec(base=name.format(python="3.12"))
     except (InvalidSpec, LookupError, ValueError):
-        raise InvalidSpec(
+        raise InvalidSetting(
             f"GPUFN_BASE_IMAGE is an image's name with {{python}} for the version, such as python:{{python}}-slim, "
             f"not {name!r}."
         ) from None
@@ -99,7 +91,7 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise InvalidSpec(f"{name} is a number, not {text!r}.") from None
+        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
     if not 0 <= value < float("inf"):
-        raise InvalidSpec(f"{name} is zero or more, not {text!r}.")
+        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
     return value

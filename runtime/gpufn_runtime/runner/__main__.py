@@ -55,7 +55,7 @@ def main() -> int:
         hide_environment("GPUFN_NATS_URL")
         settings.home.ensure()
         uvloop.run(serve(settings))
-    except (GpufnError, ValueError) as error:
+    except GpufnError as error:
         print(f"gpufn runner: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.device import Device, DeviceType
-from gpufn.errors import InvalidSpec
+from gpufn.settings import InvalidSetting
 from gpufn_runtime.agent.devices.base import Found, Sample
 
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
@@ -27,11 +27,11 @@ def cpu_pool(node: str, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """The devices of GPUFN_DEVICES: a JSON array of Device objects. Raises InvalidSpec."""
+    """The devices of GPUFN_DEVICES: a JSON array of Device objects. Raises InvalidSetting."""
     try:
         return msgspec.json.decode(text, type=tuple[Device, ...])
     except msgspec.DecodeError as error:
-        raise InvalidSpec(f"GPUFN_DEVICES is a JSON array of devices: {error}") from error
+        raise InvalidSetting(f"GPUFN_DEVICES is a JSON array of devices: {error}") from error
 
 
 class DeclaredInventory:

@@ -1,0 +1,38 @@
+"""What every process of a node is told by its environment. Each has its own settings beside these."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from gpufn.errors import GpufnError
+
+_LONGEST_NODE: Final = 40
+_NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
+
+
+class InvalidSetting(GpufnError):
+    """An environment variable has a value that cannot be used."""
+
+    code = "invalid_setting"
+
+
+def bus_url(environ: Mapping[str, str]) -> str:
+    """GPUFN_NATS_URL: the bus, with credentials. Raises InvalidSetting where it is not set."""
+    if not (url := environ.get("GPUFN_NATS_URL", "")):
+        raise InvalidSetting("GPUFN_NATS_URL is not set: give the bus's address, such as nats://agent:...@host:4222.")
+    return url
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """GPUFN_NODE: this node's name, one token of a subject; the host's when not given. Raises InvalidSetting."""
+    if name := environ.get("GPUFN_NODE", ""):
+        if _NODE.fullmatch(name) is None:
+            raise InvalidSetting(
+                f"GPUFN_NODE={name!r} is not a node's name: use 1 to {_LONGEST_NODE} of a to z, 0 to 9 and hyphens."
+            )
+        return name
+    host = socket.gethostname().partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", host).strip("-")[:_LONGEST_NODE].strip("-") or "local"

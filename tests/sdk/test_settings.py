@@ -1,0 +1,36 @@
+"""What every process of a node reads from its environment."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from gpufn.settings import InvalidSetting, bus_url, node_name
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("GPU_Box-7.example.org", "gpu-box-7"),
+        ("x" * 60, "x" * 40),
+        ("x" * 39 + "_y", "x" * 39),
+        ("...", "local"),
+    ],
+)
+def test_a_node_is_named_after_its_host(host: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert node_name({}) == name
+    assert node_name({"GPUFN_NODE": name}) == name, "one process tells it another"
+
+
+@pytest.mark.parametrize("name", ["A node", "gpu.box", "x" * 41, "*"])
+def test_a_name_that_is_no_token_of_a_subject_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"GPUFN_NODE=.* is not a node's name: use 1 to 40 of a to z, 0 to 9 and"):
+        node_name({"GPUFN_NODE": name})
+
+
+def test_the_bus_is_named() -> None:
+    assert bus_url({"GPUFN_NATS_URL": "nats://h"}) == "nats://h"
+    with pytest.raises(InvalidSetting, match="GPUFN_NATS_URL is not set: give the bus's address"):
+        bus_url({"GPUFN_NATS_URL": ""})
