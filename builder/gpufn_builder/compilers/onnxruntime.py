@@ -185,8 +185,8 @@ def _is_worth(before_s: float, after_s: float) -> bool:
 
 
 def _in_turns(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> tuple[float, float]:
-    """Seconds of the fastest run of each, after the first two: what else the machine does only adds. They take turns, so
-    that it meets both."""
+    """Seconds of the fastest run of each, after the first two: what else the machine does only adds. They take turns,
+    so that it meets both."""
     taken: tuple[list[float], list[float]] = ([], [])
     end = time.monotonic() + 2 * trial_s
     while len(taken[1]) < 5 or time.monotonic() < end:
