@@ -25,7 +25,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +60,7 @@ from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.reports import Reports
+from gpufn_runtime.agent.running import RunningWorker, exit_of
 
 log = logging.getLogger(__name__)
 
@@ -88,20 +88,6 @@ class Standbys(Launcher, Preparer, Protocol):
     async def end_of(self, container: str) -> ContainerEnd: ...
     def take_over(self, containers: Iterable[str]) -> None: ...
     def let_go(self, container: str) -> None: ...
-
-
-@dataclass
-class _Worker:
-    """A worker's process and what hangs on it."""
-
-    record: WorkerRecord
-    process: processes.Process
-    folder: WorkerFolder
-    group: MemoryGroup | None
-    output: OutputLog
-    fifo: int
-    pidfd: int
-    container: str = ""  # its id; `process` is its first one
 
 
 class Agent:
@@ -166,7 +152,7 @@ class Agent:
             image_of=self._orders.image,
             limits_of=self._orders.limits,
         )
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, RunningWorker] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
         self._is_stopping = False
         self._launches: set[asyncio.Task[None]] = set()
@@ -320,13 +306,12 @@ class Agent:
         if how is signal.SIGKILL and record.shares_by_mps:
             self._spawn(self._burials, self._evict_and_kill(worker), f"evict-{record.worker}")
         else:
-            _signal(worker, how)
+            worker.signal(how)
 
-    async def _evict_and_kill(self, worker: _Worker) -> None:
-        pids = [worker.process.pid, *(worker.group.pids() if worker.group is not None else ())]
-        await self._shares.evict(worker.record.worker, pids)
+    async def _evict_and_kill(self, worker: RunningWorker) -> None:
+        await self._shares.evict(worker.record.worker, worker.pids)
         if self._workers.get(worker.record.worker) is worker:
-            _signal(worker, signal.SIGKILL)
+            worker.signal(signal.SIGKILL)
 
     async def _launch(self, record: WorkerRecord, assignment: Assignment) -> None:
         folder = WorkerFolder(self._home.worker(record.worker))
@@ -431,7 +416,9 @@ class Agent:
         pidfd = processes.open_pidfd(process)
         if pidfd is None:
             return False
-        worker = _Worker(record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd, container)
+        worker = RunningWorker(
+            record, process, folder, group, OutputLog(self._clock.monotonic()), fifo, pidfd, container
+        )
         self._workers[record.worker] = worker
         record.process, record.phase = process, Phase.RUNNING
         if record.assignment is not None:
@@ -443,26 +430,26 @@ class Agent:
 
     # --- output and exits ---------------------------------------------------------------------------------------------
 
-    def _on_output(self, worker: _Worker) -> None:
+    def _on_output(self, worker: RunningWorker) -> None:
         """One read at a time: a worker that floods us shares the loop with the rest."""
         with contextlib.suppress(BlockingIOError):
             data = os.read(worker.fifo, _READ_BYTES)
             self._reports.log_lines(worker.record, worker.output.feed(data, self._clock.monotonic()))
 
-    def _on_exit(self, worker: _Worker) -> None:
+    def _on_exit(self, worker: RunningWorker) -> None:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         del self._workers[record.worker]
         self._one_gone.set()
-        _signal(worker, signal.SIGKILL)  # the rest of its group, before its pid can be another's
+        worker.signal(signal.SIGKILL)  # the rest of its group, before its pid can be another's
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
             self._spawn(self._burials, self._ask_how_it_ended(worker), f"end-{record.worker}")
         else:
             self._has_ended(worker, code, signum)
 
-    async def _ask_how_it_ended(self, worker: _Worker) -> None:
+    async def _ask_how_it_ended(self, worker: RunningWorker) -> None:
         """Its parent is Docker's."""
         end = ContainerEnd()
         try:
@@ -473,14 +460,14 @@ class Agent:
         self._has_ended(worker, end.code, end.signal, end.exceeded_bytes)
 
     def _has_ended(
-        self, worker: _Worker, code: int | None, signum: int | None, exceeded_bytes: int | None = None
+        self, worker: RunningWorker, code: int | None, signum: int | None, exceeded_bytes: int | None = None
     ) -> None:
         record = worker.record
         self._shares.left(record.worker)
         self._read_rest(worker)
         # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
         could_be_oom = code is None and signum in (None, signal.SIGKILL)
-        end = _exit(
+        end = exit_of(
             worker.group if could_be_oom else None,
             code=code,
             signal=signum,
@@ -497,7 +484,7 @@ class Agent:
         self._reports.send_soon()
         self._spawn(self._burials, self._bury(record, worker.folder, worker.group), f"bury-{record.worker}")
 
-    def _read_rest(self, worker: _Worker) -> None:
+    def _read_rest(self, worker: RunningWorker) -> None:
         self._loop.remove_reader(worker.fifo)
         now = self._clock.monotonic()
         with contextlib.suppress(BlockingIOError):
@@ -601,7 +588,7 @@ class Agent:
         record.phase = Phase.GONE
         group = self._group_left(record.worker, file)
         log.info("%s of %s@%d ended while no agent looked", record.worker, record.function, record.revision)
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=_exit(group))
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group))
         processes.kill_each(processes.writing_to(folder.output))
         self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
 
@@ -660,18 +647,7 @@ class Agent:
     # --- small things -------------------------------------------------------------------------------------------------
 
     def _process_reports(self) -> tuple[ProcessReport, ...]:
-        return tuple(
-            ProcessReport(
-                worker=worker.record.worker,
-                function=worker.record.function,
-                revision=worker.record.revision,
-                pid=worker.process.pid,
-                started_at=worker.record.started_at,
-                resident_bytes=_resident_bytes(worker),
-                share=worker.record.assignment.share if worker.record.assignment else None,
-            )
-            for worker in self._workers.values()
-        )
+        return tuple(worker.report() for worker in self._workers.values())
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]
@@ -686,29 +662,6 @@ def _finished(task: asyncio.Task[None], discard: Callable[[asyncio.Task[None]], 
     discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed", task.get_name(), exc_info=error)
-
-
-def _resident_bytes(worker: _Worker) -> int:
-    """In a container the worker is the first process's child, and so are the orphans that it has left."""
-    pid = worker.process.pid
-    return sum(map(processes.resident_bytes, [pid, *(processes.children(pid) if worker.container else ())]))
-
-
-def _signal(worker: _Worker, how: signal.Signals) -> None:
-    if worker.container and how is signal.SIGKILL:
-        # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
-        processes.kill_each(processes.children(worker.process.pid))
-        return
-    processes.signal_group(worker.process.pid, how)
-    if how is signal.SIGKILL and worker.group is not None:
-        processes.kill_each(worker.group.pids())
-
-
-def _exit(group: MemoryGroup | None, **what: Any) -> Exit:
-    """With what the kernel says about the group: its counter is raised before the process gets its SIGKILL."""
-    if group is None or not group.has_killed():
-        return Exit(**what)
-    return Exit(out_of_memory=True, memory_limit_bytes=group.limit_bytes(), **what)
 
 
 def _info(error: Exception) -> ErrorInfo:
