@@ -1,0 +1,182 @@
+"""Calls of one Revision as they arrive on this node, from its queues or by the lane: each runs, stands in line, or is
+handed back.
+
+A delivery gets the free slot of the least busy worker. While calls are short, one that finds none stands in line
+(line.py). Otherwise, when a worker died or started to drain under a standing credit, it is handed back.
+
+The lane (lane.py) brings short calls past the queue while none waits there. They take slots whose credits stand in the
+queue, so a delivery may come for a slot that is taken: it stands in line, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gpufn.bus import records
+from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery
+from gpufn.clock import Clock
+from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, ProtocolMismatch, WorkerLost
+from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.revision import Revision
+from gpufn.workers import WorkerState
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.intake import Intake
+from gpufn_runtime.runner.lane import DirectDelivery
+from gpufn_runtime.runner.line import Waiting
+from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.places import Places
+from gpufn_runtime.runner.settle import Settler
+
+log = logging.getLogger(__name__)
+
+_TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
+
+
+class Arrivals:
+    """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that had ended
+    before it began."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        revision: Revision,
+        places: Places,
+        *,
+        clock: Clock,
+        settler: Settler,
+        parcels: NodeParcels,
+        run: Callable[[Attempt, bytes], None],
+        drop: Callable[[Attempt], None],
+    ) -> None:
+        self._bus = bus
+        self._revision = revision
+        self._places = places
+        self._line = places.line
+        self._clock = clock
+        self._settler = settler
+        self._parcels = parcels
+        self._run = run
+        self._drop = drop
+        self._methods = {method.name: method for method in revision.spec.methods}
+        self.intake = Intake(bus, revision, room=places.room, capacity=places.capacity, take=self._take)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Pull nothing more, and hand back who stands in line."""
+        self.hand_back_line()
+        self.intake.close()
+
+    def offer(self, delivery: DirectDelivery) -> None:
+        """A call that came by the lane: run it now or in a moment, or not here."""
+        if self._places.room() > 0 and not self.intake.others_wait:
+            self._start(delivery, delivery.message, delivery.body)
+        else:
+            delivery.nak()
+
+    def serve_line(self) -> None:
+        """Slots may have become free, or be gone."""
+        while self._line and self._places.free:
+            waiting = self._line.next()
+            if isinstance(waiting.delivery, DirectDelivery) and waiting.delivery.is_withdrawn:
+                waiting.delivery.term()
+            else:
+                self._start(*waiting)
+        if self._line and not (self._places.slots and self._line.is_short):
+            self.hand_back_line()
+
+    def hand_back_line(self) -> None:
+        while self._line:
+            with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+                self._hand_back(self._line.next())
+
+    def _take(self, delivery: Delivery) -> None:
+        try:
+            message, body = unpack_invocation(delivery.payload)
+        except ProtocolMismatch as error:
+            log.error("%r cannot be read and is removed: %s", delivery, error)
+            delivery.term("unreadable")
+            self.intake.offer()
+            return
+        self._start(delivery, message, body)
+
+    def _start(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
+        now = self._clock.time()
+        if message.not_before > now:
+            delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
+            self.intake.offer()
+        elif message.has_expired(self._revision.spec.queue_timeout_s, now):
+            expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
+        elif (link := self._places.least_busy()) is None:
+            self._stand_in_line(Waiting(delivery, message, body))
+        elif delivery.delivered > _TOO_MANY_DELIVERIES:
+            lost = WorkerLost(f"delivered {delivery.delivered} times without an end").info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.LOST, lost), now)
+        elif (method := self._methods.get(message.method)) is None:
+            unknown = InvalidInput(f"{self._revision} has no method {message.method!r}").info()
+            self._refuse(delivery, message, Outcome(OutcomeKind.REJECTED, unknown), now)
+        else:
+            try:
+                parcel = self._parcels.give(message, link.worker)
+            except GpufnError as error:
+                self._refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
+                return
+            attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
+            attempt.parcel = parcel
+            attempt.touched_at = self._clock.monotonic()
+            link.slots.take()
+            link.idle_since = None
+            if attempt.is_submitted and (delivery.delivered > 1 or message.attempt > 1):
+                self._spawn(self._run_unless_ended(attempt, body))
+            else:
+                self._run(attempt, body)
+
+    def _refuse(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
+    ) -> None:
+        self._settler.refuse(delivery, message, outcome, now, self._revision.spec.retention_s)
+        self.intake.offer()
+
+    def _stand_in_line(self, waiting: Waiting) -> None:
+        if self._line.is_short and self._places.slots:
+            self._line.append(waiting)
+        else:
+            self._hand_back(waiting)
+
+    def _hand_back(self, waiting: Waiting) -> None:
+        waiting.delivery.nak()
+        if isinstance(waiting.delivery, Delivery):
+            self.intake.handed_back(is_submitted=not waiting.message.reply)
+
+    async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
+        """A delivery that came before may have ended the invocation without being acked, and so may a cancel between
+        two attempts."""
+        try:
+            known = await records.read(self._bus, attempt.message.id)
+        except GpufnError as error:
+            log.warning("could not read the record of %s: %s", attempt.message.id, error)
+            known = None
+        if attempt.link.state not in (WorkerState.READY, WorkerState.DRAINING):
+            attempt.delivery.nak()  # its worker has gone meanwhile
+        elif known is not None and known[0].state.ended:
+            self._drop(attempt)
+            self._settler.confirm(attempt.delivery, known[0])
+            self.intake.offer()
+        else:
+            self._run(attempt, body)
+
+    def _longest_delay_s(self, message: InvocationMessage) -> float:
+        """Of a retry: the clock may have been set back since its time was written."""
+        retries = self._revision.spec.retries
+        return 0.0 if retries is None else retries.delay_before(message.attempt)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"arrivals of {self._revision}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,181 @@
+"""How attempts of one Revision end: by their worker's Result, over time, cancelled, or with their worker.
+
+What the runner has decided (a timeout, a cancel) holds, whatever the worker says afterwards. An attempt that a GPU's
+failure ended is handed back, to run on another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from gpufn.clock import Clock
+from gpufn.errors import (
+    DeviceFailed,
+    ErrorInfo,
+    GpufnError,
+    InvocationCancelled,
+    InvocationTimedOut,
+    ResultNotEncodable,
+    WorkerLost,
+)
+from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.protocol import frames
+from gpufn.spec import CallKind
+from gpufn.workers import Exit
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.nested import NestedCalls
+from gpufn_runtime.runner.output import Output
+from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+# How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
+# is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
+_GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
+_MOST_ON_FAILED_GPUS = 3  # deliveries of one call: it may be what makes GPUs fail
+
+
+class Ends:
+    """`running` has what runs on this runner, by invocation id. `ended`, `failed` and `run_seconds` count."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        settler: Settler,
+        nested: NestedCalls,
+        output: Output,
+        parcels: NodeParcels,
+        running: dict[str, Attempt],
+    ) -> None:
+        self._clock = clock
+        self._settler = settler
+        self._nested = nested
+        self._output = output
+        self._parcels = parcels
+        self._running = running
+        self.ended = self.failed = 0
+        self.run_seconds = 0.0
+
+    def free(self, attempt: Attempt) -> None:
+        """Its slot can take another."""
+        self._forget(attempt)
+        attempt.link.slots.release()
+
+    def by_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> float:
+        """Settle what its worker says, and free its slot; returns how long it ran."""
+        self.free(attempt)
+        held_s = self._clock.monotonic() - attempt.began
+        run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
+        self.ended += 1
+        self.run_seconds += run_s
+        outcome = _as_decided(attempt, Outcome(result.kind, result.error))
+        parcel = ""
+        if result.parcel:
+            outcome, parcel = self._collect(attempt, outcome, result.parcel)
+            body = b""
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            self.failed += 1
+            body = b""
+            self.log_failure(attempt.link, outcome.error, attempt.message.id)
+        if not _hands_back(attempt, outcome):
+            self._settler.settle(
+                attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
+            )
+        return run_s
+
+    def begin(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None:
+        """Tell its worker to stop it, and wait for that a while. `now` is monotonic."""
+        if attempt.ending is None:
+            attempt.ending = kind
+            cannot_stop = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
+            attempt.while_ending_until = now if cannot_stop else now + _GRACE_S[kind]
+            attempt.link.send(frames.Cancel(attempt.number))
+            self._nested.close_of(attempt)
+
+    def give_up(self, attempt: Attempt) -> None:
+        """It did not end in time: its slot is poisoned, and its worker goes when nothing else runs there."""
+        del attempt.link.attempts[attempt.number]
+        self._poison(attempt)
+        self._settle_lost(attempt, None)
+
+    def take_all(self, link: WorkerLink) -> list[Attempt]:
+        """What runs in a worker that is gone, to be ended by `with_worker` once it is known why."""
+        attempts = list(link.attempts.values())
+        link.attempts.clear()
+        for attempt in attempts:
+            self._poison(attempt)
+        return attempts
+
+    def with_worker(self, link: WorkerLink, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
+        why = exit_.describe() if exit_ is not None else "closed its connection"
+        tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
+        what = f"worker {link.worker} {why} while it ran this call{tail}"
+        is_gpus = exit_ is not None and exit_.device_fault
+        error = DeviceFailed(what).info() if is_gpus else WorkerLost(what).info()
+        for attempt in attempts:
+            self._settle_lost(attempt, error)
+
+    def log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
+        """What the caller is told is kept in the function's log as well."""
+        if error is not None:
+            text = error.traceback or f"{error.code}: {error.message}"
+            self._output.publish(link, invocation, "error", text.encode())
+
+    def _settle_lost(self, attempt: Attempt, error: ErrorInfo | None) -> None:
+        self.ended += 1
+        self.failed += 1
+        outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
+        if not _hands_back(attempt, outcome):
+            run_s = self._clock.monotonic() - attempt.began
+            self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
+
+    def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
+        """A large result: its name in the caller's folder, or why the caller cannot have it."""
+        worker = attempt.link.worker
+        if outcome.kind is not OutcomeKind.SUCCEEDED:
+            self._parcels.drop(worker, parcel)
+            return outcome, ""
+        try:
+            if attempt.is_submitted:
+                return outcome, self._parcels.keep(worker, parcel)
+            return outcome, self._parcels.collect(attempt.message, worker, parcel)
+        except ResultNotEncodable as error:
+            return Outcome(OutcomeKind.RAISED, error.info()), ""
+
+    def _poison(self, attempt: Attempt) -> None:
+        attempt.link.slots.poison()
+        self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
+        if self._running.get(attempt.message.id) is attempt:
+            del self._running[attempt.message.id]
+
+
+def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
+    """Its GPU failed under it, or under its neighbour: it runs again, on another one."""
+    is_gpus = outcome.error is not None and outcome.error.code == DeviceFailed.code
+    if not is_gpus or attempt.items or attempt.delivery.delivered >= _MOST_ON_FAILED_GPUS:
+        return False
+    with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+        attempt.delivery.nak()
+    return True
+
+
+def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
+    match attempt.ending:
+        case OutcomeKind.TIMED_OUT:
+            return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(_why_timed_out(attempt)).info())
+        case OutcomeKind.CANCELLED:
+            return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
+        case _:
+            return outcome
+
+
+def _why_timed_out(attempt: Attempt) -> str:
+    limit_s = attempt.link.revision.spec.timeout_s
+    if attempt.must_end_at >= attempt.began + limit_s:
+        return f"it ran for longer than its timeout of {limit_s:g} s"
+    return "it ran when its caller's deadline came"

@@ -1,0 +1,65 @@
+"""Where one Revision's calls can be on this node: in the slots of its workers, and in line for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.line import Line
+
+if TYPE_CHECKING:
+    from gpufn.spec import FunctionSpec
+    from gpufn_runtime.runner.worker_link import WorkerLink
+
+
+class Places:
+    """`links` are the Revision's workers here, by id. That a slot may take a call is decided by `free` alone."""
+
+    def __init__(self, spec: FunctionSpec) -> None:
+        self.links: dict[str, WorkerLink] = {}
+        self.line = Line()
+        self._runs_per_worker = spec.concurrency
+        self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # at most; they share its time
+
+    @property
+    def free(self) -> int:
+        """Slots that may take a call now."""
+        return sum(link.free for link in self.links.values())
+
+    @property
+    def slots(self) -> int:
+        """Of the workers that take calls, free or not."""
+        return sum(link.slots.total for link in self.links.values() if link.takes_calls)
+
+    def least_busy(self) -> WorkerLink | None:
+        """The worker with the most slots that may take a call; None when none may."""
+        best = None
+        for link in self.links.values():
+            if link.free and (best is None or link.free > best.free):
+                best = link
+        return best
+
+    def capacity(self) -> int:
+        """Calls that may be here at a time."""
+        return self.slots + self._longest_line()
+
+    def room(self) -> int:
+        """Calls that may come now: for the free slots, and to stand in line."""
+        return self.free + self._longest_line() - len(self.line)
+
+    def lane_room(self) -> int:
+        """Calls that gateways may bring by the lane at a time."""
+        return self.capacity() if self.line.is_short else 0
+
+    def attempts(self) -> Iterator[Attempt]:
+        for link in self.links.values():
+            yield from link.attempts.values()
+
+    def ended(self, run_s: float, body_bytes: int) -> None:
+        """A run took so long, for as many calls as it may have had."""
+        self.line.ended(run_s / self._calls_per_run, body_bytes)
+
+    def _longest_line(self) -> int:
+        workers = sum(link.takes_calls for link in self.links.values())
+        return self.line.longest(workers * self._runs_per_worker)
