@@ -1,0 +1,97 @@
+"""A gateway beside the one of `gpufn up`: the same bus, the same GPUFN_HOME, a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+from gpufn.home import Home
+
+STOP_S = 30.0
+
+
+def embedded_bus(home: Path) -> str:
+    """The address of the nats-server that `gpufn up` started for `home`, with a gateway's credentials."""
+    folder = Home(home).nats
+    password = json.loads((folder / "credentials.json").read_bytes())["gateway"]
+    return f"nats://gateway:{password}@127.0.0.1:{(folder / 'port').read_text()}"
+
+
+def name_of(home: Path, pid: int) -> str:
+    """What a gateway calls itself on the bus: it holds a lock of that name. Empty while it holds none."""
+    for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):
+            file = descriptor.readlink()
+            if file.name == "lock" and file.parent.parent == Home(home).parcels:
+                return file.parent.name
+    return ""
+
+
+class Gateway:
+    """`kill` and `start` again as often as needed: it keeps its port. Its output goes to a file in `home`."""
+
+    def __init__(self, home: Path, bus_url: str) -> None:
+        self._home = home
+        self._bus_url = bus_url
+        self._port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        """Return when it listens."""
+        with (self._home / "second-gateway.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gpufn_gateway"],
+                env=os.environ
+                | {"GPUFN_HOME": str(self._home), "GPUFN_NATS_URL": self._bus_url, "GPUFN_PORT": str(self._port)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said, f"the gateway did not start; its log is {log.name}"
+        self._port = int(json.loads(said)["url"].rpartition(":")[2])
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self._wait(None)
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self._wait(STOP_S)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.process.stdout.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

@@ -1,0 +1,214 @@
+"""Two gateways on one bus: what was begun at one goes on at the other, and one of them leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.errors import PlatformError
+from gpufn.ids import new_invocation_id
+from gpufn.protocol import subjects
+from tests.conftest import Platform, running_platform
+from tests.e2e.chaos.gateway import Gateway, embedded_bus, name_of
+from tests.e2e.test_survival import pids_of
+
+pytestmark = pytest.mark.e2e
+
+APPS = Path(__file__).parent / "apps"
+WITHIN_S = 30.0
+
+
+class Pair:
+    """A platform, and a gateway beside its own."""
+
+    def __init__(self, platform: Platform, gateway: Gateway, other: httpx.Client) -> None:
+        self.platform = platform
+        self.gateway = gateway
+        self.one, self.other = platform.client, other
+
+    @property
+    def each_way(self) -> tuple[tuple[httpx.Client, httpx.Client], ...]:
+        return (self.one, self.other), (self.other, self.one)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    home = tmp_path_factory.mktemp("two") / "home"
+    with (
+        running_platform(home) as platform,
+        Gateway(home, embedded_bus(home)) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as other,
+    ):
+        wait_until(lambda: is_ready(other))
+        platform.gpufn("deploy", APPS / "durable.py")
+        platform.gpufn("deploy", APPS / "leaving.py")
+        wait_until(lambda: other.get("/v1/functions/counts").status_code == 200)
+        yield Pair(platform, gateway, other)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    give_up = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up, "it did not come to that"
+        time.sleep(0.02)
+
+
+def is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def runs(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def states(client: httpx.Client, call: str) -> list[str]:
+    """What its events tell, to the end."""
+    with client.stream("GET", f"{call}/events") as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    return [json.loads(line)["state"] for line in lines]
+
+
+def test_a_call_submitted_at_one_is_read_at_the_other(pair: Pair, tmp_path: Path) -> None:
+    for number, (here, there) in enumerate(pair.each_way):
+        body = {"path": str(tmp_path / "runs"), "number": number}
+        made = here.post("/v1/functions/count/submit", json=body)
+        call = made.headers["location"]
+        assert there.get(f"{call}/result?wait=30").json() == number
+        status = there.get(call).json()
+        assert (status["state"], status["attempt"]) == ("succeeded", 1)
+        assert made.json()["id"] in [each["id"] for each in there.get("/v1/calls").json()["calls"]]
+    assert runs(tmp_path / "runs") == ["0", "1"]
+
+
+def test_both_serve_callers_and_readers_of_streams_at_the_same_time(pair: Pair, tmp_path: Path) -> None:
+    """The platform's runner has a lane to each, and one inbox for the credits of both."""
+
+    def call(client: httpx.Client, first: int) -> list[int]:
+        path = str(tmp_path / "runs")
+        numbers = range(first, first + 50)
+        return [client.post("/v1/functions/count/invoke", json={"path": path, "number": n}).json() for n in numbers]
+
+    def read(client: httpx.Client, name: str) -> list[str]:
+        body = {"path": str(tmp_path / name), "size": 1_000}
+        headers = {"accept": "text/event-stream"}
+        with client.stream("POST", "/v1/functions/counts/invoke", json=body, headers=headers) as answer:
+            data = (line for line in answer.iter_lines() if line.startswith("data: "))
+            return [json.loads(next(data).removeprefix("data: ")).strip() for _ in range(300)]
+
+    with ThreadPoolExecutor(4) as callers:
+        numbers = [callers.submit(call, client, at) for client, at in ((pair.one, 0), (pair.other, 1_000))]
+        items = [callers.submit(read, client, name) for client, name in ((pair.one, "a"), (pair.other, "b"))]
+        assert [each.result() for each in numbers] == [list(range(50)), list(range(1_000, 1_050))]
+        assert [each.result() for each in items] == [[str(n) for n in range(300)]] * 2
+    wait_until(lambda: runs(tmp_path / "a") and runs(tmp_path / "b"))  # their readers left
+
+
+def test_events_are_told_by_either(pair: Pair, tmp_path: Path) -> None:
+    for here, there in pair.each_way:
+        body = {"path": str(tmp_path / "runs"), "seconds": 0.5}
+        call = here.post("/v1/functions/sleeper/submit", json=body).headers["location"]
+        assert states(there, call)[-1] == "succeeded"
+
+
+def test_a_repeat_at_the_other_is_the_same_call(pair: Pair, tmp_path: Path) -> None:
+    for number, (here, there) in enumerate(pair.each_way):
+        path = tmp_path / f"runs-{number}"
+        body, headers = {"path": str(path), "seconds": 0.5}, {"idempotency-key": str(path)}
+        with ThreadPoolExecutor(2) as callers:
+            both = [
+                callers.submit(client.post, "/v1/functions/sleeper/invoke", json=body, headers=headers)
+                for client in (here, there)
+            ]
+            answers = [each.result() for each in both]
+        assert [(each.status_code, each.json()) for each in answers] == [(200, "slept")] * 2
+        assert len({each.headers["x-gpufn-invocation"] for each in answers}) == 1
+        assert runs(path) == ["began", "ended"]
+        other = there.post("/v1/functions/sleeper/invoke", json=body | {"seconds": 0}, headers=headers)
+        assert (other.status_code, other.json()["code"]) == (409, "idempotency_mismatch")
+
+
+def test_one_id_put_at_both_is_one_call(pair: Pair, tmp_path: Path) -> None:
+    body = {"path": str(tmp_path / "runs"), "number": 7}
+    calls = [new_invocation_id() for _ in range(20)]
+    with ThreadPoolExecutor(2) as callers:
+        for call in calls:
+            at = f"/v1/functions/count/invocations/{call}"
+            put = [callers.submit(client.put, at, json=body) for client in (pair.one, pair.other)]
+            assert [each.result().status_code for each in put] == [202, 202]
+    for call in calls:
+        assert pair.other.get(f"/v1/invocations/{call}/result?wait=30").json() == 7
+    assert runs(tmp_path / "runs") == ["7"] * len(calls)
+
+
+def test_a_call_is_cancelled_at_the_other_whether_it_runs_or_waits(pair: Pair, tmp_path: Path) -> None:
+    path, waiting = tmp_path / "runs", tmp_path / "waits"
+    first = pair.one.post("/v1/functions/sleeper/submit", json={"path": str(path), "seconds": 60})
+    wait_until(lambda: runs(path))
+    second = pair.one.post("/v1/functions/sleeper/submit", json={"path": str(waiting), "seconds": 0})
+    for call in (second.headers["location"], first.headers["location"]):
+        assert pair.other.delete(call).json()["cancelled"] is True
+        assert pair.one.delete(call).json()["cancelled"] is False
+        assert pair.one.get(f"{call}/result").json()["code"] == "invocation_cancelled"
+    after = {"path": str(tmp_path / "after"), "seconds": 0}
+    assert pair.other.post("/v1/functions/sleeper/invoke", json=after).json() == "slept"
+    assert (runs(path), runs(waiting)) == (["began"], [])
+
+
+def leader(pair: Pair) -> str:
+    """Whose lease it is; empty while it is nobody's."""
+
+    async def holder() -> str:
+        bus = await Bus.connect(embedded_bus(pair.platform.home), name="test")
+        try:
+            entry = await (await KeyValue.open(bus, subjects.LEASES)).get("controller")
+        finally:
+            await bus.close()
+        return "" if entry is None else entry.value.decode()
+
+    with contextlib.suppress(PlatformError):
+        return asyncio.run(holder())
+    return ""
+
+
+def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair: Pair, tmp_path: Path) -> None:
+    """Twice, so that each has led: the other one is there when it dies, with its calls."""
+    for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
+        wait_until(lambda: is_ready(pair.one) and is_ready(pair.other))
+        [ours] = pids_of(pair.platform, "gateway")
+        names = {name_of(pair.platform.home, pid): pid for pid in (ours, pair.gateway.pid)}
+        wait_until(lambda names=names: leader(pair) in names)  # type: ignore[misc]
+        before = leader(pair)
+        gone, stays = (pair.one, pair.other) if names[before] == ours else (pair.other, pair.one)
+        path = tmp_path / before
+        body, headers = {"path": str(path), "seconds": 1.0}, {"idempotency-key": before}
+        with ThreadPoolExecutor(1) as callers:
+            lost = callers.submit(gone.post, "/v1/functions/sleeper/invoke", json=body, headers=headers)
+            wait_until(lambda path=path: runs(path))  # type: ignore[misc]
+            if gone is pair.one:
+                os.kill(ours, signal.SIGKILL)  # `gpufn up` starts another
+            else:
+                pair.gateway.kill()
+                pair.gateway.start()
+            with pytest.raises(httpx.TransportError):
+                lost.result()
+        again = stays.post("/v1/functions/sleeper/invoke", json=body, headers=headers)
+        assert (again.status_code, again.json()) == (200, "slept")
+        assert runs(path) == ["began", "ended"], "its client's gateway died, and it went on"
+        wait_until(lambda before=before: leader(pair) not in ("", before))  # type: ignore[misc]
+        # A function without workers gets one: there is somebody who leads.
+        assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
