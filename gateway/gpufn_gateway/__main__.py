@@ -1,7 +1,7 @@
 """``python -m gpufn_gateway``: the gateway process, put together here and nowhere else.
 
-Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → controller → listen,
-          and say where on stdout
+Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → what answers and
+          what works in the background → listen, and say where on stdout
 Shutdown  1. stop listening; calls in flight get `shutdown_timeout_s`   2. the controller gives up its lease
           3. ticks and watches stop   4. the bus is closed
 """
@@ -10,39 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import ipaddress
-import json
 import logging
-import signal
-import socket
 import sys
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
-import uvicorn
 import uvloop
+from starlette.routing import Route
 
-from gpufn.bus import objects, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.selfcheck import check_server
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError, PlatformError
+from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
 from gpufn.ids import new_ulid
-from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
 from gpufn.settings import InvalidSetting
-from gpufn_gateway import protocol
 from gpufn_gateway.app import App
 from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import Access, NotProtected, is_loopback
-from gpufn_gateway.bodies import BodyBudget, BodyReader
+from gpufn_gateway.bodies import BodyBudget
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
-from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.collection import Collection
 from gpufn_gateway.controller.limits import Limits
@@ -55,6 +47,7 @@ from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.parcels import GatewayParcels
+from gpufn_gateway.readers import Readers
 from gpufn_gateway.reaper import Reaper
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
@@ -69,9 +62,12 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.storage import Storage
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.ticks import tick
 from gpufn_gateway.webhooks.addresses import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.post import Post
@@ -81,168 +77,182 @@ log = logging.getLogger("gpufn_gateway")
 
 _BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
 _BUS_RETRY_S: Final = 0.25
-_TICK_S: Final = 0.1
-_SWEEP_PARCELS_BEATS: Final = 600
-_MANAGE_BYTES: Final = 4 << 20  # a deploy's spec, with its schemas
+_AGAIN_AFTER_S: Final = 1.0
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, without its hands on our signals: it would end the process before the rest is shut down."""
+@dataclass(frozen=True, kw_only=True)
+class _Opened:
+    """What is open while the process lives."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Storage:
-    """The streams and buckets on the bus, made again whenever the bus comes back without them."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._task: asyncio.Task[None] | None = None
-        self.is_ready = False
-        bus.on_reconnect(self._on_reconnect)
-
-    async def ensure(self) -> None:
-        await streams.ensure_streams(self._bus)
-        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
-            await objects.ensure_bucket(self._bus, bucket)
-        await objects.ensure_bucket(self._bus, subjects.RESULT_FILES, expires=True)
-        self.is_ready = True
-
-    def _on_reconnect(self) -> None:
-        self.is_ready = False
-        self._task = asyncio.ensure_future(self._again())
-
-    async def _again(self) -> None:
-        while not self.is_ready and self._bus.connected:
-            try:
-                await self.ensure()
-            except GpufnError as error:
-                log.warning("the streams could not be made yet: %s", error)
-                await asyncio.sleep(_BUS_RETRY_S)
-
-
-class _Bodies:
-    """How much of a request is read into memory, by what it is; all of them share one budget."""
-
-    def __init__(self, settings: GatewaySettings, max_payload: int, parcels: GatewayParcels) -> None:
-        timeout_s, budget = settings.body_timeout_s, BodyBudget(settings.max_bodies_bytes)
-        call_bytes = settings.max_call_bytes(max_payload)
-        bundle_bytes = settings.max_body_bytes
-        manage_bytes = min(_MANAGE_BYTES, bundle_bytes)
-        inline = BodyReader(call_bytes, timeout_s, what="a call's arguments", budget=budget)
-        large = BodyReader(settings.max_body_bytes, timeout_s, what="a call's arguments", budget=budget)
-        self.of_calls = CallBodies(inline, large, parcels)
-        self.of_bundles = BodyReader(bundle_bytes, timeout_s * 10, what="a bundle", budget=budget)
-        self.of_management = BodyReader(manage_bytes, timeout_s, what="this request", budget=budget)
+    settings: GatewaySettings
+    clock: SystemClock
+    name: str
+    bus: Bus
+    storage: Storage
+    buckets: Buckets
+    access: Access
+    registry: Registry
+    builds: Builds
+    schedules: Schedules
+    caller: Caller
+    lane: Lane
+    parcels: GatewayParcels
 
 
 async def main(settings: GatewaySettings) -> None:
-    clock = SystemClock()
-    name = f"gw-{new_ulid()[-12:]}"
-    bus = await _connect(settings.nats_url, name)
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(bus.close)
-        await check_server(bus)
-        storage = Storage(bus)
-        await storage.ensure()
-        buckets = await Buckets.open(bus)
-
-        access = Access(loopback=is_loopback(settings.host))
-        registry = Registry(clock, access)
-        stack.callback(registry.stop)
-        await registry.start(bus, buckets)
-        builds = Builds(bus, buckets.builds, clock)
-        stack.callback(builds.stop)
-        await builds.start()
-        access.check_protected(settings.host)
-        listener = _listen(settings)
+        gateway = _Gateway(await _open(settings, stack))
+        listener = listen(settings)
         stack.callback(listener.close)
+        server = Server(gateway.app(), settings)
+        for name, duty in gateway.duties(server):
+            stack.push_async_callback(_cancel, asyncio.create_task(duty, name=name))
+        stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))
+        await server.serve([listener])
 
-        caller = Caller(bus, name=name, clock=clock)
-        home = Home.from_env()
-        home.ensure()
-        lane = Lane(home.lane_socket, caller)
-        stack.callback(lane.close)
-        parcels = GatewayParcels(
-            home.claim_parcels(),
-            name,
-            budget=BodyBudget(settings.max_parcels_bytes),
-            reaches_all=lambda: lane.is_connected and len(registry.live_nodes()) == 1,
-        )
-        parcels.open()
-        stack.callback(parcels.close)
-        caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
-        telemetry = Telemetry(lambda: caller.pending, registry.live_runners)
-        bodies = _Bodies(settings, int(bus.server_info["max_payload"]), parcels)
-        calls = Calls(
+
+async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:
+    """`stack` closes it. Raises BusUnavailable, NotProtected, PlatformError."""
+    clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
+    bus = await _connect(settings.nats_url, name)
+    stack.push_async_callback(bus.close)
+    await check_server(bus)
+    storage = Storage(bus)
+    await storage.ensure()
+    buckets = await Buckets.open(bus)
+
+    access = Access(loopback=is_loopback(settings.host))
+    registry = Registry(clock, access)
+    stack.callback(registry.stop)
+    await registry.start(bus, buckets)
+    access.check_protected(settings.host)
+    builds = Builds(bus, buckets.builds, clock)
+    stack.callback(builds.stop)
+    await builds.start()
+    schedules = await Schedules.open(bus, buckets.schedules, registry, clock)
+    stack.callback(schedules.stop)
+
+    caller = Caller(bus, name=name, clock=clock)
+    home = Home.from_env()
+    home.ensure()
+    lane = Lane(home.lane_socket, caller)
+    stack.callback(lane.close)
+    parcels = GatewayParcels(
+        home.claim_parcels(),
+        name,
+        budget=BodyBudget(settings.max_parcels_bytes),
+        reaches_all=lambda: lane.is_connected and len(registry.live_nodes()) == 1,
+    )
+    parcels.open()
+    stack.callback(parcels.close)
+    caller.start(lane, parcels=parcels.folder, drop=parcels.remove)
+    return _Opened(
+        settings=settings,
+        clock=clock,
+        name=name,
+        bus=bus,
+        storage=storage,
+        buckets=buckets,
+        access=access,
+        registry=registry,
+        builds=builds,
+        schedules=schedules,
+        caller=caller,
+        lane=lane,
+        parcels=parcels,
+    )
+
+
+class _Gateway:
+    """What answers, and what works in the background, on what is open."""
+
+    def __init__(self, opened: _Opened) -> None:
+        self._open = opened
+        bus, registry = opened.bus, opened.registry
+        self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
+        self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
+        self._calls = Calls(
             bus=bus,
-            queue=caller,
+            queue=opened.caller,
             registry=registry,
-            access=access,
-            telemetry=telemetry,
-            bodies=bodies.of_calls,
-            clock=clock,
-            parcels=parcels,
+            access=opened.access,
+            telemetry=self._telemetry,
+            bodies=self._readers.of_calls,
+            clock=opened.clock,
+            parcels=opened.parcels,
         )
-        addresses = Addresses(settings.webhook_networks)
-        submissions = Submissions(bus, calls, addresses)
-        invoke = Invoke(calls, submissions)
-        webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
-        schedules = await Schedules.open(bus, buckets.schedules, registry, clock)
-        stack.callback(schedules.stop)
-        artifacts = Artifacts(bus)
-        deploys = Deploys(
-            bus, buckets, registry=registry, builds=builds, artifacts=artifacts, addresses=addresses, clock=clock
+        self._addresses = Addresses(opened.settings.webhook_networks)
+        self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
+        self._submissions = Submissions(bus, self._calls, self._addresses)
+        self._invoke = Invoke(self._calls, self._submissions)
+        self._artifacts = Artifacts(bus)
+        self._deploys = Deploys(
+            bus,
+            opened.buckets,
+            registry=registry,
+            builds=opened.builds,
+            artifacts=self._artifacts,
+            addresses=self._addresses,
+            clock=opened.clock,
         )
 
-        why_not_ready = functools.partial(_why_not_ready, bus, storage, registry)
+    def app(self) -> App:
+        inference = Inference(self._calls, self._invoke, self._readers.of_calls)
+        return App(self._invoke, inference, self._open.access, self._routes())
 
-        routes = [
+    def _routes(self) -> list[Route]:
+        bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock
+        access, buckets = self._open.access, self._open.buckets
+        bodies = self._readers.of_management
+        return [
             *FunctionRoutes(
                 bus=bus,
                 registry=registry,
-                deploys=deploys,
+                deploys=self._deploys,
                 builds=builds,
-                submissions=submissions,
-                bodies=bodies.of_management,
-                bundle_bodies=bodies.of_bundles,
+                submissions=self._submissions,
+                bodies=bodies,
+                bundle_bodies=self._readers.of_bundles,
             ).routes(),
-            *InvocationRoutes(submissions).routes(),
+            *InvocationRoutes(self._submissions).routes(),
             *DeadLetterRoutes(DeadLetters(bus, registry, clock)).routes(),
-            *ArtifactRoutes(artifacts, settings.max_model_bytes).routes(),
-            *BuildRoutes(bus=bus, builds=builds, artifacts=artifacts, bodies=bodies.of_management).routes(),
-            *WebhookRoutes(webhook_secrets, access).routes(),
-            *ScheduleRoutes(schedules, registry, bodies.of_management, clock).routes(),
-            *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies.of_management).routes(),
-            *OipRoutes(registry, telemetry, why_not_ready).routes(),
+            *ArtifactRoutes(self._artifacts, self._open.settings.max_model_bytes).routes(),
+            *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
+            *WebhookRoutes(self._webhook_secrets, access).routes(),
+            *ScheduleRoutes(self._open.schedules, registry, bodies, clock).routes(),
+            *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies).routes(),
+            *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
             *OperationRoutes(
                 registry=registry,
-                counters=telemetry,
+                counters=self._telemetry,
                 access=access,
                 keys=buckets.keys,
-                bodies=bodies.of_management,
+                bodies=bodies,
                 clock=clock,
-                why_not_ready=why_not_ready,
+                why_not_ready=self._why_not_ready,
             ).routes(),
         ]
-        app = App(invoke, Inference(calls, invoke, bodies.of_calls), access, routes)
-        server = _Server(_uvicorn_config(app, settings))
-        _stop_on_signals(server)
 
+    def _why_not_ready(self) -> str | None:
+        if not self._open.bus.connected:
+            return "the message bus is not connected"
+        if not self._open.storage.is_ready:
+            return "the queues are being made"
+        return self._open.registry.why_not_ready()
+
+    def duties(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:
+        """What runs until cancelled, by name."""
+        bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock
+        buckets, schedules, settings = self._open.buckets, self._open.schedules, self._open.settings
         controller = Controller(
             bus,
             functions=buckets.functions,
             revisions=buckets.revisions,
             assignments=buckets.assignments,
             leases=buckets.leases,
-            name=name,
+            name=self._open.name,
             clock=clock,
             limits=Limits(share_across_domains=settings.share_across_domains),
-        )
-        finishing = Finishing(
-            registry=registry, builds=builds, deploys=deploys, clock=clock, leads=lambda: controller.leads
         )
         collection = Collection(
             bus,
@@ -253,27 +263,29 @@ async def main(settings: GatewaySettings) -> None:
             kept_revisions=settings.kept_revisions,
             clock=clock,
         )
-        registry.on_deleted += [telemetry.forget, collection.on_deleted]
-        for doing, what in (
-            (_tick(caller=caller, lane=lane, parcels=parcels, invoke=invoke, server=server, clock=clock), "ticks"),
-            (_control(controller), "controller"),
-            (finishing.run(), "finishing"),
-            (ScheduleRuns(schedules, registry, clock, leads=lambda: controller.leads).run(), "schedules"),
-            (Deliveries(bus, webhook_secrets, Post(addresses), clock).run(), "webhooks"),
-            (collection.run(), "collection"),
-            (Reaper(bus, registry, clock, leads=lambda: controller.leads).run(), "reaper"),
-            (_announce(server, listener), "announce"),
-        ):
-            stack.push_async_callback(_cancel, asyncio.create_task(doing, name=what))
-        await server.serve([listener])
+        registry.on_deleted += [self._telemetry.forget, collection.on_deleted]
 
+        def leads() -> bool:
+            return controller.leads
 
-def _why_not_ready(bus: Bus, storage: Storage, registry: Registry) -> str | None:
-    if not bus.connected:
-        return "the message bus is not connected"
-    if not storage.is_ready:
-        return "the queues are being made"
-    return registry.why_not_ready()
+        yield (
+            "ticks",
+            tick(
+                caller=self._open.caller,
+                lane=self._open.lane,
+                parcels=self._open.parcels,
+                invoke=self._invoke,
+                server=server,
+                clock=clock,
+            ),
+        )
+        yield "controller", _control(controller)
+        finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
+        yield "finishing", finishing.run()
+        yield "schedules", ScheduleRuns(schedules, registry, clock, leads=leads).run()
+        yield "webhooks", Deliveries(bus, self._webhook_secrets, Post(self._addresses), clock).run()
+        yield "collection", collection.run()
+        yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 
 async def _connect(url: str, name: str) -> Bus:
@@ -289,69 +301,6 @@ async def _connect(url: str, name: str) -> Bus:
             await asyncio.sleep(_BUS_RETRY_S)
 
 
-def _listen(settings: GatewaySettings) -> socket.socket:
-    try:
-        return socket.create_server(
-            (settings.host, settings.port),
-            family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
-            backlog=2048,
-        )
-    except OSError as error:
-        raise InvalidSetting(
-            f"cannot listen on GPUFN_HOST={settings.host} GPUFN_PORT={settings.port}: {error.strerror}"
-        ) from error
-
-
-def _uvicorn_config(app: App, settings: GatewaySettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol.GuardedProtocol,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=65,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
-    )
-
-
-def _stop_on_signals(server: uvicorn.Server) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if server.should_exit:
-            server.force_exit = True
-        server.should_exit = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-
-
-async def _tick(
-    *, caller: Caller, lane: Lane, parcels: GatewayParcels, invoke: Invoke, server: uvicorn.Server, clock: SystemClock
-) -> None:
-    loop = asyncio.get_running_loop()
-    beat = 0
-    while True:
-        await asyncio.sleep(_TICK_S)
-        beat += 1
-        now = clock.monotonic()
-        try:
-            invoke.tick(now)
-            if beat % 3 == 0:
-                caller.tick(now)
-            if beat % 10 == 0:
-                lane.tick(loop.time())
-                protocol.sweep(list(server.server_state.connections), loop.time())
-            if beat % _SWEEP_PARCELS_BEATS == 0:
-                parcels.sweep()
-        except Exception:
-            log.exception("a tick failed; the next one goes on")
-
-
 async def _control(controller: Controller) -> None:
     """The controller classifies its own failures; one that gets here is a defect, and calls must go on without it."""
     while True:
@@ -359,18 +308,7 @@ async def _control(controller: Controller) -> None:
             await controller.run()
         except Exception:
             log.exception("the controller failed; it starts again")
-        await asyncio.sleep(1.0)
-
-
-async def _announce(server: uvicorn.Server, listener: socket.socket) -> None:
-    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-        await asyncio.sleep(0.005)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    if ipaddress.ip_address(host).is_unspecified:
-        shown = "127.0.0.1"
-    sys.stdout.write(json.dumps({"event": "listening", "url": f"http://{shown}:{port}"}) + "\n")
-    sys.stdout.flush()
+        await asyncio.sleep(_AGAIN_AFTER_S)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,44 @@
+"""The streams and buckets on the bus, made again whenever the bus comes back without them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from gpufn.bus import objects, streams
+from gpufn.bus.connection import Bus
+from gpufn.errors import GpufnError
+from gpufn.protocol import subjects
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.25
+
+
+class Storage:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._task: asyncio.Task[None] | None = None
+        self.is_ready = False
+        bus.on_reconnect(self._on_reconnect)
+
+    async def ensure(self) -> None:
+        """Raises GpufnError where the bus cannot hold them."""
+        await streams.ensure_streams(self._bus)
+        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
+            await objects.ensure_bucket(self._bus, bucket)
+        await objects.ensure_bucket(self._bus, subjects.RESULT_FILES, expires=True)
+        self.is_ready = True
+
+    def _on_reconnect(self) -> None:
+        self.is_ready = False
+        self._task = asyncio.ensure_future(self._again())
+
+    async def _again(self) -> None:
+        while not self.is_ready and self._bus.connected:
+            try:
+                await self.ensure()
+            except GpufnError as error:
+                log.warning("the streams could not be made yet: %s", error)
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,45 @@
+"""What looks at the clock now and then: calls that end, a runner to connect to, clients that stall, files left over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from gpufn.bus.calls import Caller
+from gpufn.clock import Clock
+from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.lane import Lane
+from gpufn_gateway.parcels import GatewayParcels
+from gpufn_gateway.server import Server
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 0.1
+# Every so many ticks.
+_CALLS: Final = 3
+_SECOND: Final = 10
+_MINUTE: Final = 600
+
+
+async def tick(
+    *, caller: Caller, lane: Lane, parcels: GatewayParcels, invoke: Invoke, server: Server, clock: Clock
+) -> None:
+    """Until cancelled."""
+    loop = asyncio.get_running_loop()
+    beat = 0
+    while True:
+        await asyncio.sleep(_TICK_S)
+        beat += 1
+        now = clock.monotonic()
+        try:
+            invoke.tick(now)
+            if beat % _CALLS == 0:
+                caller.tick(now)
+            if beat % _SECOND == 0:
+                lane.tick(loop.time())
+                server.sweep(loop.time())
+            if beat % _MINUTE == 0:
+                parcels.sweep()
+        except Exception:
+            log.exception("a tick failed; the next one goes on")
