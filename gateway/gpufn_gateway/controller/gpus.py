@@ -1,9 +1,11 @@
-"""Which GPUs of one node a worker gets: `choose(...) -> GpuFit | str`. Pure.
+"""Which GPUs of one node a worker gets. Pure.
 
 1. Filter: GPUs of the kind that are healthy and that the share can be had of. A GPU is in the mode of its first tenant
    until it is empty.
-2. Score, lower is better: a shared GPU that is shared already, and of those the fullest, so that whole ones stay free;
-   of whole ones the smallest that does, the closest to each other, and those whose going tears the fewest links.
+2. Order: a shared GPU that is shared already, and of those the fullest, so that whole ones stay free; of whole ones the
+   smallest that does, the closest to each other, and those whose going tears the fewest links.
+
+Sizes and trust domains come last: many workers differ in nothing else, and look through the same `Opening`s.
 """
 
 from __future__ import annotations
@@ -23,25 +25,37 @@ from .leases import GpuUse, Used
 from .limits import Limits
 
 ANY_KIND = "any"
-_UNUSED: Final = GpuUse(Share.EXCLUSIVE, workers=0)
 _MOST_COMPARED: Final = 16  # choosing 8 of them is 12,870 sets to look at
+
+Score = tuple[float, ...]  # lower is better
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """Room for one more on a GPU that is shared, or will be. `sm_percent` is what the ceilings there add up to.
+    `domain` is the trust domain of those who may come; None: all may."""
+
+    device: Device
+    is_unused: bool
+    left_bytes: int
+    sm_percent: int
+    domain: str | None
 
 
 class GpuFit(msgspec.Struct, frozen=True):
     gpus: tuple[Device, ...]
-    score: tuple[float, ...]
+    score: Score
 
 
-class _Lack(enum.Enum):
-    """Why a GPU cannot be had, for one and for several. `{}` is what is said of the worst of them."""
+class Lack(enum.Enum):
+    """Why a GPU cannot be had."""
 
-    SICK = ("is {}", "are {}")
-    IN_USE = ("is in use", "are in use")
-    SHARED_BY = ("is shared by {}", "are shared by {}")
-    DOMAIN = ("is shared within another trust domain", "are shared within other trust domains")
-    FULL = ("is shared by as many as can be", "are shared by as many as can be")
-    MEMORY = ("has too little memory: {}", "have too little memory: {}")
-    INSTANCE = ("is a MIG instance, which has no shares by mps", "are MIG instances, which have no shares by mps")
+    SICK = enum.auto()
+    IN_USE = enum.auto()
+    SHARED_BY = enum.auto()
+    DOMAIN = enum.auto()
+    FULL = enum.auto()
+    MEMORY = enum.auto()
+    INSTANCE = enum.auto()
 
 
 def has_kind(device: Device, wanted: str) -> bool:
@@ -56,73 +70,73 @@ def has_kind(device: Device, wanted: str) -> bool:
     return name in kind and not (device.parent and name in kind.partition(" mig ")[0])
 
 
-def choose(
-    resources: Resources, kind: str, gpus: Sequence[Device], *, report: NodeReport, used: Used, limits: Limits
-) -> GpuFit | str:
-    """The GPUs to take of `gpus`, which are those of this `kind`; or what is missing, in words."""
-    if resources.gpu_count > 1:
-        gpus = [device for device in gpus if not device.parent]  # a process can use one instance, not two
-    named = "" if kind.lower() == ANY_KIND else f" {kind}"
-    if not gpus:
-        return f"it has no{named} GPU"
-    if resources.share is Share.MPS and report.facts.mps is MpsLevel.NONE:
-        return "it has no MPS: nvidia-cuda-mps-control is not there"
-    free: list[Device] = []
-    lacks: list[tuple[_Lack, str, Device]] = []
-    uses = used.gpus
-    for device in gpus:
-        lack = _lack(resources, device, uses.get(device.uuid), limits)
-        if lack is None:
-            free.append(device)
-        else:
-            lacks.append((*lack, device))
-    if resources.share is Share.EXCLUSIVE:
-        fit = _whole(free, resources.gpu_count, report.links)
-    else:
-        fit = _shared(free, resources, used)
-    return fit or _told(named, resources.gpu_count, len(free), lacks)
+def named_by(resources: Resources, kind: str, gpus: Iterable[Device]) -> tuple[Device, ...]:
+    """Those of the kind; several are never instances, for a process can use one instance, not two."""
+    return tuple(
+        device for device in gpus if has_kind(device, kind) and not (device.parent and resources.gpu_count > 1)
+    )
 
 
-def _lack(  # noqa: PLR0911 - one line per reason
-    resources: Resources, device: Device, use: GpuUse | None, limits: Limits
-) -> tuple[_Lack, str] | None:
+def lack(resources: Resources, device: Device, use: GpuUse | None, limits: Limits) -> Lack | None:  # noqa: PLR0911
+    """Whatever size is asked for and whoever asks, so never MEMORY or DOMAIN. `use`: what is leased of it."""
     share = resources.share
     if device.health is not Health.HEALTHY:
-        return _Lack.SICK, f"{device.health.value} ({device.health_reason})" if device.health_reason else device.health
+        return Lack.SICK
     if share is Share.MPS and device.parent:
-        return _Lack.INSTANCE, ""
-    if use is not None:
-        if share is Share.EXCLUSIVE or use.mode is Share.EXCLUSIVE:
-            return _Lack.IN_USE, ""
-        if use.mode is not share:
-            return _Lack.SHARED_BY, use.mode.value
-        if use.trust_domain != resources.trust_domain and not limits.share_across_domains:
-            return _Lack.DOMAIN, ""
-        if use.workers >= (limits.mps_clients_per_gpu if share is Share.MPS else limits.time_shares_per_gpu):
-            return _Lack.FULL, ""
-    if resources.vram_bytes is not None:
-        left_bytes = device.memory_bytes - (use.vram_bytes if use is not None else 0)
-        if left_bytes < resources.vram_bytes:
-            return _Lack.MEMORY, f"{size(resources.vram_bytes)} are needed, {size(left_bytes)} are free"
+        return Lack.INSTANCE
+    if use is None:
+        return None
+    if share is Share.EXCLUSIVE or use.mode is Share.EXCLUSIVE:
+        return Lack.IN_USE
+    if use.mode is not share:
+        return Lack.SHARED_BY
+    if use.workers >= (limits.mps_clients_per_gpu if share is Share.MPS else limits.time_shares_per_gpu):
+        return Lack.FULL
     return None
 
 
-def _shared(free: Sequence[Device], resources: Resources, used: Used) -> GpuFit | None:
-    """The best by score, and by name where scores are equal."""
-    scored: list[tuple[tuple[float, ...], str, Device]] = []
-    for device in free:
-        use = used.gpus.get(device.uuid, _UNUSED)
-        left_bytes = device.memory_bytes - (resources.vram_bytes or 0) - use.vram_bytes
-        score = (use.sm_percent + (resources.sm_percent or 0) > 100, use is _UNUSED, left_bytes)
-        scored.append((score, device.uuid, device))
-    if not scored:
+def has_mps_for(resources: Resources, report: NodeReport) -> bool:
+    return resources.share is not Share.MPS or report.facts.mps is not MpsLevel.NONE
+
+
+def left_bytes(device: Device, use: GpuUse | None) -> int:
+    return device.memory_bytes - (use.vram_bytes if use is not None else 0)
+
+
+def domain_of(use: GpuUse | None, limits: Limits) -> str | None:
+    return use.trust_domain if use is not None and not limits.share_across_domains else None
+
+
+def openings(resources: Resources, gpus: Iterable[Device], used: Used, limits: Limits) -> tuple[Opening, ...]:
+    """Of GPUs of the kind, for a share; in the order in which they are taken."""
+    found: list[Opening] = []
+    for device in gpus:
+        use = used.gpus.get(device.uuid)
+        if lack(resources, device, use, limits) is None:
+            sm_percent = use.sm_percent if use is not None else 0
+            domain = domain_of(use, limits)
+            found.append(Opening(device, use is None, left_bytes(device, use), sm_percent, domain))
+    return tuple(sorted(found, key=lambda each: (each.is_unused, each.left_bytes, each.device.uuid)))
+
+
+def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
+    """The first that has the memory, in the order of `openings`; one whose ceilings stay within 100 % goes before."""
+    vram_bytes, most_percent = resources.vram_bytes or 0, 100 - (resources.sm_percent or 0)
+    best: Opening | None = None
+    for each in openings:
+        if each.left_bytes < vram_bytes or (each.domain is not None and each.domain != resources.trust_domain):
+            continue
+        if each.sm_percent <= most_percent:
+            best = each
+            break
+        best = best or each
+    if best is None:
         return None
-    best, _, chosen = min(scored)  # names differ, so devices are never compared
-    return GpuFit((chosen,), best)
+    return GpuFit((best.device,), (best.sm_percent > most_percent, best.is_unused, best.left_bytes - vram_bytes))
 
 
-def _whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:
-    """`count` GPUs of one model."""
+def whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:
+    """`count` GPUs of one model, of those that are free."""
     uuids = {device.uuid for device in free}
     # What is neither NVLink nor known counts as the slowest; two that cannot be told apart are equal.
     closeness = {(a, b): link.kind for link in links for a, b in ((link.a, link.b), (link.b, link.a))}
@@ -138,37 +152,3 @@ def _whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> G
             if best is None or score < best.score:
                 best = GpuFit(chosen, score)
     return best
-
-
-def _told(named: str, count: int, free: int, lacks: Sequence[tuple[_Lack, str, Device]]) -> str:
-    """As ``of its 3 L4 GPUs 2 are in use and 1 is degraded (it is hot)``."""
-    total = free + len(lacks)
-    if total < count:
-        return f"needs {count}{named} GPUs, it has {total}"
-    grouped = {each: [(text, device) for lack, text, device in lacks if lack is each] for each in _Lack}
-    grouped = {lack: found for lack, found in grouped.items() if found}
-    if count > 1:
-        lead = f"needs {count}{named} GPUs of one model, {free} of its {total} can be had"
-        return f"{lead}: {_listed(grouped)}" if grouped else lead
-    if len(grouped) == 1:
-        ((lack, found),) = grouped.items()
-        subject = f"its{named} GPU" if total == 1 else f"its {total}{named} GPUs"
-        return f"{subject} {_phrase(lack, found)}"
-    return f"of its {total}{named} GPUs {_listed(grouped)}"
-
-
-def _listed(grouped: dict[_Lack, list[tuple[str, Device]]]) -> str:
-    return ", ".join(f"{len(found)} {_phrase(lack, found)}" for lack, found in grouped.items())
-
-
-def _phrase(lack: _Lack, found: Sequence[tuple[str, Device]]) -> str:
-    """The words of the largest device stand for the group: where that has too little, all have."""
-    singular, plural = lack.value
-    text = max(found, key=lambda each: (each[1].memory_bytes, each[0]))[0]
-    return (singular if len(found) == 1 else plural).format(text)
-
-
-def size(count: int) -> str:
-    if count < 0:
-        return "0 MiB"
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

@@ -5,7 +5,7 @@ A lease exists as long as its Assignment does: it outlives the worker's process,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import msgspec
@@ -49,7 +49,7 @@ class LeaseBook:
         self._leases: dict[str, Lease] = {}
         self._of_node: dict[str, dict[str, Lease]] = {}
         self._used: dict[str, Used] = {}
-        self._notes: dict[str, dict[Any, Any]] = {}
+        self._notes: dict[Hashable, dict[str, Any]] = {}
         for lease in leases:
             self.grant(lease.worker, lease.node, lease.share)
 
@@ -84,13 +84,14 @@ class LeaseBook:
             found = self._used[node] = _sum(self._of_node.get(node, {}).values())
         return found
 
-    def notes(self, node: str) -> dict[Any, Any]:
-        """For what follows from `used(node)` and takes long to find out: gone as soon as that changes."""
-        return self._notes.setdefault(node, {})
+    def notes(self, about: Hashable) -> dict[str, Any]:
+        """By node, for what follows from `used(node)` and takes long to find out: gone as soon as that changes."""
+        return self._notes.setdefault(about, {})
 
     def _has_changed(self, node: str) -> None:
         self._used.pop(node, None)
-        self._notes.pop(node, None)
+        for notes in self._notes.values():
+            notes.pop(node, None)
 
     def copy(self) -> LeaseBook:
         """One to try things in."""
@@ -98,7 +99,7 @@ class LeaseBook:
         twin._leases = dict(self._leases)
         twin._of_node = {node: dict(leases) for node, leases in self._of_node.items()}
         twin._used = dict(self._used)
-        twin._notes = {node: dict(notes) for node, notes in self._notes.items()}
+        twin._notes = {about: dict(notes) for about, notes in self._notes.items()}
         return twin
 
 

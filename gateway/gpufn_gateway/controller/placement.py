@@ -1,9 +1,13 @@
 """Where a worker can run: `place(resources, nodes, leases) -> Placement | NoRoom`.
 
-1. Filter: a device that the models have engines for; a GPU of an acceptable kind, in the order of preference; host
-   memory; cores.
+1. Filter: a node that can start its container; a device that the models have engines for; a GPU of an acceptable kind,
+   in the order of preference; host memory; cores.
 2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free ones; then the
    tightest fit, which leaves the largest hole for what comes next.
+
+Many workers are placed at a time, and each changes one node: what a node offers to all who differ in sizes and trust
+domains only is found once, and kept in the book until a lease of that node changes. What a node lacks is put into words
+only when none will do.
 """
 
 from __future__ import annotations
@@ -12,18 +16,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpufn.device import Device, DeviceShare, DeviceType, Share
-from gpufn.engine import CPU_KIND
+from gpufn.device import Device, DeviceShare, Share
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
 
-from .gpus import GpuFit, choose, has_kind, size
+from .gpus import GpuFit, Opening, Score, has_mps_for, lack, openings, part, whole
 from .leases import LeaseBook, Used
 from .limits import Limits
-
-UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not say what it needs
-_NOT_ASKED = None, ""
-_ROUNDING = 1e-9  # ten shares of 0.1 core are one core
+from .request import Request, cpu_pool, gpus_of
+from .shortage import shortage, size
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -44,21 +45,28 @@ class NoRoom(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """What of a node a kind names: `gpus` that there are engines for."""
+    """What is left of a node for requests that look at the same of it: parts of GPUs (`openings`), or the one choice of
+    GPUs, or of none, that is best for all of them (`fit`). No `pool`: nothing for any of them."""
 
     report: NodeReport
-    pool: Device | None
-    gpus: tuple[Device, ...]
+    pool: Device | None = None
+    left_bytes: int = 0
+    left_cores: float = 0.0
+    idle_cores: float = 0.0  # that nobody was promised
+    openings: tuple[Opening, ...] | None = None
+    fit: GpuFit | None = None
 
 
 class _Fit(msgspec.Struct, frozen=True):
     """Where it could be; the lowest score wins."""
 
-    score: tuple[float, ...]
-    node: str
-    pool: Device
+    score: Score
+    offer: _Offer
     gpus: tuple[Device, ...]
-    left_bytes: int  # of the node's memory
+
+    @property
+    def rank(self) -> tuple[Score, str]:
+        return self.score, self.offer.report.node
 
 
 def place(
@@ -68,87 +76,82 @@ def place(
     limits: Limits | None = None,
     *,
     engine_kinds: frozenset[str] | None = None,
+    in_container: bool = False,
+    explain: bool = True,
 ) -> Placement | NoRoom:
-    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models."""
+    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models. Without `explain`
+    NoRoom is empty, for to put it into words takes longer than to find out."""
     limits = limits or Limits()
-    missing: dict[str, str] = {}
     for kind in resources.gpu or (None,):
+        request = Request(resources, kind, engine_kinds, in_container)
         fits: list[_Fit] = []
-        about, question = (kind, engine_kinds), (resources, kind, limits, engine_kinds)
+        offers = leases.notes((request.looks_at, limits))
         for report in nodes:
-            # Many workers are placed at a time, and each changes one node.
-            notes = leases.notes(report.node)
-            asked_of, fit = notes.get(question, _NOT_ASKED)
-            if asked_of is not report:
-                offered_by, offer = notes.get(about, _NOT_ASKED)
-                if offered_by is not report:
-                    offer = _offer(report, kind, engine_kinds)
-                    notes[about] = report, offer
-                used = leases.used(report.node)
-                fit = offer if isinstance(offer, str) else _fit(resources, kind, offer, used, limits)
-                notes[question] = report, fit
-            if isinstance(fit, str):
-                # The first kind's shortage is told: it is the one that the user would rather have.
-                missing.setdefault(report.node, fit)
-            else:
+            offer = offers.get(report.node)
+            if offer is None or offer.report is not report:
+                offer = offers[report.node] = _offer(request, report, leases.used(report.node), limits)
+            fit = _fit(request, offer)
+            if fit is not None:
                 fits.append(fit)
         if fits:
-            return _placement(resources, min(fits, key=lambda fit: (fit.score, fit.node)))
+            return _placement(request, min(fits, key=lambda fit: fit.rank))
+    if not explain:
+        return NoRoom()
+    # The first kind's shortage is told: it is the one that the user would rather have.
+    first = Request(resources, next(iter(resources.gpu), None), engine_kinds, in_container)
+    missing = {report.node: shortage(first, report, leases.used(report.node), limits) for report in nodes}
     return NoRoom(tuple(sorted(missing.items())))
 
 
-def _offer(report: NodeReport, kind: str | None, engine_kinds: frozenset[str] | None) -> _Offer | str:
-    """Without the GPUs that there is no engine for; or which those are, when no other will do."""
-    pool = next((device for device in report.devices if device.type is DeviceType.CPU), None)
-    gpus = tuple(device for device in report.devices if device.type is DeviceType.GPU)
-    if kind is None:
-        has_engine = engine_kinds is None or CPU_KIND in engine_kinds
-        return _Offer(report, pool, gpus) if has_engine else "there is no engine for the CPU"
-    gpus = tuple(device for device in gpus if has_kind(device, kind))
-    if engine_kinds is not None and gpus:
-        acceptable = {device.kind for device in gpus}
-        if not acceptable & engine_kinds:
-            return f"there is no engine for {' or '.join(sorted(acceptable))}: deploy again to have one built"
-        gpus = tuple(device for device in gpus if device.kind in engine_kinds)
-    return _Offer(report, pool, gpus)
+def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> _Offer:
+    pool = cpu_pool(report)
+    if pool is None or not request.can_run_on(report) or not has_mps_for(request.resources, report):
+        return _Offer(report)
+    left_bytes = pool.memory_bytes - used.memory_bytes
+    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    idle_cores = pool.cores - used.cores
+    if request.kind is None:
+        free = sum(device.uuid not in used.gpus for device in gpus_of(report))
+        return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=GpuFit((), (free,)))
+    gpus = request.gpus(report)
+    wants = request.resources
+    if wants.share is not Share.EXCLUSIVE:
+        parts = openings(wants, gpus, used, limits)
+        return _Offer(report, pool, left_bytes, left_cores, idle_cores, openings=parts)
+    free_gpus = [device for device in gpus if lack(wants, device, used.gpus.get(device.uuid), limits) is None]
+    fit = whole(free_gpus, wants.gpu_count, report.links)
+    return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=fit)
 
 
-def _fit(resources: Resources, kind: str | None, offer: _Offer, used: Used, limits: Limits) -> _Fit | str:
-    pool = offer.pool
-    if pool is None:
-        return "it offers no CPU"
-    memory_bytes = resources.memory_bytes or UNSTATED_MEMORY_BYTES
-    left_bytes = pool.memory_bytes - used.memory_bytes - memory_bytes
-    left_cores = pool.cores * limits.cpu_oversubscription - used.cores - resources.cpu
-    if resources.cpu > pool.cores:
-        return f"needs {resources.cpu:g} cores, it has {pool.cores:g}"
-    if left_bytes < 0:
-        return f"needs {size(memory_bytes)} of memory, {size(left_bytes + memory_bytes)} are free"
-    if left_cores < -_ROUNDING:
-        return f"needs {resources.cpu:g} cores, {max(0.0, left_cores + resources.cpu):.3g} are free"
-    if kind is not None:
-        found = choose(resources, kind, offer.gpus, report=offer.report, used=used, limits=limits)
-        if isinstance(found, str):
-            return found
-        fit = found
-    else:
-        fit = GpuFit((), (sum(device.uuid not in used.gpus for device in offer.gpus),))
-    is_oversubscribed = used.cores + resources.cpu > pool.cores + _ROUNDING
-    return _Fit((is_oversubscribed, *fit.score, left_bytes, left_cores), offer.report.node, pool, fit.gpus, left_bytes)
+def _fit(request: Request, offer: _Offer) -> _Fit | None:
+    pool, wants = offer.pool, request.resources
+    left_bytes = offer.left_bytes - request.memory_bytes
+    if pool is None or left_bytes < 0 or wants.cpu > pool.cores or not request.fits_cores(offer.left_cores):
+        return None
+    fit = offer.fit
+    if offer.openings is not None:
+        fit = part(offer.openings, wants)
+    if fit is None:
+        return None
+    is_oversubscribed = not request.fits_cores(offer.idle_cores)
+    return _Fit((is_oversubscribed, *fit.score, left_bytes, offer.left_cores - wants.cpu), offer, fit.gpus)
 
 
-def _placement(resources: Resources, fit: _Fit) -> Placement:
+def _placement(request: Request, fit: _Fit) -> Placement:
+    wants, pool, node = request.resources, fit.offer.pool, fit.offer.report.node
+    assert pool is not None
     share = DeviceShare(
-        cpu_device=fit.pool.uuid,
-        cores=resources.cpu,
-        memory_bytes=resources.memory_bytes or UNSTATED_MEMORY_BYTES,
+        cpu_device=pool.uuid,
+        cores=wants.cpu,
+        memory_bytes=request.memory_bytes,
         gpus=tuple(gpu.uuid for gpu in fit.gpus),
-        mode=resources.share if fit.gpus else Share.EXCLUSIVE,
-        vram_bytes=resources.vram_bytes or 0,
-        sm_percent=resources.sm_percent or 100,
-        trust_domain=resources.trust_domain,
+        mode=wants.share if fit.gpus else Share.EXCLUSIVE,
+        vram_bytes=wants.vram_bytes or 0,
+        sm_percent=wants.sm_percent or 100,
+        trust_domain=wants.trust_domain,
     )
-    return Placement(fit.node, share, f"{_named(fit.gpus)} on {fit.node}, {size(fit.left_bytes)} of its memory left")
+    left = size(fit.offer.left_bytes - request.memory_bytes)
+    return Placement(node, share, f"{_named(fit.gpus)} on {node}, {left} of its memory left")
 
 
 def _named(gpus: tuple[Device, ...]) -> str:

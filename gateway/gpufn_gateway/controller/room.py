@@ -38,7 +38,7 @@ class Room:
 
     def grant(self, need: Need, nodes: list[NodeReport]) -> Placement | NoRoom:
         """A share for a worker that starts now, on one of `nodes`."""
-        found = self._place(need, nodes, self._book)
+        found = self._place(need, nodes, self._book, explain=True)
         if isinstance(found, Placement):
             self._granted += 1
             self._book.grant(f"new-{self._granted}", found.node, found.share)
@@ -104,9 +104,19 @@ class Room:
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
 
-    def _place(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Placement | NoRoom:
+    def _place(
+        self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, explain: bool = False
+    ) -> Placement | NoRoom:
         revision = need.spec
-        return place(revision.spec.resources, nodes, book, self._limits, engine_kinds=revision.device_kinds)
+        return place(
+            revision.spec.resources,
+            nodes,
+            book,
+            self._limits,
+            engine_kinds=revision.device_kinds,
+            in_container=revision.spec.image is not None,
+            explain=explain,
+        )
 
     def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
         """min_workers hold against others as well; a revision that is being replaced has none."""

@@ -302,6 +302,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     python: str = ""
     platform: str = ""
     runner_pid: int | None = None
+    container_trouble: str = ""  # why no container can be started there
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

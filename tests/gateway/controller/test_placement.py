@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn.device import DeviceShare, Share
+from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
 from gpufn_gateway.controller.gpus import has_kind
 from gpufn_gateway.controller.leases import GpuUse, Lease, LeaseBook, Used
@@ -129,6 +130,21 @@ def test_a_worker_with_models_goes_where_they_have_engines(
     nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
     found = place(Resources(gpu=wanted), nodes, LeaseBook(), engine_kinds=frozenset(engine_kinds))
     assert (found.share.gpus if isinstance(found, Placement) else str(found)) == placed
+
+
+def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
+    nodes = [
+        NodeReport("a", 0.0, (cpu(),), container_trouble="Docker at unix:///x does not answer"),
+        NodeReport("b", 0.0, (cpu(8, 64 * GIB),)),
+    ]
+    tight, told = place(Resources(), nodes, LeaseBook()), place(Resources(), nodes[:1], LeaseBook(), in_container=True)
+    found = place(Resources(), nodes, LeaseBook(), in_container=True)
+    assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
+    assert str(told) == "a: it starts no containers: Docker at unix:///x does not answer"
+
+
+def test_who_does_not_ask_for_reasons_gets_none() -> None:
+    assert place(Resources(cpu=99.0), [node()], LeaseBook(), explain=False) == NoRoom()
 
 
 def test_no_nodes_is_no_room() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from collections.abc import Iterator
 
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from gpufn.device import Device, DeviceShare, DeviceType, Health, MpsLevel, NodeFacts, Share
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
-from gpufn_gateway.controller.leases import LeaseBook
+from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement import Placement, place
 from tests.gateway.controller.simulation import GIB, cpu, gpu
@@ -188,38 +187,40 @@ def test_shares_are_packed_at_least_as_well_as_by_first_fit() -> None:
     assert total[8, False][1] > 1.01 * total[8, True][1]  # where GPUs are scarce more of their memory is in use
 
 
-# --- speed ------------------------------------------------------------------------------------------------------------
+# --- many at a time ---------------------------------------------------------------------------------------------------
 
 
-def _thousand() -> Iterator[Resources]:
-    sizes = itertools.cycle([2, 4, 6, 10])
-    for number in range(1000):
-        if number % 10 == 9:
-            yield Resources(gpu=("A100", "L4"))
-        else:
-            yield Resources(gpu=("any",), share=Share.MPS, vram_bytes=next(sizes) * GIB, sm_percent=25)
-
-
-def place_a_thousand() -> int:
-    """How many of 1,000 workers find a place on 100 nodes of 8 GPUs."""
+def test_a_thousand_workers_that_all_differ_are_placed_on_a_hundred_nodes() -> None:
     nodes = [
         NodeReport(f"n{n}", 0.0, (cpu(64, 512 * GIB), *(gpu(f"g{n}-{m}") for m in range(8))), facts=MPS)
         for n in range(100)
     ]
     book = LeaseBook()
-    placed = 0
-    for number, wants in enumerate(_thousand()):
+    for number, wants in enumerate(_all_different(1000)):
         found = place(wants, nodes, book)
+        assert isinstance(found, Placement)
+        book.grant(f"w{number}", found.node, found.share)
+
+
+def _all_different(count: int) -> Iterator[Resources]:
+    sizes = itertools.cycle([2, 4, 6, 10])
+    for number in range(count):
+        if number % 10 == 9:
+            yield Resources(gpu=("A100", "L4"), memory_bytes=GIB + number)
+        else:
+            domain = f"d{number % 7}" if number % 2 else ""
+            size_bytes = next(sizes) * GIB + number
+            yield Resources(gpu=("any",), share=Share.MPS, vram_bytes=size_bytes, sm_percent=25, trust_domain=domain)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_nodes(), st.lists(_wants, max_size=30))
+def test_a_book_that_was_asked_before_answers_as_a_new_one(nodes: list[NodeReport], wants: list[Resources]) -> None:
+    book = LeaseBook()
+    held: list[Lease] = []
+    for number, each in enumerate(wants):
+        found = place(each, nodes, book, LIMITS)
+        assert found == place(each, nodes, LeaseBook(held), LIMITS)
         if isinstance(found, Placement):
-            placed += 1
+            held.append(Lease(f"w{number}", found.node, found.share))
             book.grant(f"w{number}", found.node, found.share)
-    return placed
-
-
-def test_a_thousand_workers_are_placed_on_a_hundred_nodes() -> None:
-    assert place_a_thousand() == 1000
-
-
-if __name__ == "__main__":  # python -m tests.gateway.controller.test_placement_properties
-    began = time.perf_counter()
-    print(f"{place_a_thousand()} workers placed in {time.perf_counter() - began:.3f} s")

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
+from gpufn.image import ImageSpec
 from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
@@ -133,6 +134,19 @@ def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
         waiting = plan(empty, 100.0).statuses["f"].waiting
         assert waiting is not None
         assert waiting.reason == reason
+
+
+def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> None:
+    empty = world()
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, image=ImageSpec(base="x"))
+    empty.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
+    for trouble, reason in (("Docker does not answer", "no_capacity"), ("", "starting")):
+        empty.on_node_report(msgspec.structs.replace(node(), container_trouble=trouble), 100.0)
+        empty.on_doorbell("f", 100.0)
+        waiting = plan(empty, 100.0).statuses["f"].waiting
+        assert waiting is not None
+        assert (waiting.reason, trouble in waiting.detail) == (reason, True)
 
 
 def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:

@@ -1,0 +1,111 @@
+"""How long the pure placement code takes for 1,000 workers on 100 nodes of 8 GPUs.
+
+    python benchmarks/placement.py [--rounds 5]
+
+What makes it slow is that workers differ: those that differ in sizes and trust domains only look through what was found
+for the others. Why there is no room, on any of the 100 nodes, is put into words once per function and step, so it is
+measured apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import measure
+from gpufn.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
+from gpufn.protocol.messages import NodeReport
+from gpufn.spec import Resources
+from gpufn_gateway.controller.leases import LeaseBook
+from gpufn_gateway.controller.placement import NoRoom, Placement, place
+
+_GIB = 1 << 30
+_WORKERS, _NODES, _GPUS = 1000, 100, 8
+_SIZES = (2, 4, 6, 10)
+_WHOLE = Resources(gpu=("A100", "L4"))
+
+
+def _alike(number: int) -> Resources:
+    """Of five functions, one of which wants a whole GPU of a kind that is there as its second choice."""
+    if number % 10 == 9:
+        return _WHOLE
+    return Resources(gpu=("any",), share=Share.MPS, vram_bytes=_SIZES[number % 4] * _GIB, sm_percent=25)
+
+
+def _sizes_differ(number: int) -> Resources:
+    if number % 10 == 9:
+        return Resources(gpu=("A100", "L4"), memory_bytes=_GIB + number)
+    return Resources(gpu=("any",), share=Share.MPS, vram_bytes=_SIZES[number % 4] * _GIB + number, sm_percent=25)
+
+
+def _domains_differ(number: int) -> Resources:
+    """Nobody shares with anybody, so as many find a place as there are GPUs."""
+    return Resources(gpu=("any",), share=Share.MPS, vram_bytes=_GIB + number, trust_domain=f"d{number}")
+
+
+def _cpu_only(number: int) -> Resources:
+    return Resources(cpu=0.1 + number / 1000, memory_bytes=_GIB + number)
+
+
+_REQUESTS: dict[str, Callable[[int], Resources]] = {
+    "of five functions": _alike,
+    "all of different sizes": _sizes_differ,
+    "all of different trust domains": _domains_differ,
+    "without a GPU, all of different sizes": _cpu_only,
+}
+
+
+def main() -> None:
+    options = measure.arguments("Placement.", rounds=5)
+    about = measure.machine()
+    nodes = [_node(f"n{number}") for number in range(_NODES)]
+    rounds = {name: [_place(make, nodes) for _ in range(options.rounds)] for name, make in _REQUESTS.items()}
+    result = {
+        name: {"placed": found[0][0], "seconds": [round(seconds, 4) for _, seconds in found]}
+        for name, found in rounds.items()
+    }
+    words = [_words(nodes) for _ in range(options.rounds)]
+    result["no room, in words"] = {"seconds": [round(seconds, 4) for seconds in words]}
+    rows = [
+        [name, found[0][0], f"{statistics.median(each for _, each in found):.3f}", f"{max(e for _, e in found):.3f}"]
+        for name, found in rounds.items()
+    ]
+    tables = measure.table(["1,000 workers", "placed", "s, median", "s, most"], rows)
+    tables += f"\nWhy one more finds no room is told after {statistics.median(words) * 1000:.1f} ms.\n"
+    measure.write("placement", result, tables, about)
+
+
+def _node(name: str) -> NodeReport:
+    pool = Device("cpu", DeviceType.CPU, "x86", 512 * _GIB, 64.0)
+    gpus = (Device(f"{name}-{number}", DeviceType.GPU, "NVIDIA L4", 24 * _GIB) for number in range(_GPUS))
+    return NodeReport(name, 0.0, (pool, *gpus), facts=NodeFacts(mps=MpsLevel.V2))
+
+
+def _place(make: Callable[[int], Resources], nodes: list[NodeReport]) -> tuple[int, float]:
+    """How many found a place, and how long it took in seconds."""
+    requests = [make(number) for number in range(_WORKERS)]
+    book, placed = LeaseBook(), 0
+    began = time.perf_counter()
+    for number, wants in enumerate(requests):
+        found = place(wants, nodes, book, explain=False)
+        if isinstance(found, Placement):
+            placed += 1
+            book.grant(f"w{number}", found.node, found.share)
+    return placed, time.perf_counter() - began
+
+
+def _words(nodes: list[NodeReport]) -> float:
+    """Seconds until one that finds no room knows why."""
+    full = LeaseBook()
+    for node in nodes:
+        uuids = tuple(device.uuid for device in node.devices[1:])
+        full.grant(node.node, node.node, DeviceShare("cpu", 1.0, _GIB, uuids))
+    began = time.perf_counter()
+    found = place(_WHOLE, nodes, full)
+    assert isinstance(found, NoRoom)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
