@@ -1,7 +1,8 @@
 """Takes the jobs of webhooks from their queue and sees each to its end. Every gateway has one; the queue shares out.
 
-A job is the id of a call. It is stored before the call's end, so it may come first: then it waits for that. What a
-gateway that died was about to send comes again after `ack_wait`: receivers know a repeat by its webhook-id.
+A job is the id of a call. It is stored before the call's end, so it may come first: then it waits for that. What is
+under way is touched; what a gateway that died was about to send comes again after `ack_wait`: receivers know a repeat
+by its webhook-id.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from gpufn_gateway.webhooks.tries import Verdict
 log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
-_TICK_S: Final = 1.0
-_ACK_WAIT_S: Final = 30.0  # more than one try takes, and the wait for the call's end before it
+_TICK_S: Final = 1.0  # what is under way is touched as often
+_ACK_WAIT_S: Final = 8.0
 _UNBOUNDED: Final = -1  # those that wait for their next try count as well
 _PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the job
 
@@ -42,6 +43,7 @@ class Deliveries:
         self._post = post
         self._clock = clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[Delivery] = set()
 
     async def run(self) -> None:
         """Until cancelled; what is under way then comes again, here or elsewhere."""
@@ -51,6 +53,9 @@ class Deliveries:
         try:
             while True:
                 pull.tick(self._clock.monotonic())
+                with contextlib.suppress(GpufnError):  # without the bus nobody else gets it either
+                    for delivery in self._under_way:
+                        delivery.touch()
                 await asyncio.sleep(_TICK_S)
         finally:
             pull.withdraw()
@@ -68,6 +73,7 @@ class Deliveries:
         task.add_done_callback(self._tasks.discard)
 
     async def _settle(self, delivery: Delivery) -> None:
+        self._under_way.add(delivery)
         try:
             again_after_s = await self._deliver(delivery.payload.decode(), delivery.delivered)
         except asyncio.CancelledError:
@@ -80,6 +86,7 @@ class Deliveries:
             log.exception("the webhook of %s failed", delivery.payload.decode())
             again_after_s = tries.delay_after(delivery.delivered)
         finally:
+            self._under_way.discard(delivery)
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
                 if again_after_s is None:
                     delivery.ack()

@@ -176,6 +176,24 @@ async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
                 pass
 
 
+async def test_a_try_that_takes_long_is_not_made_by_another_gateway_meanwhile(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, "_TICK_S", 0.01)
+    bus = await Bus.connect(nats.url, name="listens")
+    said: asyncio.Queue[bytes] = asyncio.Queue()
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        bus.subscribe(f"$JS.ACK.{subjects.WEBHOOKS}.>", lambda message: said.put_nowait(message.payload))
+        await bus.flush()
+        await gateway.deploys.deploy(make.spec("long"), DIGEST)
+        receiver.answers = lambda _: None
+        record = await submit(gateway, "long", receiver.url())
+        await records.end(gateway.bus, ended(record))
+        await receiver.requests.get()
+        assert [await said.get() for _ in range(3)] == [b"+WPI"] * 3
+    await bus.close()
+
+
 async def test_a_job_that_comes_before_its_calls_end_waits_for_it(nats: Any, make: Any) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("early"), DIGEST)
