@@ -18,6 +18,9 @@ _MODULES = (
     "gpufn._client",
     "gpufn.testing",
     "gpufn.spec",
+    "gpufn.turns",
+    "gpufn.simulation.figures",
+    "gpufn.simulation.gpu",
 )
 
 

@@ -1,0 +1,105 @@
+"""A GPU on paper: what traces look like, which workers stay, and how the orders compare."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from statistics import mean
+
+import pytest
+
+from gpufn.simulation.figures import Ended, Figures, figures
+from gpufn.simulation.gpu import Gpu, Residents
+from gpufn.simulation.run import play, simulate
+from gpufn.simulation.traces import Call, Function, Load, calls, functions
+from gpufn.turns import Arrivals
+
+F, G, H = (Function(f"f{n}", 1.0, 1.0, cold_start_s=2.0, memory_gib=10.0) for n in (1, 2, 3))
+
+
+def trace(load: Load) -> list[Call]:
+    rng = random.Random(load.seed)
+    return calls(functions(load, rng), load, rng)
+
+
+@pytest.mark.parametrize("bursty", [False, True])
+def test_a_trace_asks_for_as_much_of_the_gpu_as_it_should_and_is_the_same_again(bursty: bool) -> None:
+    load = Load(seconds=20_000, busy=0.5, bursty=bursty)
+    made = trace(load)
+    assert sum(call.service_s for call in made) / load.seconds == pytest.approx(0.5, rel=0.1)
+    assert [call.at for call in made] == sorted(call.at for call in made)
+    assert [(call.function, call.at) for call in made] == [(call.function, call.at) for call in trace(load)]
+
+
+def test_the_first_function_is_called_as_often_as_zipf_says() -> None:
+    made = trace(Load(functions=3, seconds=20_000, zipf=1.0))
+    counts = [sum(call.function.name == name for call in made) for name in ("f1", "f2", "f3")]
+    assert [count / counts[0] for count in counts] == pytest.approx([1, 1 / 2, 1 / 3], rel=0.1)
+
+
+def test_a_bursty_function_is_called_for_a_while_and_then_not() -> None:
+    def longest_gap(load: Load) -> float:
+        times = [call.at for call in trace(load) if call.function.name == "f1"]
+        return max(after - before for before, after in itertools.pairwise(times))
+
+    assert longest_gap(Load(bursty=True)) > 5 * longest_gap(Load())
+
+
+def test_who_has_been_idle_the_longest_makes_room_and_nobody_else() -> None:
+    residents = Residents(Gpu(memory_gib=20.0))
+    for function, now in ((F, 0.0), (G, 1.0)):
+        residents.take(function, now)
+        residents.release(function, now + 0.5)
+    assert residents.take(H, 3.0) == 2.0
+    assert ["f1" in residents, "f2" in residents, "f3" in residents] == [False, True, True]
+
+
+def test_a_worker_that_is_idle_for_the_timeout_has_gone() -> None:
+    residents = Residents(Gpu(idle_timeout_s=60.0))
+    residents.take(F, 0.0)
+    residents.release(F, 1.0)
+    assert residents.take(F, 60.5) == 0.0
+    residents.release(F, 61.0)
+    assert residents.take(F, 121.0) == 2.0
+    assert residents.cold_starts == 2
+
+
+def test_a_cold_start_is_part_of_the_turn() -> None:
+    made = [Call(F, 0.0, 1.0), Call(F, 0.5, 1.0)]
+    found = play(made, Arrivals(), Residents(Gpu()))
+    assert (found.mean_s, found.slowdown, found.cold_starts) == (pytest.approx((3 + 3.5) / 2), pytest.approx(3.25), 1)
+    assert found.busy == pytest.approx(1.0)
+
+
+def test_fairness_is_that_of_functions_that_waited_all_the_time() -> None:
+    """f1 and f2 wait for two minutes, and f1 gets three times as much; f3 comes and goes."""
+    ended = []
+    for number in range(40):
+        begin = 4.0 * number
+        ended.append(Ended(Call(F, 0.0, 3.0), begin, begin + 3))
+        ended.append(Ended(Call(G, 0.0, 1.0), begin + 3, begin + 4))
+    ended.append(Ended(Call(H, 10.0, 1.0), 11.0, 12.0))
+    found = figures(ended, cold_starts=0, busy_s=1.0)
+    assert found.jain == pytest.approx((3 + 1) ** 2 / (2 * (9 + 1)))
+    assert found.max_min == pytest.approx(1 / 3)
+
+
+def test_nothing_can_be_said_of_fairness_where_nobody_waits_for_long() -> None:
+    found = figures([Ended(Call(F, 0.0, 1.0), 0.0, 1.0)], cold_starts=0, busy_s=1.0)
+    assert (found.jain, found.max_min) == (None, None)
+
+
+@pytest.mark.parametrize("bursty", [False, True])
+def test_fair_queueing_has_fewer_cold_starts_and_shorter_waits_than_first_come_first_served(bursty: bool) -> None:
+    """And the function that fares worst fares better than in either of the others."""
+    played = [simulate(Load(bursty=bursty, seed=seed), Gpu()) for seed in range(1, 6)]
+
+    def compared(other: str, figure: Callable[[Figures], float]) -> float:
+        return mean(figure(each["mqfq"]) for each in played) / mean(figure(each[other]) for each in played)
+
+    assert compared("fcfs", lambda each: each.cold_starts) < 0.8
+    assert compared("fcfs", lambda each: each.mean_s) < 0.8
+    assert compared("fcfs", lambda each: each.p50_s) < 0.4
+    assert compared("fcfs", lambda each: each.worst_slowdown) < 0.6
+    assert compared("sjf", lambda each: each.worst_slowdown) < 0.6
