@@ -27,6 +27,7 @@ from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.engine import Build, EngineManifest
 from gpufn.errors import Conflict, PlatformError
+from gpufn.priority import QUEUES
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import encode
 from gpufn.revision import Function, Revision
@@ -115,8 +116,9 @@ class Collection:
             except Conflict:
                 continue  # somebody else changed it; the next pass looks again
             if after is None:
-                await streams.delete_consumer(self._bus, subjects.SYNC, subjects.sync_consumer(name, number))
-                await streams.delete_consumer(self._bus, subjects.ASYNC, subjects.async_consumer(name, number))
+                for kind in QUEUES:
+                    queue = queues.address(name, number, kind)
+                    await streams.delete_consumer(self._bus, queue.stream, queue.consumer)
             what = "is gone" if after is None else f"is {after.state}"
             log.info("nobody needs %s@%d: it %s", name, number, what, extra={"function": name, "revision": number})
 

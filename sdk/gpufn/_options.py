@@ -19,6 +19,7 @@ from gpufn.device import Share
 from gpufn.errors import InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
+from gpufn.priority import Priority
 from gpufn.schedule import Schedule
 from gpufn.spec import (
     Batch,
@@ -95,7 +96,7 @@ class PlainOptions(TypedDict, total=False):
     ]
     webhook: Annotated[str | None, "the address that is told when a submitted call has ended"]
     retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
-    priority: Annotated[Literal["normal"], "there is one"]
+    priority: Annotated[Literal["hi", "normal", "low"], "the class of its calls, unless they say otherwise"]
 
 
 class Options(PlainOptions, total=False):
@@ -119,7 +120,7 @@ def default_of(option: str) -> Any:
         return _default(Settings, _LIMITS[option])
     if option == "share":
         return Share.EXCLUSIVE.value
-    return {"cpu": Resources().cpu, "egress": False, "priority": "normal"}.get(option)
+    return {"cpu": Resources().cpu, "egress": False, "priority": Priority.NORMAL.value}.get(option)
 
 
 def _default(struct: type[msgspec.Struct], field: str) -> Any:
@@ -147,6 +148,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    priority: Priority = Priority.NORMAL
     schedule: Schedule | None = None
     webhook: str | None = None
     retention_s: float = 86400.0
@@ -190,6 +192,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "scaling": ScalingPolicy(**{field: options[name] for name, field in _SCALING.items() if name in options}),
         "batch": _batch(options.get("batch")),
         "retries": _retries(options.get("retries")),
+        "priority": _priority(options.get("priority", Priority.NORMAL)),
         "env": _env(options.get("env")),
         "egress": _egress(options.get("egress", False)),
         "schedule": _schedule(options.get("schedule")),
@@ -210,8 +213,6 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         elif option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    if (priority := options.get("priority", "normal")) != "normal":
-        raise InvalidSpec(f"priority={priority!r}: this release of gpufn has only 'normal'")
 
 
 def _name(name: Any) -> str:
@@ -287,6 +288,12 @@ def _retries(retries: Any) -> Retry | None:
     if isinstance(retries, int) and not isinstance(retries, bool):
         return Retry(retries)
     raise InvalidSpec(f"retries is a number or a Retry, such as Retry(3, backoff=2.0), not {retries!r}")
+
+
+def _priority(priority: Any) -> Priority:
+    if priority not in tuple(Priority):
+        raise InvalidSpec(f"priority is 'hi', 'normal' or 'low', not {priority!r}")
+    return Priority(priority)
 
 
 def _schedule(schedule: Any) -> Schedule | None:

@@ -17,6 +17,7 @@ from gpufn.device import Share
 from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.schedule import Schedule
 
@@ -266,6 +267,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     startup_timeout_s: float = 600.0
     queue_timeout_s: float | None = None
     retries: Retry | None = None
+    priority: Priority = Priority.NORMAL  # of its calls, unless they say otherwise
     schedule: Schedule | None = None
     webhook: str | None = None  # where the ends of its submitted calls are told
     retention_s: float = 86400.0  # how long a submitted call is remembered after its end, and its result kept

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import time
 import zipfile
 from typing import Any
 
 import pytest
 
-from gpufn.bus import objects, streams
+from gpufn.bus import objects, queues, streams
 from gpufn.bus.calls import CallRequest
 from gpufn.engine import BuildState
 from gpufn.errors import BusUnavailable, RevisionNotFound
 from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
+from gpufn.priority import QUEUES
 from gpufn.protocol import subjects
 from gpufn_gateway import collection
 from gpufn_gateway.collection import Collection
@@ -89,14 +91,9 @@ async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: An
         for number in range(4):
             gateway.report(make.status("many", number, ready=0))  # so that `serving` moves at once
             await gateway.deploys.deploy(make.spec("many"), DIGEST)
-        for stream, name, queue in (
-            (subjects.SYNC, subjects.sync_consumer, subjects.sync_queue),
-            (subjects.ASYNC, subjects.async_consumer, subjects.async_queue),
-        ):
-            for number in (1, 4):
-                await streams.ensure_consumer(
-                    gateway.bus, stream, name("many", number), queue("many", number), ack_wait_s=9, max_ack_pending=9
-                )
+        for kind, number in itertools.product(QUEUES, (1, 4)):
+            queue = queues.address("many", number, kind)
+            await streams.ensure_consumer(gateway.bus, *queue, ack_wait_s=9, max_ack_pending=9)
         collected.in_use = {("many", 2)}
         await collected.after(0)
         assert await stored_numbers(gateway, "many") == [1, 2, 3, 4]
@@ -104,8 +101,8 @@ async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: An
             await gateway.deploys.rollback("many", 1)
         await collected.after(61)
         assert await stored_numbers(gateway, "many") == gateway.registry.numbers("many") == [2, 3, 4]
-        assert await consumers(gateway, subjects.SYNC) == ["S-many-4"]
-        assert await consumers(gateway, subjects.ASYNC) == ["A-many-4-normal"]
+        assert sorted(await consumers(gateway, subjects.SYNC)) == ["S-many-4-hi", "S-many-4-low", "S-many-4-normal"]
+        assert sorted(await consumers(gateway, subjects.ASYNC)) == ["A-many-4-hi", "A-many-4-low", "A-many-4-normal"]
         assert (await gateway.deploys.rollback("many", 2)).active == 2
         assert (await gateway.deploys.deploy(make.spec("many"), DIGEST)).active == 5
 

@@ -93,7 +93,7 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"egress": 1}, "egress is True or False, not 1"),
         ({"secrets": ["T"]}, "secrets=['T']: this release of gpufn does not have secrets"),
         ({"volumes": {"/x": "y"}}, "volumes"),
-        ({"priority": "high"}, "priority='high': this release of gpufn has only 'normal'"),
+        ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
         ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
         ({"gpu": "H100:two"}, "gpu: 'H100:two' is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'"),
         ({"gpu": ["H100:2", "L4"]}, "a worker has the same number of GPUs wherever it runs; write it at each name"),

@@ -64,7 +64,9 @@ class Arrivals:
         self._run = run
         self._drop = drop
         self._methods = {method.name: method for method in revision.spec.methods}
-        self.intake = Intake(bus, revision, room=places.room, capacity=places.capacity, take=self._take)
+        self.intake = Intake(
+            bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
+        )  # fmt: skip
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class Arrivals:
 
     def offer(self, delivery: DirectDelivery) -> None:
         """A call that came by the lane: run it now or in a moment, or not here."""
-        if self._places.room() > 0 and not self.intake.others_wait:
+        if self._places.room() > 0 and not self.intake.others_wait(delivery.message.priority):
             self._start(delivery, delivery.message, delivery.body)
         else:
             delivery.nak()
@@ -152,7 +154,7 @@ class Arrivals:
     def _hand_back(self, waiting: Waiting) -> None:
         waiting.delivery.nak()
         if isinstance(waiting.delivery, Delivery):
-            self.intake.handed_back(is_submitted=not waiting.message.reply)
+            self.intake.handed_back(waiting.message)
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation without being acked, and so may a cancel between

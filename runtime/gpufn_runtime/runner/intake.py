@@ -1,24 +1,28 @@
-"""What one Revision takes from the bus on this node: a standing pull of the sync queue, polls of the async queue.
+"""What one Revision takes from the bus on this node: a standing pull of the sync queue of class normal, polls of the
+other queues.
 
 Room for a call is worth one credit, and the credit is with one queue at a time (order.py says which). Two exceptions: a
-doorbell polls the async queue though the sync queue holds the credit; and calls that come by the lane take room whose
+doorbell polls its queue though the standing pull holds the credit; and calls that come by the lane take room whose
 credits stand. The owner has to do something about a delivery without room.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpufn.bus import streams
+from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery, Pull
+from gpufn.clock import Clock
 from gpufn.errors import GpufnError
-from gpufn.protocol import subjects
+from gpufn.priority import QUEUES, Priority, QueueKind
+from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
-from gpufn_runtime.runner.order import QueueOrder
+from gpufn_runtime.runner.order import STANDING, QueueOrder
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +42,18 @@ class Intake:
         room: Callable[[], int],
         capacity: Callable[[], int],
         take: Callable[[Delivery], None],
+        clock: Clock,
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._room = room
         self._capacity = capacity
         self._take = take
+        self._clock = clock
         self._order = QueueOrder()
         self._polling = 0
-        self._async_is_known_to_wait = False  # not merely likely, as after a while without a look
-        self._async_was_handed_back = False  # and no empty poll since
-        self._sync: Pull | None = None
-        self._async: Pull | None = None
+        self._standing: Pull | None = None
+        self._polled: dict[QueueKind, Pull] = {}
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -63,26 +67,24 @@ class Intake:
         except GpufnError as error:
             log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
             return  # `tick` comes back here
-        if self._sync is not None or self._is_closed:
+        if self._standing is not None or self._is_closed:
             return
-        name, number = self._revision.function, self._revision.number
-        self._sync = Pull(
-            self._bus, subjects.SYNC, subjects.sync_consumer(name, number), self._on_sync,
-            on_missing=self._on_missing,
-        )  # fmt: skip
-        self._async = Pull(
-            self._bus, subjects.ASYNC, subjects.async_consumer(name, number), self._on_async,
-            on_empty=self._on_async_empty, on_missing=self._on_missing,
-        )  # fmt: skip
+        for kind in QUEUES:
+            queue = self._address(kind)
+            self._polled[kind] = Pull(
+                self._bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
+                on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
+            )  # fmt: skip
+        self._standing = self._polled.pop(STANDING)
         self.offer()
-        self._look_for_async()
+        self.look()
 
     def close(self) -> None:
         self._is_closed = True
-        for pull in (self._sync, self._async):
-            if pull is not None:
-                pull.withdraw()
-        self._sync = self._async = None
+        for pull in self._pulls():
+            pull.withdraw()
+        self._standing = None
+        self._polled.clear()
 
     def offer(self) -> None:
         """Turn the room that no queue knows of into credits.
@@ -90,81 +92,84 @@ class Intake:
         A request for one credit costs the server as much as one for many. So while there is much room, and so credit,
         what becomes free is saved up until it is a quarter of all.
         """
-        if self._sync is None:
+        if self._standing is None:
             return
-        room = self._room() - self._sync.credits - self._polling
-        while room > 0 and self._order.offers_async_first():
-            self._poll_async()
+        now = self._clock.time()
+        room = self._room() - self._standing.credits - self._polling
+        while room > 0 and (queue := self._order.next(now)) not in (None, STANDING):
+            self._poll(queue)
             room -= 1
         if room > 0:
             capacity = self._capacity()
-            if 4 * room >= capacity or 2 * self._sync.credits < capacity:
-                self._sync.grant(room)
-        # While the sync queue is empty its credits only stand, and a backlog must not wait for a look each second.
-        if self._async_is_known_to_wait and not self._order.sync_pending and (idle := self._room() - self._polling) > 0:
-            self._poll_async(idle)
+            if 4 * room >= capacity or 2 * self._standing.credits < capacity:
+                self._standing.grant(room)
+        # While its queue is empty those credits only stand, and a backlog must not wait for a look each second.
+        if not self._order.is_known_to_wait(STANDING) and (queue := self._order.to_poll(surely=True)) is not None:
+            self._poll(queue, self._room() - self._polling)
 
-    @property
-    def others_wait(self) -> bool:
-        """Calls are known to be in one of the queues: a call that comes past them has to get in line."""
-        return self._order.sync_pending > 0 or self._async_is_known_to_wait
+    def others_wait(self, priority: Priority) -> bool:
+        """Calls of this class or a higher one are known to be in a queue: who comes past them has to get in line."""
+        return self._order.others_wait(priority)
 
     def shrink(self) -> None:
         """Room is gone: take the credits for it back, or each would bring a delivery that nobody can run."""
-        if self._sync is not None:
-            self._sync.limit(max(0, self._room() - self._polling))
+        if self._standing is not None:
+            self._standing.limit(max(0, self._room() - self._polling))
 
-    def handed_back(self, *, is_submitted: bool) -> None:
+    def handed_back(self, message: InvocationMessage) -> None:
         """A delivery found no room: it waits in its queue again, where no delivery's `pending` counts it."""
-        if is_submitted:
-            self._order.async_waits = self._async_is_known_to_wait = self._async_was_handed_back = True
-        else:
-            self._order.sync_pending = max(1, self._order.sync_pending)
+        self._order.handed_back(message.queue, message.submitted_at)
 
-    def on_doorbell(self) -> None:
-        """An async call was queued."""
-        self._async_is_known_to_wait = True
-        self._look_for_async()
+    def on_doorbell(self, queue: QueueKind) -> None:
+        """A call was queued there."""
+        if queue != STANDING:
+            self._order.waits(queue, self._clock.time())
+            self._poll_highest()
 
-    def _look_for_async(self) -> None:
-        self._order.async_waits = True
-        if not self._polling and self._room() > 0:
-            self._poll_async()
+    def look(self) -> None:
+        """Calls may wait in the polled queues: a doorbell may have been missed."""
+        now = self._clock.time()
+        for queue in self._polled:
+            self._order.may_wait(queue, now)
+        self._poll_highest()
 
     def tick(self, now: float) -> None:
-        """Each second: the pulls' watchdogs, and a look at the async queue in case a doorbell was missed."""
-        if self._sync is None:
+        """Each second: the pulls' watchdogs, and a look at the polled queues."""
+        if self._standing is None:
             self.open()
-        for pull in (self._sync, self._async):
-            if pull is not None:
-                pull.tick(now)
-        if self._sync is not None and self._sync.credits:
-            self._order.sync_pending = 0  # what waited there has been taken, or is gone
-        self._look_for_async()
+        for pull in self._pulls():
+            pull.tick(now)
+        if self._standing is not None and self._standing.credits:
+            self._order.is_empty(STANDING)  # what waited there has been taken, or is gone
+        self.look()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
 
-    def _poll_async(self, credits: int = 1) -> None:  # noqa: A002
-        if self._async is not None:
+    def _poll_highest(self) -> None:
+        if not self._polling and self._room() > 0 and (queue := self._order.to_poll()) is not None:
+            self._poll(queue)
+
+    def _poll(self, queue: QueueKind, credits: int = 1) -> None:  # noqa: A002
+        pull = self._polled.get(queue)
+        if pull is not None and credits > 0:
             self._polling += credits
-            self._async.poll(credits)
+            pull.poll(credits)
 
-    def _on_async_empty(self, unused: int) -> None:
+    def _on_empty(self, queue: QueueKind, unused: int) -> None:
         self._polling -= unused
-        self._order.async_waits = self._async_is_known_to_wait = self._async_was_handed_back = False
+        self._order.is_empty(queue)
         self.offer()
+        self._poll_highest()
 
-    def _on_async(self, delivery: Delivery) -> None:
+    def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
+        self._order.delivered(queue, delivery.stored_at, delivery.pending)
+        if queue == STANDING:
+            self._take(delivery)
+            return
         self._polling -= 1
-        waits = delivery.pending > 0 or self._async_was_handed_back
-        self._order.async_waits = self._async_is_known_to_wait = waits
         self._take(delivery)
-        if waits:
+        if self._order.to_poll() is not None:
             self.offer()
-
-    def _on_sync(self, delivery: Delivery) -> None:
-        self._order.sync_pending = delivery.pending
-        self._take(delivery)
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 
@@ -179,20 +184,25 @@ class Intake:
         except GpufnError as error:
             log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
             return  # each tick of the Pull comes back here
-        for pull in (self._sync, self._async):
-            if pull is not None:
-                pull.retry()
+        for pull in self._pulls():
+            pull.retry()
 
     async def _ensure_consumers(self) -> None:
-        name, number = self._revision.function, self._revision.number
-        await streams.ensure_consumer(
-            self._bus, subjects.SYNC, subjects.sync_consumer(name, number), subjects.sync_queue(name, number),
-            ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
+        await asyncio.gather(
+            *(
+                streams.ensure_consumer(
+                    self._bus, queue.stream, queue.consumer, queue.subject,
+                    ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
+                )
+                for queue in map(self._address, QUEUES)
+            )
         )  # fmt: skip
-        await streams.ensure_consumer(
-            self._bus, subjects.ASYNC, subjects.async_consumer(name, number), subjects.async_queue(name, number),
-            ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
-        )  # fmt: skip
+
+    def _address(self, kind: QueueKind) -> queues.Address:
+        return queues.address(self._revision.function, self._revision.number, kind)
+
+    def _pulls(self) -> list[Pull]:
+        return [] if self._standing is None else [self._standing, *self._polled.values()]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"queues of {self._revision}")

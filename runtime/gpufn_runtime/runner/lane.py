@@ -45,7 +45,7 @@ class DirectDelivery:
     @property
     def subject(self) -> str:
         """The queue that it would be in."""
-        return subjects.sync_queue(self.message.function, self.message.revision)
+        return subjects.sync_queue(self.message.function, self.message.revision, self.message.priority)
 
     @property
     def payload(self) -> bytes:

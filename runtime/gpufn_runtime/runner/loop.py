@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn.bus import streams
+from gpufn.bus import doorbells, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
@@ -289,7 +289,8 @@ class Runner:
         return HeldBy(message.id, worker, self._node, message.attempt, started_at, attempt.progress)
 
     def _on_doorbell(self, message: Message) -> None:
-        function = message.subject.rpartition(".")[2]
-        for (name, _), queue in self._queues.items():
-            if name == function:
-                queue.on_doorbell()
+        function, rung = message.subject.rpartition(".")[2], doorbells.queue_of(message.payload)
+        if rung is not None:
+            for (name, _), queue in self._queues.items():
+                if name == function:
+                    queue.on_doorbell(rung)

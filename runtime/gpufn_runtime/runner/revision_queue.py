@@ -18,6 +18,7 @@ from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import ErrorInfo, GpufnError, WorkerLost
 from gpufn.invocation import OutcomeKind
+from gpufn.priority import QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import ItemReply, Progress, RevisionTraffic, encode
@@ -140,12 +141,12 @@ class RevisionQueue:
             + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._places.line),
         )
 
-    def on_doorbell(self) -> None:
-        """Async calls may wait."""
-        self._intake.on_doorbell()
+    def on_doorbell(self, queue: QueueKind) -> None:
+        """A call was queued there."""
+        self._intake.on_doorbell(queue)
 
     def tick(self, now: float) -> None:
-        """Each second: watchdogs, workers that do not get ready, and a look at the async queue."""
+        """Each second: watchdogs, workers that do not get ready, and a look at the queues."""
         self._intake.tick(now)
         self._tell_room()
         for link in list(self.links.values()):
@@ -286,7 +287,7 @@ class RevisionQueue:
         self._on_change()
         self._tell_room()
         self._intake.offer()
-        self.on_doorbell()
+        self._intake.look()
 
     def _cold_start(self, link: WorkerLink, now: float) -> ColdStart:
         """What the agent told of the launch, and what the worker told of itself."""

@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
-from gpufn.bus import jetstream, streams
+from gpufn.bus import doorbells, jetstream, streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.records import where
 from gpufn.clock import Clock
@@ -31,6 +31,7 @@ from gpufn.errors import (
     ProtocolMismatch,
 )
 from gpufn.ids import InvocationId, new_invocation_id
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.frames import STREAM_WINDOW
@@ -62,7 +63,8 @@ _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 class CallRequest(NamedTuple):
     """What a caller asks for. `deadline` is in unix seconds; `parent` the invocation that asks; `trace` a traceparent.
 
-    `parcel` names the body in the caller's folder (`gpufn.parcels`), when `body` is not it.
+    `parcel` names the body in the caller's folder (`gpufn.parcels`), when `body` is not it. `owner` is the id of the
+    API key that asks.
     """
 
     revision: Revision
@@ -74,6 +76,8 @@ class CallRequest(NamedTuple):
     parent: str = ""
     trace: str = ""
     parcel: str = ""
+    priority: Priority = Priority.NORMAL
+    owner: str = subjects.PLATFORM
 
 
 class Lane(Protocol):
@@ -92,13 +96,16 @@ class PendingCall:
     `offered` holds the invocation while it is on the lane, for it may come to be queued.
     """
 
-    __slots__ = ("_caller", "expires_at", "function", "future", "id", "offered", "queue_seq", "revision", "since")
+    __slots__ = (
+        "_caller", "expires_at", "function", "future", "id", "offered", "priority", "queue_seq", "revision", "since",
+    )  # fmt: skip
 
     def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
         self._caller = caller
         self.id = InvocationId(message.id)
         self.function = message.function
         self.revision = message.revision
+        self.priority = message.priority
         self.since = caller._clock.monotonic()
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
         self.queue_seq = 0
@@ -284,12 +291,16 @@ class Caller:
             trace=request.trace,
             parcels="" if stream else self._parcels,
             parcel=request.parcel,
+            priority=request.priority,
+            owner=request.owner,
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
-        queue = subjects.sync_queue(message.function, message.revision)
+        queue = subjects.sync_queue(message.function, message.revision, message.priority)
         self._bus.publish(queue, pack(message, body), reply=message.reply)
         self._pending[call.id] = call
+        if message.priority is not Priority.NORMAL:  # those are polled
+            doorbells.ring(self._bus, message.function, message.queue)
 
     def _forget(self, invocation: str) -> None:
         self._pending.pop(invocation, None)
@@ -370,7 +381,7 @@ class Caller:
                 return
 
     async def _is_known(self, call: PendingCall) -> bool:
-        queue = subjects.sync_queue(call.function, call.revision)
+        queue = subjects.sync_queue(call.function, call.revision, call.priority)
         if call.queue_seq:
             stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
             if stored is not None and unpack_invocation(stored.payload)[0].id == call.id:

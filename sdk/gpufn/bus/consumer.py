@@ -66,7 +66,8 @@ class _Ledger:
 class Delivery:
     """One hand-over of a stored message; settle it once with `ack`, `nak` or `term`.
 
-    `delivered` counts hand-overs of this message from 1; `pending` is how many more wait behind it.
+    `delivered` counts hand-overs of this message from 1; `pending` is how many more wait behind it. It was stored at
+    `stored_at`, in unix seconds.
     When the bus is away settling raises BusUnavailable; it holds all the same, and is said at the next hand-over.
     """
 
@@ -81,6 +82,7 @@ class Delivery:
         "payload",
         "pending",
         "seq",
+        "stored_at",
         "subject",
     )
 
@@ -90,9 +92,9 @@ class Delivery:
         self.subject = message.subject
         self.payload = message.payload
         self.headers = message.headers
-        self.delivered, self.seq, _, stored_at, self.pending = ack_tokens(message.reply)
+        self.delivered, self.seq, _, self.stored_at, self.pending = ack_tokens(message.reply)
         # A queue in memory counts from 1 again after a restart, so the sequence alone does not identify a message.
-        self._key = (self.seq, stored_at)
+        self._key = (self.seq, self.stored_at)
         self._ledger = ledger
         self.is_settled = False
 

@@ -30,6 +30,7 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         error=record.error,
         attempts=record.attempts,
         size=len(payload),
+        priority=invocation.priority,
     )
     with contextlib.suppress(Conflict):
         await bus.publish_stored(

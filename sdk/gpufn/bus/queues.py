@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 from gpufn.bus import dead_letters, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
 from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
@@ -20,16 +22,36 @@ _OVERDUE_S = 60.0
 _MOST_READ_BYTES = 4 << 20  # of arguments that are read along, per look
 
 
+class Address(NamedTuple):
+    """Where a queue is on the bus: its stream, the consumer that runners pull from, and the subjects that it takes."""
+
+    stream: str
+    consumer: str
+    subject: str
+
+
+def address(function: str, revision: int, kind: QueueKind) -> Address:
+    name, number, priority = function, revision, kind.priority
+    if kind.is_sync:
+        consumer = subjects.sync_consumer(name, number, priority)
+        return Address(subjects.SYNC, consumer, subjects.sync_queue(name, number, priority))
+    consumer = subjects.async_consumer(name, number, priority)
+    return Address(subjects.ASYNC, consumer, subjects.async_queue(name, number, priority, "*"))
+
+
 async def place(bus: Bus, record: CallRecord) -> int | None:
-    """Its place among those that wait in its queue, from 1; None when it is in the queue no more."""
-    queue = subjects.async_queue(record.function, record.revision, "*")
-    consumer = subjects.async_consumer(record.function, record.revision)
+    """Its place among the submitted calls of its revision that wait, from 1, with those of higher classes before it;
+    None when it is in the queue no more."""
+    classes = [priority for priority in Priority if not record.priority.is_above(priority)]
+    first = [address(record.function, record.revision, QueueKind(each, is_sync=False)) for each in classes]
     behind, stored, running = await asyncio.gather(
-        streams.count_from(bus, subjects.ASYNC, queue, record.queue_seq),
-        streams.messages_per_subject(bus, subjects.ASYNC, queue),
-        streams.count_held(bus, subjects.ASYNC, consumer),
+        streams.count_from(bus, subjects.ASYNC, first[-1].subject, record.queue_seq),
+        asyncio.gather(*(streams.messages_per_subject(bus, subjects.ASYNC, queue.subject) for queue in first)),
+        asyncio.gather(*(streams.count_held(bus, subjects.ASYNC, queue.consumer) for queue in first)),
     )
-    return None if behind is None else max(1, sum(stored.values()) - behind + 1 - running)
+    if behind is None:
+        return None
+    return max(1, sum(sum(counts.values()) for counts in stored) - behind + 1 - sum(running))
 
 
 async def end_queued(
@@ -42,8 +64,8 @@ async def end_queued(
     outcome = Outcome(kind, error)
     ended = 0
     for stream, queue in (
-        (subjects.SYNC, subjects.sync_queue(function, revision)),
-        (subjects.ASYNC, subjects.async_queue(function, revision, "*")),
+        (subjects.SYNC, subjects.sync_queue(function, revision, "*")),
+        (subjects.ASYNC, subjects.async_queue(function, revision, "*", "*")),
     ):
         seq = 1
         while batch := await queued(bus, stream, queue, seq):

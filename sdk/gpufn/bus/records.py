@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import objects, streams
+from gpufn.bus import doorbells, objects, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
@@ -27,6 +27,7 @@ from gpufn.bus.summaries import newest, summary
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, Outcome, state_after
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import (
@@ -66,6 +67,7 @@ def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecor
         digest=message.digest,
         attempts=message.attempts,
         webhook=message.webhook,
+        priority=message.priority,
     )
 
 
@@ -83,9 +85,11 @@ async def submit(
     parent: str = "",
     trace: str = "",
     webhook: Webhook | None = None,
+    priority: Priority | None = None,
+    owner: str = subjects.PLATFORM,
 ) -> CallRecord:
     """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds. Its end is told to `webhook`, else
-    to the function's.
+    to the function's; its class is `priority`, else the function's. `owner` is the id of the API key that asks.
 
     An id that is known already is the same invocation: its record is returned and nothing is queued. Without one
     the call is new.
@@ -113,8 +117,10 @@ async def submit(
         trace=trace,
         digest=digest,
         webhook=webhook,
+        priority=revision.spec.priority if priority is None else priority,
+        owner=owner,
     )
-    stored = await _store(bus, message, body)
+    stored, message = await _store(bus, message, body)
     record = CallRecord(
         id=invocation,
         function=revision.function,
@@ -126,8 +132,9 @@ async def submit(
         digest=digest,
         keep_s=revision.spec.retention_s,
         webhook=webhook,
+        priority=message.priority,
     )
-    bus.publish(subjects.doorbell(revision.function), b"")
+    doorbells.ring(bus, revision.function, message.queue)
     try:
         await bus.publish_stored(subject, pack(record), expected_last=0, headers=summary(record))
     except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
@@ -143,20 +150,23 @@ def request_digest(function: str, method: str, body: bytes) -> str:
     return digest.hexdigest()
 
 
-async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> Stored:
-    queue, payload = subjects.async_queue(message.function, message.revision), pack(message, body)
+async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Stored, InvocationMessage]:
+    """Where it is stored, and what is stored there: the first of those that were submitted under one id."""
+    queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
+    payload = pack(message, body)
     stored = await bus.publish_stored(queue, payload, msg_id=message.id)
     if not stored.duplicate:
-        return stored
-    first = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
-    if first is not None and first.seq == stored.seq:
-        if unpack_invocation(first.payload)[0].digest != message.digest:
+        return stored, message
+    found = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
+    if found is not None and found.seq == stored.seq:
+        first, _ = unpack_invocation(found.payload)
+        if first.digest != message.digest:
             raise IdempotencyMismatch
-        return stored
+        return stored, first
     if await read(bus, message.id) is not None:
-        return stored
+        return stored, message
     # It ended and its retention is over while the queue still remembers the id: this is a new call.
-    return await bus.publish_stored(queue, payload, msg_id=f"{message.id}@{stored.seq}")
+    return await bus.publish_stored(queue, payload, msg_id=f"{message.id}@{stored.seq}"), message
 
 
 def _checked(known: CallRecord, digest: str) -> CallRecord:

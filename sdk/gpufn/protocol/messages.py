@@ -15,6 +15,8 @@ from gpufn.device import Device, DeviceLink, DeviceShare, NodeFacts
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.priority import Priority, QueueKind
+from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
 from gpufn.schedule import Schedule
 from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
@@ -42,7 +44,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class Webhook(_Wire, frozen=True, array_like=True, gc=False):
     """Where the end of a submitted call is told. `owner`'s secret signs it: an API key's id, or the platform."""
 
-    PLATFORM: ClassVar = "platform"
+    PLATFORM: ClassVar = subjects.PLATFORM
 
     url: str
     owner: str = PLATFORM
@@ -77,6 +79,12 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     webhook: Webhook | None = None
+    priority: Priority = Priority.NORMAL
+    owner: str = subjects.PLATFORM  # the id of the API key that made it
+
+    @property
+    def queue(self) -> QueueKind:
+        return QueueKind(self.priority, is_sync=bool(self.reply))
 
     def has_expired(self, queue_timeout_s: float | None, now: float) -> bool:
         """Whether nobody wants it any more, before it has started."""
@@ -154,6 +162,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     blob: str = ""
     size: int = 0
     webhook: Webhook | None = None
+    priority: Priority = Priority.NORMAL
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
@@ -176,6 +185,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     attempts: tuple[AttemptRecord, ...] = ()
     size: int = 0
+    priority: Priority = Priority.NORMAL
 
 
 unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)

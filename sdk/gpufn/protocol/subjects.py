@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 PREFIX = "gpufn.v1"
+PLATFORM = "platform"  # stands where an API key's id does, for what is done without one
 FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 # Streams
@@ -60,12 +61,19 @@ def is_function_name(name: str) -> bool:
     return FUNCTION_NAME.fullmatch(name) is not None
 
 
-def sync_queue(function: str, revision: int) -> str:
-    return f"{PREFIX}.inv.s.{function}.{revision}"
+def sync_queue(function: str, revision: int, priority: str = "normal") -> str:
+    """`priority` may be ``*``."""
+    return f"{PREFIX}.inv.s.{function}.{revision}.{priority}"
 
 
-def async_queue(function: str, revision: int, priority: str = "normal") -> str:
-    return f"{PREFIX}.inv.a.{function}.{revision}.{priority}"
+def async_queue(function: str, revision: int, priority: str = "normal", owner: str = PLATFORM) -> str:
+    """`owner` is the id of the API key that submits. `priority` and `owner` may be ``*``."""
+    return f"{PREFIX}.inv.a.{function}.{revision}.{priority}.{owner}"
+
+
+def async_queues_of(owner: str) -> str:
+    """Matches all that an API key has submitted and that has not ended, whichever function it calls."""
+    return f"{PREFIX}.inv.a.*.*.*.{owner}"
 
 
 def queue_owner(subject: str) -> tuple[str, int]:
@@ -74,8 +82,8 @@ def queue_owner(subject: str) -> tuple[str, int]:
     return tokens[4], int(tokens[5])
 
 
-def sync_consumer(function: str, revision: int) -> str:
-    return f"S-{function}-{revision}"
+def sync_consumer(function: str, revision: int, priority: str = "normal") -> str:
+    return f"S-{function}-{revision}-{priority}"
 
 
 def async_consumer(function: str, revision: int, priority: str = "normal") -> str:

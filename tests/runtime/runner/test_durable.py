@@ -15,6 +15,7 @@ from gpufn.errors import ErrorInfo, IdempotencyMismatch
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
+from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import RECORD_BYTES
 from gpufn.protocol.messages import CallRecord
@@ -269,13 +270,13 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
             taken.put_nowait(delivery)
             intake.offer()
 
-        intake = Intake(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take)
+        intake = Intake(node.bus, revision, room=lambda: 1, capacity=lambda: 1, take=take, clock=node.clock)
         intake.open()
         node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
         await taken.get()
         for _ in range(20):
             await submit(node, revision)
-        intake.on_doorbell()  # one; and nobody ticks
+        intake.on_doorbell(QueueKind(Priority.NORMAL, is_sync=False))  # one; and nobody ticks
         for _ in range(20):
             await taken.get()
         intake.close()
