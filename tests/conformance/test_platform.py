@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,23 +88,67 @@ DYNAMIC = (
 )
 
 
+class Deploying:
+    """Cases as models of a running platform, each under a name of its own. While one is called the next is built."""
+
+    def __init__(self, platform: Platform, folder: Path, cases: Sequence[suite.Case]) -> None:
+        self._platform = platform
+        self._folder = folder
+        self._cases = cases
+        self._deploys: dict[int, Future[str]] = {}
+        self._pool = ThreadPoolExecutor()
+
+    def __enter__(self) -> Deploying:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    @contextlib.contextmanager
+    def model(self, number: int) -> Iterator[str]:
+        """The name under which a case is called, by its place."""
+        for each in range(number, min(number + 2, len(self._cases))):
+            if each not in self._deploys:
+                self._deploys[each] = self._pool.submit(self._deploy, f"case-{each}", self._cases[each])
+        name = self._deploys[number].result()
+        try:
+            yield name
+        finally:
+            assert self._platform.client.delete(f"/v1/functions/{name}").status_code == 204
+
+    def _deploy(self, name: str, case: suite.Case) -> str:
+        model, samples = suite.write(case, self._folder / name)
+        given = ("--samples", samples) if samples else ()
+        self._platform.gpufn("deploy", model, "--name", name, "--max-batch", str(suite.max_batch(case)), *given)
+        return name
+
+
+@functools.cache
+def cases() -> list[suite.Case]:
+    dynamic = [suite.cases()[name] for name in DYNAMIC]
+    return [suite.cases()[name] for name in CASES] + [
+        replace(case, model=with_dynamic_sizes(case.model)) for case in dynamic
+    ]
+
+
+@pytest.fixture(scope="module")
+def deploying(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploying]:
+    with Deploying(platform, tmp_path_factory.mktemp("cases"), cases()) as deploying:
+        yield deploying
+
+
 @pytest.fixture(scope="module")
 def client(platform: Platform) -> Iterator[Any]:
     with triton.InferenceServerClient(platform.url.removeprefix("http://"), network_timeout=60) as client:
         yield client
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_case_is_deployed_and_called(platform: Platform, client: Any, tmp_path: Path, name: str) -> None:
-    check(platform, client, suite.cases()[name], tmp_path)
-
-
-@pytest.mark.parametrize("name", DYNAMIC)
-def test_a_case_with_dynamic_sizes_is_deployed_and_called(
-    platform: Platform, client: Any, tmp_path: Path, name: str
-) -> None:
-    case = suite.cases()[name]
-    check(platform, client, replace(case, model=with_dynamic_sizes(case.model)), tmp_path)
+@pytest.mark.parametrize("number", range(len(CASES + DYNAMIC)), ids=[*CASES, *(f"{name}_dynamic" for name in DYNAMIC)])
+def test_a_case_is_deployed_and_called(deploying: Deploying, client: Any, number: int) -> None:
+    case = cases()[number]
+    with deploying.model(number) as name:
+        result = client.infer(name, requests.inputs(case), outputs=requests.wanted(case))
+        case.check(requests.arrays(case, result))
 
 
 def test_every_datatype_is_among_them() -> None:
@@ -111,17 +158,6 @@ def test_every_datatype_is_among_them() -> None:
             "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
             "float16", "bfloat16", "float32", "float64", "object",
         }, side  # fmt: skip
-
-
-def check(platform: Platform, client: Any, case: suite.Case, folder: Path) -> None:
-    model, samples = suite.write(case, folder)
-    given = ("--samples", samples) if samples else ()
-    platform.gpufn("deploy", model, "--name", "case", "--max-batch", str(suite.max_batch(case)), *given)
-    try:
-        result = client.infer("case", requests.inputs(case), outputs=requests.wanted(case))
-        case.check(requests.arrays(case, result))
-    finally:
-        assert platform.client.delete("/v1/functions/case").status_code == 204
 
 
 def with_dynamic_sizes(model: ModelProto) -> ModelProto:
