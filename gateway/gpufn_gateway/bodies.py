@@ -17,6 +17,7 @@ T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Write = Callable[[bytes | memoryview], object]
 
 
 class ClientGone(GpufnError):
@@ -61,6 +62,17 @@ async def parts_of_body(receive: Receive) -> AsyncGenerator[bytes, None]:
         yield message.get("body", b"")
         if not message.get("more_body"):
             return
+
+
+async def write_body(receive: Receive, write: Write) -> None:
+    """A body as it comes, into `write`, by the shortest way that `receive` knows. Raises ClientGone, and what `write`
+    does."""
+    shortcut: Callable[[Write], Awaitable[None]] | None = getattr(receive, "write_into", None)
+    if shortcut is not None:
+        await shortcut(write)
+        return
+    async for part in parts_of_body(receive):
+        write(part)
 
 
 class BodyReader:

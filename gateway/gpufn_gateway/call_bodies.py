@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from gpufn_gateway.bodies import BodyReader, Receive, announced_length, parts_of_body
+from gpufn_gateway.bodies import BodyReader, Receive, announced_length
 from gpufn_gateway.parcels import GatewayParcels, Parcel
 
 
@@ -45,7 +45,7 @@ class CallBodies:
         if parcels is None:
             return CallBody(await self._inline.read(headers, receive))
         size = announced_length(headers, self._large.limit_bytes, "a call's arguments")
-        return CallBody(b"", await self._large.in_time(parcels.receive(parts_of_body(receive), size)))
+        return CallBody(b"", await self._large.in_time(parcels.receive(receive, size)))
 
     def wrap(self, body: bytes, *, may_be_parcel: bool) -> CallBody:
         if may_be_parcel and self._parcels is not None and self._parcels.is_for(len(body)):

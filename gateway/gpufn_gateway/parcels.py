@@ -9,12 +9,12 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpufn.parcels import LEAST_BYTES, Parcels
-from gpufn_gateway.bodies import BodyBudget
+from gpufn_gateway.bodies import BodyBudget, Receive, write_body
 
 _LOCK: Final = "lock"
 _FORGOTTEN_S: Final = 3600.0  # so old is nothing that somebody still wants: it came for a call that had ended
@@ -54,13 +54,12 @@ class GatewayParcels:
         """Whether a body of so many bytes travels as a parcel."""
         return size >= LEAST_BYTES and self._reaches_all()
 
-    async def receive(self, parts: AsyncIterator[bytes], size: int) -> Parcel:
+    async def receive(self, body: Receive, size: int) -> Parcel:
         """A body of `size` bytes as it arrives. Raises CapacityError when there is no room for it."""
         self._budget.take(size)
         try:
             with self._parcels.writer() as writer:
-                async for part in parts:
-                    writer.write(part)
+                await write_body(body, writer.write)
                 name = writer.keep()
         except BaseException:
             self._budget.give_back(size)

@@ -17,6 +17,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn.errors import RequestError
+from gpufn.parcels import LEAST_BYTES
+from gpufn_gateway.large_body import LargeBody
 from gpufn_gateway.problems import Problem
 
 MAX_HEAD_BYTES = 32 << 10
@@ -106,6 +108,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._phase = _Phase.BODY
         super().on_headers_complete()
+        if (length := _length(self.headers)) >= LEAST_BYTES:
+            self.cycle.receive = LargeBody(self, self.cycle, length)  # type: ignore[method-assign, assignment]
 
     def on_message_complete(self) -> None:
         if self._asks_for_upgrade:
@@ -113,6 +117,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._phase = _Phase.BETWEEN
         self._completed = True
         super().on_message_complete()
+
+    def data_came(self) -> None:
+        """Of a body that is read past the parser."""
+        self._last_data = self.loop.time()
+
+    def body_ended(self) -> None:
+        """A body that was read past the parser, which waits for it still: the next request has another."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.on_message_complete()
 
     def has_stalled(self, now: float) -> bool:
         """True when the rest of a request, or the first of one, is overdue. `now` on the loop's clock."""
@@ -128,6 +141,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         self.transport.write(refusal)
         self.transport.close()
+
+
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """In bytes; 0 of a body in chunks."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 def sweep(connections: Iterable[Any], now: float) -> int:

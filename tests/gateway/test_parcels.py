@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,10 @@ async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
     first = parcels.keep(LARGE)
     with pytest.raises(CapacityError):
         parcels.keep(LARGE)
-
-    async def parts() -> AsyncIterator[bytes]:
-        yield LARGE
-
     with pytest.raises(CapacityError):
-        await parcels.receive(parts(), LEAST_BYTES)
+        await parcels.receive(Client(LARGE).receive, LEAST_BYTES)
     parcels.discard(first)
-    parcels.discard(await parcels.receive(parts(), LEAST_BYTES))
+    parcels.discard(await parcels.receive(Client(LARGE).receive, LEAST_BYTES))
 
 
 def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
