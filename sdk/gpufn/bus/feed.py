@@ -2,6 +2,9 @@
 
 A Feed is one short-lived consumer on the server and is never mended: a gap, a refusal, silence or a reconnect end it
 with `on_lost(why)`, once, and its owner opens another where it left off.
+
+In a cluster the consumer may be on a node that has just come back and has not caught up. What it shows then is the
+past: records would seem to have vanished. So the stream's leader is asked first what the newest message is.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from gpufn.bus import jetstream
-from gpufn.bus.connection import Bus, Message, Subscription
+from gpufn.bus.connection import Bus, JetStreamError, Message, Subscription
 from gpufn.bus.wire import ack_tokens
 from gpufn.errors import BusUnavailable, PlatformError
 
@@ -30,6 +33,7 @@ _EXPIRES_S = 30
 _HEARTBEAT_S = 5
 _NANO = 1_000_000_000
 _REOPEN_S = 0.05
+_CATCH_UP_S = 2.0
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -53,10 +57,13 @@ class Feed:
         self._asked = 0
         self._untaken = 0
         self._consumer_seq = 0
+        self._seq = 0
+        self._newest_seq = 0  # what the leader had when we began; 0: nothing, or there is only one node
         self._heard = True
         self._inbox = bus.new_inbox()
         self._subscription: Subscription | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._behind_timer: asyncio.TimerHandle | None = None
         self._forget_reconnects: Callable[[], None] | None = None
 
     @classmethod
@@ -91,15 +98,20 @@ class Feed:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, since_seq)}
+        if bus.server_info.get("cluster"):
+            newest_seq = await _newest_seq(bus, stream, filter_subject)
+            feed._newest_seq = newest_seq if newest_seq >= (since_seq or 0) else 0
         info = await bus.js(
             f"CONSUMER.CREATE.{stream}.{feed._name}.{filter_subject}",
             {"stream_name": stream, "config": config, "action": "create"},
         )
-        feed.pending = int(info["num_pending"])
+        feed.pending = feed._still_pending(int(info["num_pending"]))
         feed._subscription = bus.subscribe(feed._inbox, feed._on_delivery)
         feed._forget_reconnects = bus.on_reconnect(lambda: feed._lost("reconnected"))
         feed._ask()
         feed._watch()
+        if feed._newest_seq:
+            feed._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, feed._must_have_caught_up)
         return feed
 
     def take(self) -> None:
@@ -110,8 +122,9 @@ class Feed:
 
     def close(self) -> None:
         self._on_lost = None
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._behind_timer):
+            if timer is not None:
+                timer.cancel()
         if self._forget_reconnects is not None:
             self._forget_reconnects()
         if self._subscription is not None:
@@ -142,6 +155,15 @@ class Feed:
         self._heard = False
         self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._watch)
 
+    def _still_pending(self, pending: int) -> int:
+        """`pending` is what the consumer's node knows of."""
+        return pending or int(self._seq < self._newest_seq)
+
+    def _must_have_caught_up(self) -> None:
+        """The newest message may have been removed before we came to it, too: then there is another newest one."""
+        if self._still_pending(0) and not self._untaken:
+            self._lost("its node is behind")
+
     def _on_delivery(self, message: Message) -> None:
         self._heard = True
         if message.status == 408:
@@ -157,13 +179,26 @@ class Feed:
                 return
             self._asked -= 1
             self._untaken += 1
-            self._on_message(StoredMessage(message.subject, seq, message.payload, message.headers or {}, time), pending)
+            self._seq = seq
+            stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
+            self._on_message(stored, self._still_pending(pending))
 
     def _lost(self, why: str) -> None:
         on_lost = self._on_lost
         self.close()
         if on_lost is not None:
             on_lost(why)
+
+
+async def _newest_seq(bus: Bus, stream: str, filter_subject: str) -> int:
+    """0 when there is none."""
+    try:
+        answer = await bus.js(f"STREAM.MSG.GET.{stream}", {"last_by_subj": filter_subject})
+    except JetStreamError as error:
+        if error.err_code == jetstream.NO_MESSAGE:
+            return 0
+        raise
+    return int(answer["message"]["seq"])
 
 
 async def reopen_pause() -> None:

@@ -18,6 +18,7 @@ NO_MESSAGE = 10037
 NO_SEQUENCE = 10043  # what a stream in memory says of a message that is gone
 NOT_FOUND = (10014, NO_MESSAGE, NO_SEQUENCE, 10059)  # consumer, message, sequence, stream
 DELETE_FAILED = 10057
+NO_PEERS = 10005  # a cluster has not as many nodes as a stream is to have
 
 
 class NoResponders(BusUnavailable):
@@ -91,12 +92,11 @@ def read_pub_ack(payload: bytes, subject: str) -> Stored:
 
 
 def read_answer(payload: bytes, verb: str) -> dict[str, Any]:
-    """Raises JetStreamError."""
+    """Raises JetStreamError, or BusUnavailable when nobody can decide it now."""
     answer = _any.decode(payload)
     if error := answer.get("error"):
-        raise JetStreamError(
-            f"{verb}: {error.get('description', 'failed')}",
-            err_code=error.get("err_code", 0),
-            status=error.get("code", 0),
-        )
+        said = f"{verb}: {error.get('description', 'failed')}"
+        if error.get("code") == 503:
+            raise BusUnavailable(f"The message bus cannot answer {said}.")
+        raise JetStreamError(said, err_code=error.get("err_code", 0), status=error.get("code", 0))
     return answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from gpufn.bus.connection import Bus, JetStreamError
 from gpufn.bus.feed import StoredMessage
 from gpufn.protocol import subjects
 
+log = logging.getLogger(__name__)
+
+_REPLICAS = 3  # in a cluster: one node may die
 _SECOND = 1_000_000_000  # JetStream counts nanoseconds
 _MINUTE = 60 * _SECOND
 _DAY = 24 * 60 * _MINUTE
@@ -121,14 +125,27 @@ class Depth(msgspec.Struct, frozen=True):
 
 
 async def ensure_stream(bus: Bus, name: str, config: Mapping[str, Any]) -> None:
-    """Create the stream, or bring one that differs to this configuration."""
+    """Create the stream, or bring one that differs to this configuration. In a cluster it is kept by three nodes."""
     body = {"name": name, **config}
+    if bus.server_info.get("cluster"):
+        try:
+            await _ensure(bus, {"num_replicas": _REPLICAS, **body})
+        except JetStreamError as error:
+            if error.err_code != jetstream.NO_PEERS:
+                raise
+            log.warning("%s is kept by one node of the bus's cluster only: %s", name, error.message)
+        else:
+            return
+    await _ensure(bus, body)
+
+
+async def _ensure(bus: Bus, body: dict[str, Any]) -> None:
     try:
-        await bus.js(f"STREAM.CREATE.{name}", body)
+        await bus.js(f"STREAM.CREATE.{body['name']}", body)
     except JetStreamError as error:
         if error.err_code != jetstream.STREAM_NAME_IN_USE:
             raise
-        await bus.js(f"STREAM.UPDATE.{name}", body)
+        await bus.js(f"STREAM.UPDATE.{body['name']}", body)
 
 
 async def ensure_streams(bus: Bus) -> None:

@@ -1,0 +1,109 @@
+"""Several nats-servers on this machine that are one bus."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+from gpufn.bus.embedded import find_binary
+from gpufn.protocol.limits import MESSAGE_BYTES
+
+START_S = 30.0
+_USER, _PASSWORD = "gpufn", "of-a-test"
+
+
+class Cluster:
+    """Its nodes are named n0, n1 and so on; each keeps its port and its folder when it is killed and started again."""
+
+    def __init__(self, folder: Path, nodes: int = 3) -> None:
+        self._folder = folder
+        self.nodes = range(nodes)
+        ports = _free_ports(2 * nodes)
+        self._clients, self._routes = ports[:nodes], ports[nodes:]
+        self._processes: list[subprocess.Popen[bytes] | None] = [None] * nodes
+
+    @property
+    def url(self) -> str:
+        return ",".join(f"nats://{_USER}:{_PASSWORD}@127.0.0.1:{port}" for port in self._clients)
+
+    def pid(self, node: int) -> int:
+        process = self._processes[node]
+        assert process is not None
+        return process.pid
+
+    def start(self, node: int) -> None:
+        """Return at once; its clients and peers find it."""
+        folder = self._folder / f"n{node}"
+        folder.mkdir(parents=True, exist_ok=True)
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        (folder / "nats.conf").write_text(f"""\
+server_name: n{node}
+listen: "127.0.0.1:{self._clients[node]}"
+max_payload: {MESSAGE_BYTES}
+ping_interval: "5s"
+ping_max: 2
+write_deadline: "5s"
+feature_flags {{ js_ack_fc_v2: false }}
+jetstream {{ store_dir: "{folder}", max_memory_store: 1GB, max_file_store: 1TB }}
+cluster {{ name: several, listen: "127.0.0.1:{self._routes[node]}", routes: [{routes}] }}
+authorization {{ user: {_USER}, password: {_PASSWORD} }}
+""")
+        with (folder / "nats.log").open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [find_binary(), "-c", folder / "nats.conf"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"GOMAXPROCS": "1"},
+                start_new_session=True,
+            )
+
+    def kill(self, node: int) -> None:
+        process, self._processes[node] = self._processes[node], None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            self.start(node)
+        give_up = time.monotonic() + START_S
+        while not all(_has_met(self._folder / f"n{node}" / "nats.log") for node in self.nodes):
+            assert time.monotonic() < give_up, f"the cluster did not get ready: {self._folder}"
+            time.sleep(0.02)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            if process is not None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for node in self.nodes:
+            if (process := self._processes[node]) is not None:
+                try:
+                    process.wait(START_S)
+                except subprocess.TimeoutExpired:
+                    self.kill(node)
+                    raise
+
+
+def _has_met(log: Path) -> bool:
+    """Whether this node knows who leads JetStream."""
+    return b"metadata leader" in log.read_bytes()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Below those that the kernel gives to clients: one that dials a dead node would meet itself."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.choice(range(14_000, 32_000))
+        with socket.socket() as probe:
+            if port not in ports and probe.connect_ex(("127.0.0.1", port)) != 0:
+                ports.append(port)
+    return ports
