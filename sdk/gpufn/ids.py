@@ -1,4 +1,8 @@
-"""Typed ids and how new ones are made: 26 characters of base32, sortable by time (ULID), safe in subjects and paths."""
+"""Typed ids and how new ones are made: 26 characters of base32, sortable by time (ULID), safe in subjects and paths.
+
+A submitted call that did not come with an id of its own has one whose last characters are its place in the queue: who
+is asked for it finds it there.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,9 @@ class _UlidSource:
         return self._prefix + "".join([pairs[(tail >> shift) & 1023] for shift in range(70, -1, -10)])
 
 
+_PLACE_LENGTH = 8
+_STEM_LENGTH = 26 - _PLACE_LENGTH
+
 _PAIRS = [_base32(value, 2) for value in range(1024)]
 _source = _UlidSource()
 
@@ -50,6 +57,38 @@ def new_ulid() -> str:
 
 def new_invocation_id() -> InvocationId:
     return InvocationId(new_ulid())
+
+
+def new_stem() -> str:
+    """An invocation's id without its place in the queue, which is known once it is stored."""
+    return _source.next()[:_STEM_LENGTH]
+
+
+def is_stem(text: str) -> bool:
+    return len(text) == _STEM_LENGTH
+
+
+def id_at(stem: str, place: int) -> InvocationId:
+    """The id of the invocation that is stored at `place`.
+
+    >>> id_at("01k9xq3zr7c8m2v5t0", 33)
+    '01k9xq3zr7c8m2v5t000000011'
+    """
+    return InvocationId(stem + _base32(place, _PLACE_LENGTH))
+
+
+def place_in(invocation: str) -> int:
+    """Where an invocation of this id is stored, if its id was made by `id_at`; else any number.
+
+    >>> place_in("01k9xq3zr7c8m2v5t000000011"), place_in("no id")
+    (33, 0)
+    """
+    place = 0
+    if not is_invocation_id(invocation):
+        return place
+    for character in invocation[_STEM_LENGTH:]:
+        place = place << 5 | _ALPHABET.index(character)
+    return place
 
 
 def new_worker_id() -> WorkerId:

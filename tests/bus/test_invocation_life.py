@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gpufn.bus import dead_letters, queues, records, streams
+from gpufn.bus import dead_letters, queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import IdempotencyMismatch
@@ -33,7 +33,7 @@ from gpufn.ids import digest_of, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
+from gpufn.protocol.messages import CallRecord, InvocationMessage
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
@@ -78,18 +78,18 @@ class Life(RuleBasedStateMachine):
 
     # --- what clients do ----------------------------------------------------------------------------------------------
 
-    async def _submit(self, invocation: str, body: bytes) -> CallRecord:
+    async def _submit(self, invocation: str | None, body: bytes) -> CallRecord:
         return await records.submit(
             self._bus, REVISION, "", "application/json", body,
             invocation=invocation, accept="", deadline=0.0, now=1.0,
         )  # fmt: skip
 
-    @rule(target=calls, body=st.binary(max_size=3))
-    def submit(self, body: bytes) -> str:
-        invocation = new_invocation_id()
-        assert self._do(self._submit(invocation, body)).state is InvocationState.QUEUED
-        self._told[invocation] = Told(body)
-        return invocation
+    @rule(target=calls, body=st.binary(max_size=3), own_id=st.booleans())
+    def submit(self, body: bytes, own_id: bool) -> str:
+        record: CallRecord = self._do(self._submit(new_invocation_id() if own_id else None, body))
+        assert record.state is InvocationState.QUEUED
+        self._told[record.id] = Told(body)
+        return record.id
 
     @rule(invocation=calls)
     def submit_again(self, invocation: str) -> None:
@@ -132,7 +132,7 @@ class Life(RuleBasedStateMachine):
         told = self._told[invocation]
         record = CallRecord(
             id=invocation, function=FUNCTION, revision=1, state=state, submitted_at=1.0, ended_at=3.0,
-            attempt=message.attempt, digest=message.digest,
+            attempt=message.attempt, digest=message.digest, queue_seq=seq,
         )  # fmt: skip
         assert self._do(records.end(self._bus, record)) is (told.end is None)
         told.end = told.end or state
@@ -162,7 +162,7 @@ class Life(RuleBasedStateMachine):
 
     async def _message(self, seq: int) -> tuple[InvocationMessage, bytes] | None:
         stored = await streams.next_message(self._bus, subjects.ASYNC, QUEUE, seq)
-        return None if stored is None or stored.seq != seq else unpack_invocation(stored.payload)
+        return None if stored is None or stored.seq != seq else queued_calls.unpack(stored.payload, seq)
 
     # --- what has to hold ---------------------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
         for name in ("one", "two"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)
         first, second, third = [await submit(gateway, name) for name in ("one", "one", "two")]
-        await end(gateway, first)
+        await end(gateway, first, ended_at=(await record_of(gateway, third)).submitted_at + 1)
         Holder(gateway.bus).start(second)
 
         async def listed(query: str) -> list[str]:

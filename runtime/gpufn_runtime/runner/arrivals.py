@@ -16,13 +16,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gpufn.bus import records
+from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, ProtocolMismatch, WorkerLost
 from gpufn.invocation import Outcome, OutcomeKind
-from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
@@ -99,7 +99,7 @@ class Arrivals:
 
     def _take(self, delivery: Delivery) -> None:
         try:
-            message, body = unpack_invocation(delivery.payload)
+            message, body = queued_calls.unpack(delivery.payload, delivery.seq)
         except ProtocolMismatch as error:
             log.error("%r cannot be read and is removed: %s", delivery, error)
             delivery.term("unreadable")

@@ -71,7 +71,7 @@ class Settler:
         if not attempt.items and settlement_for(outcome, spec.retries, message.attempt) is Settlement.RETRY:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            ended = _record(message, outcome, now, spec.retention_s)
+            ended = _record(attempt.delivery, message, outcome, now, spec.retention_s)
             record = msgspec.structs.replace(
                 ended,
                 attempts=_attempts(attempt, outcome, now),
@@ -131,7 +131,7 @@ class Settler:
             self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
-            self._spawn(self._end(delivery, _record(message, outcome, now, keep_s)))
+            self._spawn(self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
 
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
@@ -253,10 +253,13 @@ class Settler:
             await asyncio.wait(set(self._tasks))
 
 
-def _record(message: InvocationMessage, outcome: Outcome, now: float, keep_s: float) -> CallRecord:
+def _record(
+    delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float, keep_s: float
+) -> CallRecord:
     record = records.ended(message, outcome, now)
     queue_s = max(0.0, now - message.submitted_at)
-    return msgspec.structs.replace(record, queue_s=queue_s, run_s=0.0, keep_s=keep_s)
+    queue_seq = delivery.seq if isinstance(delivery, Delivery) else 0
+    return msgspec.structs.replace(record, queue_seq=queue_seq, queue_s=queue_s, run_s=0.0, keep_s=keep_s)
 
 
 def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRecord, ...]:

@@ -6,7 +6,7 @@ import contextlib
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.summaries import newest, summary
+from gpufn.bus.summaries import newest, summary, summary_of
 from gpufn.errors import Conflict
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
@@ -49,7 +49,8 @@ async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, by
 
 async def recent(bus: Bus, function: str, limit: int) -> list[DeadLetter]:
     """The last letters of a function (``*``: of all), newest first; their errors without traceback."""
-    return await newest(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, "*"), DeadLetter, limit=limit)
+    letters = summary_of(DeadLetter)
+    return await newest(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, "*"), letters, limit=limit)
 
 
 async def drop(bus: Bus, function: str, invocation: str = "*") -> int:

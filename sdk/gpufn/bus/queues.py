@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import NamedTuple
 
-from gpufn.bus import dead_letters, records, streams
+from gpufn.bus import dead_letters, queued_calls, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
 from gpufn.invocation import Outcome, OutcomeKind
@@ -102,7 +102,7 @@ async def queued(
     found: list[tuple[int, InvocationMessage]] = []
     left = _MOST_READ_BYTES
     while len(found) < most and left > 0 and (message := await streams.next_message(bus, stream, queue, seq)):
-        found.append((message.seq, unpack_invocation(message.payload)[0]))
+        found.append((message.seq, queued_calls.unpack(message.payload, message.seq)[0]))
         seq, left = message.seq + 1, left - len(message.payload)
     return found
 

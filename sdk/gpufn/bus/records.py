@@ -1,11 +1,12 @@
 """Submitted Invocations: the queue on disk, and the record of each one's end.
 
-submit   the invocation is stored in ASYNC under its id (a repeat is the same message), then its CallRecord is created.
-         A repeat is known by its digest: another call under the same id is refused
+submit   the invocation is stored in ASYNC. One that comes with an id is stored under it (a repeat is the same message),
+         then its CallRecord is created; a repeat is known by its digest: another call under the same id is refused. The
+         others have no record while they wait for the first time (`queued_calls`)
 retry    the record names the attempts that failed, and where the next one waits
-end      the record is replaced by compare-and-set, only while it has not ended: the first end wins; `keep_s` later it
-         is removed. Before it, the job of its webhook is stored
-recent   reads the records' headers only, where a summary of each is: a result may be megabytes
+end      the record is created, or replaced by compare-and-set while it has not ended: the first end wins; `keep_s`
+         later it is removed. Before it, the job of its webhook is stored
+recent   reads headers only, where a summary of each record is: a result may be megabytes
 wait     reads the record at each sign of a change
 """
 
@@ -19,13 +20,13 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import doorbells, objects, streams
+from gpufn.bus import doorbells, objects, queued_calls, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
-from gpufn.bus.summaries import newest, summary
+from gpufn.bus.summaries import newest, summary, summary_of
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
-from gpufn.ids import new_invocation_id
+from gpufn.ids import is_stem, new_stem
 from gpufn.invocation import InvocationState, Outcome, state_after
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
 
+_summary = summary_of(CallRecord)
 _held_by = msgspec.msgpack.Decoder(HeldBy)
 
 
@@ -66,6 +68,7 @@ def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecor
         error=outcome.error,
         digest=message.digest,
         attempts=message.attempts,
+        keep_s=message.keep_s,
         webhook=message.webhook,
         priority=message.priority,
     )
@@ -95,16 +98,13 @@ async def submit(
     the call is new.
     Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
     """
-    is_new = invocation is None
-    invocation = invocation or new_invocation_id()
-    subject = subjects.result(revision.function, invocation)
     digest = request_digest(revision.function, method, body)
-    if not is_new and (known := await _read(bus, subject)) is not None:
+    if invocation is not None and (known := await read(bus, invocation)) is not None:
         return _checked(known[0], digest)
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
     message = InvocationMessage(
-        id=invocation,
+        id=invocation or new_stem(),
         function=revision.function,
         revision=revision.number,
         method=method,
@@ -117,29 +117,22 @@ async def submit(
         trace=trace,
         digest=digest,
         webhook=webhook,
+        keep_s=revision.spec.retention_s,
         priority=revision.spec.priority if priority is None else priority,
         owner=owner,
     )
     stored, message = await _store(bus, message, body)
-    record = CallRecord(
-        id=invocation,
-        function=revision.function,
-        revision=revision.number,
-        method=method,
-        state=InvocationState.QUEUED,
-        submitted_at=now,
-        queue_seq=stored.seq,
-        digest=digest,
-        keep_s=revision.spec.retention_s,
-        webhook=webhook,
-        priority=message.priority,
-    )
     doorbells.ring(bus, revision.function, message.queue)
+    record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
+    return record if invocation is None else await _create(bus, record)
+
+
+async def _create(bus: Bus, record: CallRecord) -> CallRecord:
     try:
-        await bus.publish_stored(subject, pack(record), expected_last=0, headers=summary(record))
+        await _store_record(bus, record, expected_last=0)
     except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
-        known = await _read(bus, subject)
-        return record if known is None else _checked(known[0], digest)
+        known = await _told(bus, record.id)
+        return record if known is None else _checked(known[0], record.digest)
     return record
 
 
@@ -155,7 +148,7 @@ async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Sto
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
     payload = pack(message, body)
     stored = await bus.publish_stored(queue, payload, msg_id=message.id)
-    if not stored.duplicate:
+    if not stored.duplicate or is_stem(message.id):  # nobody else has our stem: it was our own second try
         return stored, message
     found = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
     if found is not None and found.seq == stored.seq:
@@ -177,7 +170,11 @@ def _checked(known: CallRecord, digest: str) -> CallRecord:
 
 async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
     """The record of a submitted invocation and, once it succeeded, its result."""
-    return await _read(bus, subjects.any_result(invocation))
+    if (told := await _told(bus, invocation)) is not None:
+        return told
+    if (queued := await queued_calls.find(bus, invocation)) is not None:
+        return queued, b""
+    return await _told(bus, invocation)  # it may have ended between the two looks
 
 
 async def retry(bus: Bus, message: InvocationMessage, queue_seq: int) -> None:
@@ -185,21 +182,14 @@ async def retry(bus: Bus, message: InvocationMessage, queue_seq: int) -> None:
 
     One that has ended meanwhile is taken out of the queue again.
     """
-    subject = subjects.result(message.function, message.id)
-    while (last := await streams.last_message(bus, subjects.RESULTS, subject)) is not None:
-        known, _ = unpack_record(last.payload)
-        if known.state.ended:
+    record = queued_calls.record(message, queue_seq)
+    while True:
+        last = await streams.last_message(bus, subjects.RESULTS, subjects.result(message.function, message.id))
+        if last is not None and unpack_record(last.payload)[0].state.ended:
             await streams.delete_message(bus, subjects.ASYNC, queue_seq)
             return
-        record = msgspec.structs.replace(
-            known,
-            attempt=message.attempt,
-            attempts=message.attempts,
-            not_before=message.not_before,
-            queue_seq=queue_seq,
-        )
         try:
-            await bus.publish_stored(subject, pack(record), expected_last=last.seq, headers=summary(record))
+            await _store_record(bus, record, expected_last=last.seq if last else 0)
         except Conflict:
             continue
         return
@@ -222,9 +212,13 @@ async def end(bus: Bus, record: CallRecord, body: bytes = b"") -> bool:
 
 async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | None:
     """The record as stored; None when it had ended already."""
-    subject = subjects.result(record.function, record.id)
+    # Then a look costs more than to be refused; but a webhook's job must not be stored for an end that is.
+    is_first = queued_calls.may_have_no_record(record) and record.webhook is None
     while True:
-        last = await streams.last_message(bus, subjects.RESULTS, subject)
+        last = None
+        if not is_first:
+            last = await streams.last_message(bus, subjects.RESULTS, subjects.result(record.function, record.id))
+        is_first = False
         if last is not None:
             known, _ = unpack_record(last.payload)
             if known.state.ended:
@@ -241,16 +235,17 @@ async def _end(bus: Bus, record: CallRecord, body: bytes = b"") -> CallRecord | 
             job, which_end = subjects.webhook(record.function), f"{record.id}.{record.ended_at}"
             await bus.publish_stored(job, record.id.encode(), msg_id=which_end)
         try:
-            await bus.publish_stored(
-                subject,
-                pack(record, body),
-                expected_last=last.seq if last else 0,
-                ttl_s=record.keep_s,
-                headers=summary(record),
-            )
+            await _store_record(bus, record, body, expected_last=last.seq if last else 0, ttl_s=record.keep_s)
         except Conflict:
             continue
         return record
+
+
+async def _store_record(
+    bus: Bus, record: CallRecord, body: bytes = b"", *, expected_last: int, ttl_s: float | None = None
+) -> None:
+    subject, headers = subjects.result(record.function, record.id), summary(record)
+    await bus.publish_stored(subject, pack(record, body), expected_last=expected_last, ttl_s=ttl_s, headers=headers)
 
 
 async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
@@ -272,10 +267,22 @@ async def recent(
 ) -> list[CallRecord]:
     """The submitted invocations of a function (``*``: of all) that match and changed last, by their submission, the
     newest first; their errors without traceback."""
-    found = await newest(
-        bus, subjects.RESULTS, subjects.result(function, "*"), CallRecord, limit=limit, matches=matches
-    )
-    return sorted(found, key=lambda record: record.submitted_at, reverse=True)
+    looked_at: set[str] = set()
+
+    def matches_and_is_told(record: CallRecord) -> bool:
+        looked_at.add(record.id)
+        return matches(record)
+
+    queued = await queued_calls.recent(bus, function, limit, matches)
+    results = subjects.result(function, "*")
+    found = await newest(bus, subjects.RESULTS, results, _summary, limit=limit, matches=matches_and_is_told)
+    found += (call for call in queued if call.id not in looked_at)  # what has just ended is still in its queue
+    changed_last = sorted(found, key=_changed_at, reverse=True)[:limit]
+    return sorted(changed_last, key=lambda record: record.submitted_at, reverse=True)
+
+
+def _changed_at(record: CallRecord) -> float:
+    return record.ended_at or (record.attempts[-1].ended_at if record.attempts else record.submitted_at)
 
 
 async def where(bus: Bus, invocation: str) -> HeldBy | None:
@@ -320,6 +327,6 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     return True
 
 
-async def _read(bus: Bus, subject: str) -> tuple[CallRecord, bytes] | None:
-    message = await streams.last_message(bus, subjects.RESULTS, subject)
+async def _told(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
+    message = await streams.last_message(bus, subjects.RESULTS, subjects.any_result(invocation))
     return None if message is None else unpack_record(message.payload)

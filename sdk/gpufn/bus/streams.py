@@ -8,6 +8,7 @@ and nobody has it again when its runner dies. So an invocation's stream keeps it
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import logging
@@ -17,8 +18,9 @@ from typing import Any
 import msgspec
 
 from gpufn.bus import feed, jetstream, wire
-from gpufn.bus.connection import Bus, JetStreamError
+from gpufn.bus.connection import Bus, JetStreamError, Message
 from gpufn.bus.feed import StoredMessage
+from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 
 log = logging.getLogger(__name__)
@@ -196,6 +198,42 @@ async def delete_message(bus: Bus, stream: str, seq: int) -> bool:
 async def last_message(bus: Bus, stream: str, subject: str) -> StoredMessage | None:
     """The newest message of `subject`, which may hold wildcards; from the stream's leader, so never stale."""
     return await _message(bus, stream, {"last_by_subj": subject})
+
+
+async def message_at(bus: Bus, stream: str, seq: int) -> StoredMessage | None:
+    """The one that is stored at `seq`; from the stream's leader, so never stale."""
+    return await _message(bus, stream, {"seq": seq}) if seq > 0 else None
+
+
+async def batch_from(
+    bus: Bus, stream: str, subject: str, seq: int, *, most: int, max_bytes: int, timeout_s: float = 5.0
+) -> list[StoredMessage]:
+    """The first messages of `subject`, which may hold wildcards, at `seq` or later: `most` of them, or fewer that are
+    `max_bytes` together, but one at least if there is one. The stream must allow direct reads."""
+    found: list[StoredMessage] = []
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_message(message: Message) -> None:
+        headers = message.headers or {}
+        if not message.status:
+            at = datetime.datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp()
+            sequence = int(headers["Nats-Sequence"])
+            found.append(StoredMessage(headers["Nats-Subject"], sequence, message.payload, headers, at))
+        elif not done.done():  # 204: that was all; 404: there is none
+            done.set_result(None)
+
+    inbox = bus.new_inbox()
+    subscription = bus.subscribe(inbox, on_message)
+    body = {"next_by_subj": subject, "seq": seq, "batch": most, "max_bytes": max_bytes}
+    try:
+        bus.publish(f"{jetstream.API}DIRECT.GET.{stream}", msgspec.json.encode(body), reply=inbox)
+        async with asyncio.timeout(timeout_s):
+            await done
+    except TimeoutError:
+        raise BusUnavailable(f"{stream} could not be read within {timeout_s:g} s.") from None
+    finally:
+        subscription.unsubscribe()
+    return found
 
 
 async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredMessage | None:

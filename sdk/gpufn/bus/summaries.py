@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -28,21 +28,32 @@ def summary(stored: msgspec.Struct) -> dict[str, str]:
     return {_SUMMARY: base64.b64encode(encode(stored)).decode()}
 
 
+def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:
+    """Reads the summary of a `kind`; None when there is none."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(message: StoredMessage) -> S | None:
+        text = message.headers.get(_SUMMARY)
+        return None if text is None else decode(base64.b64decode(text))
+
+    return read
+
+
 async def newest(
-    bus: Bus, stream: str, subject: str, kind: type[S], *, limit: int, matches: Callable[[S], bool] = lambda _: True
+    bus: Bus,
+    stream: str,
+    subject: str,
+    read: Callable[[StoredMessage], S | None],
+    *,
+    limit: int,
+    matches: Callable[[S], bool] = lambda _: True,
 ) -> list[S]:
-    """The last that were stored and match, newest first; those before the last 100,000 are not looked at."""
-    decoder = msgspec.msgpack.Decoder(kind)
+    """What `read` finds in the headers of the last messages and `matches`, newest first; those before the last 100,000
+    are not looked at."""
     last = limit
     while True:
         messages = await streams.history(bus, stream, subject, last=last, headers_only=True)
-        found = [each for each in _decoded(messages, decoder) if matches(each)]
+        found = [each for message in messages if (each := read(message)) is not None and matches(each)]
         if len(found) >= limit or len(messages) < last or last >= _MOST_LOOKED_AT:
             return found[-limit:][::-1]
         last = min(8 * last, _MOST_LOOKED_AT)
-
-
-def _decoded(messages: Iterable[StoredMessage], decoder: msgspec.msgpack.Decoder[S]) -> Iterable[S]:
-    for message in messages:
-        if (text := message.headers.get(_SUMMARY)) is not None:  # one without is of a release before 0.1.0
-            yield decoder.decode(base64.b64decode(text))

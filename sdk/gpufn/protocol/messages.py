@@ -56,6 +56,9 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     `digest` tells a repeated submission from another one under the same id, and `attempts` are those before this one;
     both are empty for a call that somebody waits for.
 
+    A submitted one without an id of its own is stored with a stem (`gpufn.ids`), which its place in the queue
+    completes: `gpufn.bus.queued_calls` reads it. `keep_s` is for how long its record is kept after its end.
+
     `parcels` is the caller's folder in `Home.parcels`, if it can take the result as a parcel. `parcel` is the body's
     name in it, when the body is not beside this header.
     """
@@ -79,6 +82,7 @@ class InvocationMessage(_Wire, frozen=True, array_like=True, gc=False):
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     webhook: Webhook | None = None
+    keep_s: float = 86400.0
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
 

@@ -76,6 +76,11 @@ def async_queues_of(owner: str) -> str:
     return f"{PREFIX}.inv.a.*.*.*.{owner}"
 
 
+def async_queues(function: str) -> str:
+    """Matches the async queues of all revisions of a function (``*``: of all functions)."""
+    return f"{PREFIX}.inv.a.{function}.>"
+
+
 def queue_owner(subject: str) -> tuple[str, int]:
     """The function and revision that a `sync_queue` or `async_queue` subject belongs to."""
     tokens = subject.split(".")

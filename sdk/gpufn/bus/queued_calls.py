@@ -1,0 +1,103 @@
+"""Submitted calls that have no record yet: all that is known of them is their message in ASYNC.
+
+A call that came without an id gets one whose end is its place in ASYNC (`gpufn.ids`). So it is found by its id without
+a record, and one that is queued costs the server one message: no subject of its own, which it would keep in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import StoredMessage
+from gpufn.ids import id_at, is_stem, place_in
+from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
+
+_QUEUES = subjects.ASYNC_FILTER.removesuffix(">")
+_AT_ONCE = 1000
+_PART_BYTES = 4 << 20
+_MOST_BYTES = 64 << 20
+_MOST_LOOKED_AT = 100_000
+
+
+def unpack(payload: bytes, seq: int) -> tuple[InvocationMessage, bytes]:
+    """What is stored at `seq`, with its whole id. Raises ProtocolMismatch."""
+    message, body = unpack_invocation(payload)
+    return identified(message, seq), body
+
+
+def identified(message: InvocationMessage, seq: int) -> InvocationMessage:
+    """With its whole id, which ends with `seq` if it came without one."""
+    return msgspec.structs.replace(message, id=id_at(message.id, seq)) if is_stem(message.id) else message
+
+
+def record(message: InvocationMessage, seq: int) -> CallRecord:
+    """Of a call that waits in ASYNC at `seq`."""
+    return CallRecord(
+        id=message.id,
+        function=message.function,
+        revision=message.revision,
+        method=message.method,
+        state=InvocationState.QUEUED,
+        submitted_at=message.submitted_at,
+        queue_seq=seq,
+        attempt=message.attempt,
+        digest=message.digest,
+        attempts=message.attempts,
+        not_before=message.not_before,
+        keep_s=message.keep_s,
+        webhook=message.webhook,
+        priority=message.priority,
+    )
+
+
+def may_have_no_record(call: CallRecord) -> bool:
+    """Whether it waits, or was delivered, where its id says: one with an id of its own has a record, and so has one
+    that is tried again."""
+    return call.queue_seq > 0 and call.queue_seq == place_in(call.id)
+
+
+async def find(bus: Bus, invocation: str) -> CallRecord | None:
+    """A call in ASYNC by its id; None when it is not where its id says."""
+    seq = place_in(invocation)
+    stored = await streams.message_at(bus, subjects.ASYNC, seq)
+    if stored is None or not stored.subject.startswith(_QUEUES):
+        return None
+    message, _ = unpack(stored.payload, seq)
+    return record(message, seq) if message.id == invocation else None
+
+
+async def recent(
+    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
+) -> list[CallRecord]:
+    """The newest calls in the queues of a function (``*``: of all) that match, newest first.
+
+    Their arguments are read along, so those before the last 100,000 are not looked at, nor those before 64 MiB.
+    """
+    state = (await bus.js(f"STREAM.INFO.{subjects.ASYNC}"))["state"]
+    end, first, left = state["last_seq"] + 1, state["first_seq"], _MOST_BYTES
+    oldest = max(first, end - _MOST_LOOKED_AT)
+    at_once = min(_AT_ONCE, max(1, _PART_BYTES * state["messages"] // max(1, state["bytes"])))  # about one part
+    found: list[CallRecord] = []
+    while end > oldest and len(found) < limit and left > 0:
+        start = max(oldest, end - at_once)
+        part = await _between(bus, subjects.async_queues(function), start, end)
+        left -= sum(len(message.payload) for message in part)
+        calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(part))
+        found += [call for call in calls if matches(call)]
+        end = start
+    return found[:limit]
+
+
+async def _between(bus: Bus, queues: str, start: int, end: int) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    while start < end:
+        part = await streams.batch_from(bus, subjects.ASYNC, queues, start, most=end - start, max_bytes=_PART_BYTES)
+        found += (message for message in part if message.seq < end)
+        start = part[-1].seq + 1 if part else end
+    return found

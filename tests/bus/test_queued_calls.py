@@ -1,0 +1,117 @@
+"""Calls that wait: found by their ids and listed, without a record of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus import queued_calls, records, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.errors import IdempotencyMismatch
+from gpufn.ids import digest_of, id_at, new_invocation_id, new_stem, place_in
+from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import CallRecord
+from gpufn.revision import Revision
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from tests.bus.conftest import Connect
+
+
+async def begin(nats: EmbeddedServer, connect: Connect) -> Bus:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    for stream in (subjects.ASYNC, subjects.RESULTS):
+        await streams.purge(bus, stream, ">")
+    return bus
+
+
+async def submit(bus: Bus, function: str = "waits", body: bytes = b"1", **fields: Any) -> CallRecord:
+    spec = FunctionSpec(name=function, entry=EntryPoint("m", "f"), methods=(MethodSpec(),), retention_s=60.0)
+    revision = Revision(function=function, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+    given: dict[str, Any] = {"accept": "", "deadline": 0.0, "now": 1.0} | fields
+    return await records.submit(bus, revision, "", "application/json", body, **given)
+
+
+async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
+    state: dict[str, Any] = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
+    return state
+
+
+async def test_a_call_that_waits_is_one_message_and_is_found_by_its_id(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus)
+    assert (await state_of(bus, subjects.RESULTS))["messages"] == 0
+    assert place_in(call.id) == call.queue_seq == (await state_of(bus, subjects.ASYNC))["last_seq"]
+    assert await records.read(bus, call.id) == (call, b"")
+    assert call.state is InvocationState.QUEUED
+    assert call.keep_s == 60.0
+
+
+async def test_a_call_with_an_id_of_its_own_has_a_record_at_once(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus, invocation=new_invocation_id())
+    assert (await state_of(bus, subjects.RESULTS))["messages"] == 1
+    assert await records.read(bus, call.id) == (call, b"")
+
+
+async def test_an_id_that_only_names_the_place_of_another_is_nobodys(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus)
+    for other in (id_at(new_stem(), call.queue_seq), id_at(call.id[:18], call.queue_seq + 1), "0" * 26, "no id", ""):
+        assert await queued_calls.find(bus, other) is None, other
+
+
+async def test_the_id_of_a_call_that_waits_is_an_idempotency_key_too(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus)
+    assert await submit(bus, invocation=call.id) == call
+    with pytest.raises(IdempotencyMismatch):
+        await submit(bus, body=b"2", invocation=call.id)
+    assert (await state_of(bus, subjects.ASYNC))["messages"] == 1
+
+
+async def test_the_first_end_of_a_call_without_a_record_wins(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus)
+    ends = [msgspec.structs.replace(call, state=InvocationState.SUCCEEDED, worker=f"w-{n}") for n in range(4)]
+    assert sorted(await asyncio.gather(*(records.end(bus, end) for end in ends))) == [False, False, False, True]
+    assert await records.cancel(bus, call, 2.0) is False
+    found = await records.read(bus, call.id)
+    assert found is not None
+    assert found[0].state is InvocationState.SUCCEEDED
+
+
+async def test_a_cancelled_call_is_out_of_its_queue_and_has_a_record(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    call = await submit(bus)
+    assert await records.cancel(bus, call, 2.0) is True
+    assert (await state_of(bus, subjects.ASYNC))["messages"] == 0
+    found = await records.read(bus, call.id)
+    assert found is not None
+    assert (found[0].state, found[0].queue_seq, found[0].keep_s) == (InvocationState.CANCELLED, call.queue_seq, 60.0)
+
+
+async def test_the_newest_are_listed_whatever_their_arguments_weigh(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    large = [await submit(bus, body=b"x" * (2 << 20)) for _ in range(5)]
+    other = await submit(bus, "other")
+    small = [await submit(bus) for _ in range(3)]
+    assert await queued_calls.recent(bus, "waits", 6) == [*small[::-1], *large[:1:-1]]
+    assert await queued_calls.recent(bus, "*", 100) == [*small[::-1], other, *large[::-1]]
+    assert await queued_calls.recent(bus, "other", 1, lambda call: call.id == small[0].id) == []
+
+
+async def test_a_list_has_calls_with_and_without_a_record_once_each(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    waits = await submit(bus, now=1.0)
+    ended = await submit(bus, now=2.0)  # and is in its queue still, for its runner died
+    keyed = await submit(bus, now=3.0, invocation=new_invocation_id())
+    assert await records.end(bus, msgspec.structs.replace(ended, state=InvocationState.SUCCEEDED, ended_at=4.0))
+    assert [call.id for call in await records.recent(bus, "waits", 10)] == [keyed.id, ended.id, waits.id]
+    queued = await records.recent(bus, "waits", 10, lambda call: not call.state.ended)
+    assert [call.id for call in queued] == [keyed.id, waits.id]
+    assert [call.id for call in await records.recent(bus, "waits", 1)] == [ended.id]  # the last that changed
