@@ -18,12 +18,13 @@ import msgspec
 
 from gpufn.errors import Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn.ids import new_ulid
+from gpufn.protocol import subjects
 from gpufn.protocol.messages import ApiKey
 from gpufn.protocol.subjects import is_function_name
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
-ADMIN, DEPLOY, READ, INVOKE_ALL = "admin", "deploy", "read", "invoke:*"
+ADMIN, DEPLOY, READ, INVOKE_ALL, HI = "admin", "deploy", "read", "invoke:*", "hi"
 _PREFIX = "gpufn_"
 _MAX_LABEL = 200
 
@@ -39,6 +40,11 @@ class Principal(msgspec.Struct, frozen=True):
 
     id: str
     scopes: frozenset[str]
+
+    @property
+    def owner(self) -> str:
+        """Whom calls belong to: a key's id, or the platform."""
+        return self.id or subjects.PLATFORM
 
     def may(self, scope: str) -> bool:
         """`scope` as in a key; who may deploy may also read."""
@@ -149,10 +155,10 @@ def is_loopback(host: str) -> bool:
 
 def _check_scope(scope: str) -> None:
     kind, colon, function = scope.partition(":")
-    if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL) or (kind == "invoke" and colon and is_function_name(function)):
+    if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL, HI) or (kind == "invoke" and colon and is_function_name(function)):
         return
     raise InvalidInput(
-        f"{scope!r} is not a scope: write invoke:<function>, invoke:*, deploy, read or admin", field="scopes"
+        f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, deploy, read or admin", field="scopes"
     )
 
 

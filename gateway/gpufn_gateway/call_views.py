@@ -36,6 +36,7 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
         "function": f"{record.function}.{record.method}" if record.method else record.function,
         "revision": record.revision,
         "state": record.state,
+        "priority": record.priority,
         "submitted_at": record.submitted_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,

@@ -25,11 +25,13 @@ from gpufn.errors import (
     InvocationExpired,
     UnsupportedMediaType,
 )
+from gpufn.priority import Priority, priority_of
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import FunctionStatus, ResultReply
+from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation
-from gpufn_gateway.auth import Access, Principal
+from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.parcels import GatewayParcels, Parcel
@@ -84,6 +86,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
     now: float
     timeout_s: float | None
     trace: str
+    priority: Priority
 
     @property
     def deadline(self) -> float:
@@ -141,6 +144,7 @@ class Calls:
         target = self.registry.resolve(name)
         principal.need_invoke(target.name)
         try:
+            priority = _priority(headers.get(b"x-gpufn-priority"), target.revision.spec, principal)
             timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
             if (deadline := headers.get(b"x-gpufn-deadline")) is not None:
                 timeout_s = _time_left(deadline, timeout_s, self.clock.time())
@@ -164,6 +168,7 @@ class Calls:
                 self.clock.time(),
                 timeout_s,
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
+                priority,
             )
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
@@ -249,7 +254,19 @@ def _request(call: PreparedCall) -> CallRequest:
         call.deadline,
         trace=call.trace,
         parcel="" if call.parcel is None else call.parcel.name,
+        priority=call.priority,
+        owner=call.principal.owner,
     )
+
+
+def _priority(header: bytes | None, spec: FunctionSpec, principal: Principal) -> Priority:
+    """The class of a call, which is the function's unless it says otherwise."""
+    if header is None:
+        return spec.priority
+    asked = priority_of(header.decode("latin-1"), "X-Gpufn-Priority")
+    if asked is Priority.HI is not spec.priority:
+        principal.need(HI)
+    return asked
 
 
 def _time_left(header: bytes, timeout_s: float | None, now: float) -> float:

@@ -42,8 +42,9 @@ class DeadLetters:
             raise DeadLetterNotFound
         return found
 
-    async def replay(self, function: str, invocation: str) -> CallRecord:
-        """Submit it again, to the revision that serves now, and drop the letter; a repeat meets the same new call."""
+    async def replay(self, function: str, invocation: str, owner: str) -> CallRecord:
+        """Submit it again, in its class, to the revision that serves now, and drop the letter; a repeat meets the same
+        new call. `owner` is the id of the API key that asks."""
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
         record = await records.submit(
@@ -56,14 +57,16 @@ class DeadLetters:
             accept=letter.accept,
             deadline=0.0,
             now=self._clock.time(),
+            priority=letter.priority,
+            owner=owner,
         )
         await dead_letters.drop(self._bus, function, invocation)
         return record
 
-    async def replay_all(self, function: str) -> list[Replayed]:
+    async def replay_all(self, function: str, owner: str) -> list[Replayed]:
         """The oldest first; of very many, the newest thousand."""
         letters = await dead_letters.recent(self._bus, function, MOST_AT_ONCE)
-        return [Replayed(letter.id, (await self.replay(function, letter.id)).id) for letter in reversed(letters)]
+        return [Replayed(letter.id, (await self.replay(function, letter.id, owner)).id) for letter in reversed(letters)]
 
     async def drop(self, function: str, invocation: str) -> None:
         """Raises DeadLetterNotFound."""

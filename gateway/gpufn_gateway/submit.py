@@ -87,6 +87,8 @@ class Submissions:
                 now=call.now,
                 trace=call.trace,
                 webhook=webhook,
+                priority=call.priority,
+                owner=call.principal.owner,
             )
         except QueueFull:
             raise self._calls.queue_full(target) from None
@@ -189,7 +191,7 @@ class Submissions:
             return None
         url = header.decode("latin-1")
         self._addresses.check(url)
-        return Webhook(url, principal.id or Webhook.PLATFORM)
+        return Webhook(url, principal.owner)
 
     async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
         found = await records.read(self._bus, invocation) if is_invocation_id(invocation) else None

@@ -66,6 +66,7 @@ from gpufn.home import Home
 from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
+from gpufn.priority import Priority
 from gpufn.protocol.messages import LogLine
 from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
@@ -177,27 +178,40 @@ class Client:
         *,
         accept: str = values.JSON,
         timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Answer:
-        """As `invoke`, with bytes in and out."""
-        headers = _call_headers(content_type, accept, timeout_s)
+        """As `invoke`, with bytes in and out. `priority` None: the function's own class."""
+        headers = _call_headers(content_type, accept, timeout_s, priority)
         path = f"/v1/functions/{function}/invoke"
         response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
         return answer_of(response)
 
     def stream_raw(
-        self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
+        self,
+        function: str,
+        body: bytes,
+        content_type: str = values.JSON,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
-        headers = _call_headers(content_type, media.ITEMS, timeout_s)
+        headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
         path = f"/v1/functions/{function}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from items_of(self._chunks(response))
 
     def stream_json(
-        self, function: str, body: bytes, content_type: str = values.JSON, *, timeout_s: float | None = None
+        self,
+        function: str,
+        body: bytes,
+        content_type: str = values.JSON,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[Any]:
         """The items of a generator as JSON values, by server-sent events."""
-        headers = _call_headers(content_type, EVENTS, timeout_s)
+        headers = _call_headers(content_type, EVENTS, timeout_s, priority)
         path = f"/v1/functions/{function}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from events_of(lines_of(self._chunks(response)))
@@ -211,13 +225,16 @@ class Client:
         invocation: str | None = None,
         accept: str = values.NATIVE,
         webhook: str | None = None,
+        priority: Priority | None = None,
     ) -> InvocationView:
         """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
 
         Its end is told to `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
         """
         path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
-        headers = _call_headers(content_type, accept, None) | ({"x-gpufn-webhook": webhook} if webhook else {})
+        headers = _call_headers(content_type, accept, None, priority)
+        if webhook:
+            headers["x-gpufn-webhook"] = webhook
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
@@ -614,8 +631,10 @@ class _FileContent:
                     self._sent(count)
 
 
-def _call_headers(content_type: str, accept: str, timeout_s: float | None) -> dict[str, str]:
+def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: Priority | None) -> dict[str, str]:
     headers = {"content-type": content_type, "accept": accept}
     if timeout_s is not None:
         headers["x-gpufn-timeout"] = f"{timeout_s:g}"
+    if priority is not None:
+        headers["x-gpufn-priority"] = priority.value
     return headers

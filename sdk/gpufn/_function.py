@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from gpufn import _transport
 from gpufn._hooks import hooks
@@ -27,6 +27,7 @@ from gpufn.ids import is_invocation_id
 from gpufn.image import ImageSpec
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
+from gpufn.priority import Priority, priority_of
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
 
 if TYPE_CHECKING:
@@ -121,9 +122,17 @@ class Remote(Generic[P, R, V]):
     _method_name: str = ""
     _kind: CallKind
     _by_name_only = False  # its models may stand between the parameters that callers give
+    _priority: Priority | None = None
 
     def _signature(self) -> inspect.Signature:
         raise NotImplementedError
+
+    def options(self, *, priority: Literal["hi", "normal", "low"]) -> Remote[P, R, V]:
+        """The same remote side, whose calls are of this class: ``f.options(priority="hi").remote(x)``.
+
+        Raises InvalidInput.
+        """
+        return _WithOptions(self, priority_of(priority))
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Run on the platform and wait for the result; a generator's items come as a list."""
@@ -131,13 +140,15 @@ class Remote(Generic[P, R, V]):
             return cast("V", list(self.stream(*args, **kwargs)))
         content_type, body = self._encode(args, kwargs)
         with _remote_traceback():
-            answer = _transport.current().call(self._function_name, self._method_name, content_type, body)
+            answer = _transport.current().call(
+                self._function_name, self._method_name, content_type, body, priority=self._priority
+            )
             return cast("V", _decode(answer))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         """Submit and return at once; the Call knows when it ended, and how."""
         call = self._encode(args, kwargs)
-        return Call(_transport.current().submit(self._function_name, self._method_name, *call))
+        return Call(_transport.current().submit(self._function_name, self._method_name, *call, priority=self._priority))
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
         """The items of a generator, as it yields them. Closing the iterator cancels the call."""
@@ -189,11 +200,35 @@ class Remote(Generic[P, R, V]):
 
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
         with _remote_traceback(), contextlib.ExitStack() as stack:
-            items = _transport.current().stream(self._function_name, self._method_name, content_type, body)
+            items = _transport.current().stream(
+                self._function_name, self._method_name, content_type, body, priority=self._priority
+            )
             if callable(close := getattr(items, "close", None)):
                 stack.callback(close)
             for item in items:
                 yield _decode(item)
+
+
+class _WithOptions(Remote[P, R, V]):
+    """The remote side of a callable, for calls with options of their own."""
+
+    def __init__(self, remote: Remote[P, R, V], priority: Priority) -> None:
+        self._remote = remote
+        self._method_name = remote._method_name
+        self._kind = remote._kind
+        self._by_name_only = remote._by_name_only
+        self._priority = priority
+        self._text = f"{remote!r}.options(priority={priority.value!r})"
+
+    @property
+    def _function_name(self) -> str:  # type: ignore[override]
+        return self._remote._function_name
+
+    def _signature(self) -> inspect.Signature:
+        return self._remote._signature()
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 class AsyncRemote(Generic[P, R, V]):

@@ -11,6 +11,7 @@ from gpufn import values
 from gpufn._client import Client
 from gpufn.errors import FunctionNotFound
 from gpufn.invocation import InvocationState
+from gpufn.priority import Priority
 
 
 class HttpTransport:
@@ -35,23 +36,46 @@ class HttpTransport:
             self._client = None
 
     def call(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         with _told_to_deploy(function):
             answer = self.client.invoke_raw(
-                _path(function, method), body, content_type, accept=values.NATIVE, timeout_s=timeout_s
+                _path(function, method),
+                body,
+                content_type,
+                accept=values.NATIVE,
+                timeout_s=timeout_s,
+                priority=priority,
             )
         return answer.content_type, answer.body
 
     def stream(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         with _told_to_deploy(function):
-            yield from self.client.stream_raw(_path(function, method), body, content_type, timeout_s=timeout_s)
+            yield from self.client.stream_raw(
+                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+            )
 
-    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+    def submit(
+        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+    ) -> str:
         with _told_to_deploy(function):
-            return self.client.submit(_path(function, method), body, content_type).id
+            return self.client.submit(_path(function, method), body, content_type, priority=priority).id
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state

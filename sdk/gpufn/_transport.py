@@ -12,24 +12,44 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from gpufn.invocation import InvocationState
+from gpufn.priority import Priority
 
 
 class Transport(Protocol):
-    """Values travel encoded (`gpufn.values`): a content type and bytes. Failures are raised from `gpufn.errors`."""
+    """Values travel encoded (`gpufn.values`): a content type and bytes. Failures are raised from `gpufn.errors`.
+
+    `priority` None: the function's own class.
+    """
 
     def call(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         """Invoke and wait: the result's content type and bytes."""
         ...
 
     def stream(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         """Invoke a generator: its items as they come. Closing the iterator cancels."""
         ...
 
-    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+    def submit(
+        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+    ) -> str:
         """Queue and return: the invocation's id."""
         ...
 

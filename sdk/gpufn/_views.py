@@ -10,6 +10,7 @@ from gpufn.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
+from gpufn.priority import Priority
 from gpufn.protocol.messages import AttemptRecord, Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 from gpufn.schedule import Missed
@@ -157,6 +158,7 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     ended_at: float | None = None
     attempt: int = 1
+    priority: Priority = Priority.NORMAL
     progress: Progress | None = None
     queue_s: float | None = None
     run_s: float | None = None

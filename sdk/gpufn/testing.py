@@ -17,6 +17,7 @@ from gpufn._function import Function, FunctionClass, Instance, declared_here, ki
 from gpufn.errors import FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState
+from gpufn.priority import Priority
 from gpufn.spec import CallKind, function_name
 
 T = TypeVar("T")
@@ -66,7 +67,14 @@ class LocalTransport:
         self._one_at_a_time = threading.RLock()  # a class's instance is used as one worker would use it
 
     def call(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         with _raised_remotely():
             result = self._run(function, method, body)
@@ -75,13 +83,22 @@ class LocalTransport:
         return values.encode_result(result, values.NATIVE)
 
     def stream(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         with _raised_remotely():
             for item in self._run(function, method, body):
                 yield values.encode_result(item, values.NATIVE)
 
-    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
+    def submit(
+        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+    ) -> str:
         invocation = new_invocation_id()
         try:
             self._ended[invocation] = self.call(function, method, content_type, body)

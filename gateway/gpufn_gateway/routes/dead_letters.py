@@ -53,14 +53,16 @@ class DeadLetterRoutes:
         return Response(payload, 200, headers, negotiation.clean(letter.content_type))
 
     async def replay(self, request: Request) -> Response:
-        principal_of(request).need_invoke(_name(request))
-        record = await self._letters.replay(_name(request), request.path_params["id"])
+        principal = principal_of(request)
+        principal.need_invoke(_name(request))
+        record = await self._letters.replay(_name(request), request.path_params["id"], principal.owner)
         links = call_views.links(record.id)
         return json_answer({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
     async def replay_all(self, request: Request) -> Response:
-        principal_of(request).need_invoke(_name(request))
-        return json_answer({"replayed": await self._letters.replay_all(_name(request))}, 202)
+        principal = principal_of(request)
+        principal.need_invoke(_name(request))
+        return json_answer({"replayed": await self._letters.replay_all(_name(request), principal.owner)}, 202)
 
     async def drop(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)

@@ -15,11 +15,12 @@ from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
 from gpufn.errors import InvalidSpec, UnsupportedMediaType
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import function_name, spec_from_json
-from gpufn_gateway.auth import DEPLOY, READ
+from gpufn_gateway.auth import DEPLOY, HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys
@@ -101,12 +102,15 @@ class FunctionRoutes:
         return json_answer({"functions": [self._view(function) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
-        principal_of(request).need(DEPLOY)
+        principal = principal_of(request)
+        principal.need(DEPLOY)
         wanted = await read_json(request, _Deploy, self._bodies)
         spec_json = bytes(wanted.spec)
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
+        if spec.priority is Priority.HI:
+            principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
         if spec.models:
             return self._building(await self._deploys.build(spec, bundle))

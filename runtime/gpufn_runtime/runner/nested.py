@@ -18,6 +18,7 @@ from gpufn.clock import Clock
 from gpufn.errors import (
     BusUnavailable,
     ErrorInfo,
+    Forbidden,
     GpufnError,
     InvalidInput,
     InvocationNotFound,
@@ -25,6 +26,7 @@ from gpufn.errors import (
     PlatformError,
 )
 from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import CHECKPOINT_BYTES
 from gpufn.protocol.messages import CallRecord, Checkpoint, ResultReply
@@ -113,11 +115,11 @@ class NestedCalls:
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         match call.verb:
             case "call":
-                return await self._call(call, body, parent)
+                return await self._call(link, call, body, parent)
             case "stream":
                 return await self._stream(link, call, body, parent)
             case "submit":
-                return await self._submit(call, body, parent)
+                return await self._submit(link, call, body, parent)
             case "status" | "result" | "cancel":
                 return await self._look(call)
             case "checkpoint" if parent is not None:
@@ -129,17 +131,12 @@ class NestedCalls:
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
     async def _call(
-        self, call: frames.Call, body: bytes, parent: Attempt | None
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         revision = await self._directory.serving(call.target)
         self._circuits.check(revision)
         self._ring(revision)
-        pending = self._caller.invoke(
-            CallRequest(
-                revision, call.method, call.content_type, body, call.accept,
-                self._deadline(revision, call, parent), _id(parent),
-            )
-        )  # fmt: skip
+        pending = self._caller.invoke(self._request(revision, link, call, body, parent))
         try:
             reply, result = await pending.future
         except asyncio.CancelledError:
@@ -153,12 +150,7 @@ class NestedCalls:
         revision = await self._directory.serving(call.target)
         self._circuits.check(revision)
         self._ring(revision)
-        pending = self._caller.open_stream(
-            CallRequest(
-                revision, call.method, call.content_type, body, call.accept,
-                self._deadline(revision, call, parent), _id(parent),
-            )
-        )  # fmt: skip
+        pending = self._caller.open_stream(self._request(revision, link, call, body, parent))
         window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
         try:
             async for item, data in pending.items():
@@ -173,12 +165,13 @@ class NestedCalls:
         return end.kind, end.error, end.content_type, b""
 
     async def _submit(
-        self, call: frames.Call, body: bytes, parent: Attempt | None
+        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
         revision = await self._directory.serving(call.target)
         record = await records.submit(
             self._bus, revision, call.method, call.content_type, body,
             accept=call.accept, deadline=0.0, now=self._clock.time(), parent=_id(parent),
+            priority=_asked(revision, link, call, parent), owner=_owner(parent),
         )  # fmt: skip
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
@@ -228,6 +221,19 @@ class NestedCalls:
             return record.state.value
         return InvocationState.RUNNING.value
 
+    def _request(
+        self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
+    ) -> CallRequest:
+        priority = _asked(revision, link, call, parent)
+        if priority is None:  # who waits for it in a call of a higher class must not wait with those of a lower
+            priority = revision.spec.priority
+            if parent is not None and parent.message.priority.is_above(priority):
+                priority = parent.message.priority
+        return CallRequest(
+            revision, call.method, call.content_type, body, call.accept, self._deadline(revision, call, parent),
+            _id(parent), priority=priority, owner=_owner(parent),
+        )  # fmt: skip
+
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
         wait_s = call.timeout_s or (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
@@ -242,3 +248,16 @@ class NestedCalls:
 
 def _id(parent: Attempt | None) -> str:
     return "" if parent is None else parent.message.id
+
+
+def _owner(parent: Attempt | None) -> str:
+    return subjects.PLATFORM if parent is None else parent.message.owner
+
+
+def _asked(revision: Revision, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Priority | None:
+    """The class that the function gives its call, if it does. Raises Forbidden: it has no key that would allow hi."""
+    may_be_hi = [revision.spec.priority, link.revision.spec.priority]
+    may_be_hi += [] if parent is None else [parent.message.priority]
+    if call.priority is Priority.HI and Priority.HI not in may_be_hi:
+        raise Forbidden("A call of class hi is made by a call of class hi only, or by a function of that class.")
+    return call.priority

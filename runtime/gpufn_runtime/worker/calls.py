@@ -16,6 +16,7 @@ from gpufn import values
 from gpufn._context import Context
 from gpufn.errors import InvalidInput, InvocationCancelled, InvocationExpired, PlatformError, error_from
 from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.priority import Priority
 from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress
 from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
@@ -36,19 +37,34 @@ class NestedCalls:
     # --- for the user's threads -------------------------------------------------------------------------------------
 
     def call(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         return self._ask(
-            "call", function, body, method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s
-        )
+            "call", function, body,
+            method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s, priority=priority,
+        )  # fmt: skip
 
     def stream(
-        self, function: str, method: str, content_type: str, body: bytes, *, timeout_s: float | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         with _Conversation(self) as conversation:
             conversation.open(
                 "stream", function, body,
-                method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s,
+                method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s, priority=priority,
             )  # fmt: skip
             for number in itertools.count(1):
                 frame, data = conversation.next()
@@ -59,8 +75,12 @@ class NestedCalls:
                 if number % (STREAM_WINDOW // 2) == 0:
                     conversation.credit(STREAM_WINDOW // 2)
 
-    def submit(self, function: str, method: str, content_type: str, body: bytes) -> str:
-        answer = self._ask("submit", function, body, method=method, content_type=content_type, accept=values.NATIVE)
+    def submit(
+        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+    ) -> str:
+        answer = self._ask(
+            "submit", function, body, method=method, content_type=content_type, accept=values.NATIVE, priority=priority
+        )
         return answer[1].decode()
 
     def status(self, invocation: str) -> InvocationState:

@@ -14,6 +14,7 @@ import typer
 from gpufn import media
 from gpufn.cli._render import duration, print_json, say
 from gpufn.errors import GpufnError, InvalidInput
+from gpufn.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn._views import Answer
@@ -22,6 +23,9 @@ Name = Annotated[str, typer.Argument(help="The function, or FUNCTION.METHOD for 
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS; @FILE is a file, @- stdin.")]
 File = Annotated[Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes.")]
+Class = Annotated[
+    Priority | None, typer.Option("--priority", help="Its class, in place of the function's; hi needs a key that may.")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._call import Arguments, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, step
 from gpufn.errors import Forbidden
 from gpufn.spec import FunctionSpec, spec_from_json
@@ -25,6 +25,7 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     file: File = None,
     output: Output = None,
     timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.", min=0.001)] = None,
+    priority: Class = None,
     json: Json = False,
 ) -> None:
     """Call a function and print its result.
@@ -39,12 +40,12 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
         if not json and _streams(client, name):
             with contextlib.ExitStack() as stack:
                 out = stack.enter_context(output.open("wb")) if output else sys.stdout.buffer
-                for item in client.stream_json(name, body, content_type, timeout_s=timeout):
+                for item in client.stream_json(name, body, content_type, timeout_s=timeout, priority=priority):
                     out.write(msgspec.json.encode(item) + b"\n")
                     out.flush()
             return
         with step(f"Calling {name}"):
-            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout)
+            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority)
     show(answer, output, json=json)
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from gpufn import media
-from gpufn.cli._call import Arguments, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
+from gpufn.priority import Priority
 
 Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
 
@@ -19,6 +20,7 @@ def submit(  # noqa: PLR0917  Typer passes them by name
     data: Data = None,
     file: File = None,
     webhook: Annotated[str | None, typer.Option(help="An address that is told when the call has ended.")] = None,
+    priority: Class = None,
     json: Json = False,
 ) -> None:
     """Queue a call and print its id; `gpufn result ID` has its result later."""
@@ -26,7 +28,7 @@ def submit(  # noqa: PLR0917  Typer passes them by name
 
     body, content_type = body_of(arguments, data, file)
     with Client() as client:
-        view = client.submit(name, body, content_type, accept=media.JSON, webhook=webhook)
+        view = client.submit(name, body, content_type, accept=media.JSON, webhook=webhook, priority=priority)
     if json:
         print_json(view)
     else:
@@ -71,6 +73,7 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
         [
             ("call", f"{call.function}@{call.revision}"),
             ("state", call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"),
+            ("priority", None if call.priority is Priority.NORMAL else call.priority.value),
             ("waits", call.waiting and f"{call.waiting.detail} ({call.waiting.reason})"),
             ("place", call.place),
             ("starts in", None if call.eta_s is None else duration(call.eta_s)),

@@ -16,6 +16,7 @@ import msgspec
 
 from gpufn.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
 from gpufn.invocation import OutcomeKind
+from gpufn.priority import Priority
 from gpufn.protocol.limits import MESSAGE_BYTES
 
 MAX_HEADER_BYTES = 1 << 20
@@ -149,6 +150,7 @@ class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
     accept: str = ""
     timeout_s: float | None = None
     parent: int = 0  # the attempt that asks
+    priority: Priority | None = None  # as asked for
 
 
 class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
