@@ -86,8 +86,7 @@ def reply_headers(reply: ResultReply, revision: bytes) -> Headers:
     """Which call this was, who ran it, and how long its parts took."""
     timing = b"queue;dur=%.1f, run;dur=%.1f" % (reply.queue_s * 1e3, reply.run_s * 1e3)
     if (cold := reply.cold_start) is not None:
-        phases = (cold.place_s * 1e3, cold.launch_s * 1e3, cold.load_s * 1e3, cold.warm_s * 1e3)
-        timing += b", place;dur=%.1f, launch;dur=%.1f, load;dur=%.1f, warm;dur=%.1f" % phases
+        timing += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold.phases.items())
     return [
         (b"x-gpufn-invocation", reply.invocation.encode()),
         (b"x-gpufn-revision", revision),

@@ -126,6 +126,6 @@ def _timings(record: CallRecord) -> dict[str, float]:
     """Seconds by phase, as far as they are known."""
     phases = {"queue_s": record.queue_s}
     if (cold := record.cold_start) is not None:
-        phases |= {"place_s": cold.place_s, "launch_s": cold.launch_s, "load_s": cold.load_s, "warm_s": cold.warm_s}
+        phases |= {f"{phase}_s": seconds for phase, seconds in cold.phases.items()}
     phases["run_s"] = record.run_s
     return {phase: seconds for phase, seconds in phases.items() if seconds is not None}

@@ -17,7 +17,7 @@ from gpufn.workers import ColdStart
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_PHASES: Final = ("place", "launch", "load", "warm")
+_PHASES: Final = ("place", "launch", "load", "warm", "resume")
 
 
 class Histogram:
@@ -70,8 +70,8 @@ class CallStats:
 
     def started_cold(self, cold: ColdStart) -> None:
         self.cold_starts += 1
-        for phase in _PHASES:
-            self.phase_seconds[phase] += getattr(cold, f"{phase}_s")
+        for phase, seconds in cold.phases.items():
+            self.phase_seconds[phase] += seconds
 
 
 class Telemetry(Collector):

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gpufn._decorator import exit as exit  # noqa: A004  named as its siblings are elsewhere
     from gpufn._decorator import gpu_function as gpu_function
     from gpufn._decorator import method as method
+    from gpufn._decorator import park as park
+    from gpufn._decorator import resume as resume
     from gpufn._function import Call as Call
     from gpufn._function import Function as Function
     from gpufn._graph import Graph as Graph
@@ -59,6 +61,8 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     "gpu_function",
     "enter",
     "method",
+    "park",
+    "resume",
     "exit",
     "Batch",
     "Image",
@@ -87,6 +91,8 @@ _HOMES = {
     "gpu_function": "_decorator",
     "enter": "_decorator",
     "method": "_decorator",
+    "park": "_decorator",
+    "resume": "_decorator",
     "exit": "_decorator",
     "Batch": "spec",
     "Image": "_image",

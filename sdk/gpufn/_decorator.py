@@ -1,4 +1,4 @@
-"""`@gpu_function`, and the marks of a class's methods: `@enter`, `@method`, `@exit`.
+"""`@gpu_function`, and the marks of a class's methods: `@enter`, `@method`, `@park`, `@resume`, `@exit`.
 
 Decoration checks what can be checked without resolving type hints (`_schema` does that, at deploy), because workers
 decorate again at every cold start.
@@ -163,6 +163,60 @@ def exit(hook: F) -> F:  # noqa: A001  named as its siblings are elsewhere
     return _mark(hook, "exit")
 
 
+def park(hook: F) -> F:
+    """Mark a method that moves what the instance has on its GPU to the memory of the host, when its worker is parked.
+
+    A class without it needs none for torch modules and tensors in its attributes, nor for its `models`: gpufn moves
+    them. No call runs meanwhile. What it raises ends the worker.
+
+    >>> @gpu_function(gpu="any")
+    ... class Table:
+    ...     @enter
+    ...     def load(self) -> None:
+    ...         self.device, self.host = [1, 2, 3], None
+    ...
+    ...     @park
+    ...     def move_out(self) -> None:
+    ...         self.device, self.host = None, self.device
+    ...
+    ...     @resume
+    ...     def move_in(self) -> None:
+    ...         self.device, self.host = self.host, None
+    ...
+    ...     @method
+    ...     def at(self, index: int) -> int:
+    ...         return self.device[index]
+    >>> Table().at(2)
+    3
+    """
+    return _mark(hook, "park")
+
+
+def resume(hook: F) -> F:
+    """Mark a method that moves back to the GPU what `@park` moved out; then calls run again.
+
+    What it raises ends the worker, and another one is started cold.
+
+    >>> from gpufn import park, resume
+    >>> @gpu_function(park_timeout=3600)
+    ... class Cache:
+    ...     @park
+    ...     def shrink(self) -> None:
+    ...         self.entries = {}
+    ...
+    ...     @resume
+    ...     def grow(self) -> None:
+    ...         self.entries = {"first": 1}
+    ...
+    ...     @method
+    ...     def size(self) -> int:
+    ...         return len(getattr(self, "entries", {}))
+    >>> Cache().size()
+    0
+    """
+    return _mark(hook, "resume")
+
+
 def _mark(function: F, hook: str) -> F:
     if not inspect.isfunction(function):
         raise InvalidSpec(f"@{hook} marks a plain method, not {function!r}")
@@ -204,10 +258,13 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
     constructor = inspect.signature(cls).parameters.values()
     if needed := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
         raise InvalidSpec(f"a worker makes it without arguments: give {', '.join(needed)} of __init__ a default")
-    for hook in ("enter", "exit"):
+    for hook in ("enter", "exit", "park", "resume"):
         for name, function in hooks(cls, hook).items():
             if len(inspect.signature(function).parameters) != 1:
                 raise InvalidSpec(f"@{hook} {name} takes self only")
+    if bool(hooks(cls, "park")) != bool(hooks(cls, "resume")):
+        there, lacking = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
+        raise InvalidSpec(f"it has @{there} and no @{lacking}: what one moves the other moves back")
     methods = hooks(cls, "method")
     if taken := [name for name in models if name in methods]:
         raise InvalidSpec(f"models: {taken[0]} is a @method; a class receives a model as an attribute of its own")

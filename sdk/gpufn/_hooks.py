@@ -1,4 +1,4 @@
-"""The marks that `@enter`, `@exit` and `@method` leave: how they are found, here and in the worker."""
+"""The marks that `@enter`, `@method` and their siblings leave: how they are found, here and in the worker."""
 
 from __future__ import annotations
 

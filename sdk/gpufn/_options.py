@@ -38,7 +38,6 @@ _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))
 _NOT_YET = {
     "secrets": "secrets; use env=... for what is not secret",
     "volumes": "volumes",
-    "park": "parking workers",
 }
 _SCALING = {
     "min_workers": "min_workers",
@@ -48,6 +47,7 @@ _SCALING = {
     "target": "target",
     "scaledown_window": "scaledown_window_s",
     "target_delay": "target_delay_s",
+    "park_timeout": "park_timeout_s",
 }
 _LIMITS = {
     "concurrency": "concurrency",
@@ -81,7 +81,12 @@ class PlainOptions(TypedDict, total=False):
     min_workers: Annotated[int, "always so many"]
     max_workers: Annotated[int, "never more"]
     buffer_workers: Annotated[int, "so many spare ones while there are calls"]
-    idle_timeout: Annotated[float, "a worker without calls ends after it"]
+    idle_timeout: Annotated[float, "a worker without calls is parked, or ends, after it"]
+    park_timeout: Annotated[
+        float | None,
+        "so long a parked worker waits, off its GPU, for the next call; then it ends. 0: it is not parked. "
+        "600 when not given with `gpu`, else 0",
+    ]
     target: Annotated[float, "the share of a worker's slots to plan with; less means more spare room"]
     scaledown_window: Annotated[float, "fewer workers only when fewer were enough for so long"]
     target_delay: Annotated[float, "how long a queued call may wait before another worker is worth it"]

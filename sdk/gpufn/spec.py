@@ -35,6 +35,7 @@ _LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is
 _MOST_MODULES = 256
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
+_PARKED_ON_A_GPU_S = 600.0
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -179,7 +180,10 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many workers, within what bounds. `target` is the share of a worker's slots to plan with."""
+    """How many workers, within what bounds. `target` is the share of a worker's slots to plan with.
+
+    `park_timeout_s` None: as long as is usual for the function's device (`FunctionSpec.park_timeout_s`).
+    """
 
     min_workers: int = 0
     max_workers: int = 4
@@ -188,6 +192,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: float = 0.7
     scaledown_window_s: float = 30.0
     target_delay_s: float = 1.0
+    park_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         _number("min_workers", self.min_workers, 0, 1000)
@@ -197,6 +202,8 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _number("target", self.target, 0.05, 1.0)
         _number("scaledown_window", self.scaledown_window_s, 0, 3600)
         _number("target_delay", self.target_delay_s, 0.001, 3600)
+        if self.park_timeout_s is not None:
+            _number("park_timeout", self.park_timeout_s, 0, 7 * 86400)
         if self.min_workers > self.max_workers:
             raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
 
@@ -384,6 +391,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def slots(self) -> int:
         """Deliveries one worker holds at a time: a batch gathers while another runs."""
         return self.concurrency if self.batch is None else self.concurrency * self.batch.max_size * 2
+
+    @property
+    def park_timeout_s(self) -> float:
+        """How long a worker that was idle for its timeout is parked before it ends; 0: it ends at once."""
+        if self.scaling.park_timeout_s is not None:
+            return self.scaling.park_timeout_s
+        return _PARKED_ON_A_GPU_S if self.resources.gpu else 0.0
 
     def method(self, name: str) -> MethodSpec | None:
         return next((method for method in self.methods if method.name == name), None)

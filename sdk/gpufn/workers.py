@@ -1,6 +1,6 @@
 """A Worker's states and the record that says it shall run.
 
-STARTING → READY → DRAINING → STOPPED;  READY ⇄ PARKED;  STARTING → STOPPED;  any live state → FAILED
+STARTING → READY → DRAINING → STOPPED;  READY → PARKING → PARKED → RESUMING → READY;  any live state → FAILED
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from gpufn.errors import ErrorInfo
 class WorkerState(enum.StrEnum):
     STARTING = "starting"
     READY = "ready"
-    PARKED = "parked"
+    PARKING = "parking"
+    PARKED = "parked"  # what it had on its GPU waits in the memory of the host
+    RESUMING = "resuming"
     DRAINING = "draining"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -28,9 +30,12 @@ class WorkerState(enum.StrEnum):
 
 
 _NEXT: dict[WorkerState, frozenset[WorkerState]] = {
-    WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.STOPPED, WorkerState.FAILED}),
-    WorkerState.READY: frozenset({WorkerState.PARKED, WorkerState.DRAINING, WorkerState.FAILED}),
-    WorkerState.PARKED: frozenset({WorkerState.READY, WorkerState.DRAINING, WorkerState.FAILED}),
+    # A worker that comes back to a new runner may be parked.
+    WorkerState.STARTING: frozenset({WorkerState.READY, WorkerState.PARKED, WorkerState.STOPPED, WorkerState.FAILED}),
+    WorkerState.READY: frozenset({WorkerState.PARKING, WorkerState.DRAINING, WorkerState.FAILED}),
+    WorkerState.PARKING: frozenset({WorkerState.READY, WorkerState.PARKED, WorkerState.DRAINING, WorkerState.FAILED}),
+    WorkerState.PARKED: frozenset({WorkerState.RESUMING, WorkerState.DRAINING, WorkerState.FAILED}),
+    WorkerState.RESUMING: frozenset({WorkerState.READY, WorkerState.FAILED}),
     WorkerState.DRAINING: frozenset({WorkerState.STOPPED, WorkerState.FAILED}),
     WorkerState.STOPPED: frozenset(),
     WorkerState.FAILED: frozenset(),
@@ -43,14 +48,23 @@ def can_become(old: WorkerState, new: WorkerState) -> bool:
 
 class Desired(enum.StrEnum):
     RUN = "run"
+    PARK = "park"  # give the GPU up, and wait in the memory of the host
     DRAIN = "drain"  # take nothing new, finish what runs, stop
+
+
+class ParkedMemory(msgspec.Struct, frozen=True):
+    """What a parked Worker holds: memory of the host, and what is left on each of its GPUs."""
+
+    host_bytes: int
+    device_bytes: int = 0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's record that a Worker shall run on a Node: desired state, lease, epoch.
 
-    While it exists its share is leased; the agent deletes it after the worker's process is gone. `epoch` is the
-    controller's fencing token: agents refuse an older one.
+    While it exists its share is leased; the agent deletes it after the worker's process is gone. Of a worker that is
+    parked only what it still holds is leased, from its agent's proof on until `desired` is `run` again. It may take
+    `park_bytes` of the host for that. `epoch` is the controller's fencing token: agents refuse an older one.
     """
 
     worker: str
@@ -62,6 +76,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float  # unix seconds
     desired: Desired = Desired.RUN
     reason: str = ""
+    park_bytes: int = 0
 
 
 class Exit(msgspec.Struct, frozen=True):
@@ -96,17 +111,26 @@ def _mebibytes(count: int) -> str:
 
 
 class ColdStart(msgspec.Struct, frozen=True):
-    """Where the time went, in seconds: decide and place; launch the process; load the code; warm up."""
+    """Where the time went, in seconds: decide and place; launch the process; load the code; warm up. Of a worker that
+    was parked it is `resume_s`."""
 
     place_s: float = 0.0
     launch_s: float = 0.0
     load_s: float = 0.0
     warm_s: float = 0.0
     standby: bool = False
+    resume_s: float | None = None
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds, by the phase's name."""
+        if self.resume_s is not None:
+            return {"resume": self.resume_s}
+        return {"place": self.place_s, "launch": self.launch_s, "load": self.load_s, "warm": self.warm_s}
 
     @property
     def total_s(self) -> float:
-        return self.place_s + self.launch_s + self.load_s + self.warm_s
+        return sum(self.phases.values())
 
 
 class StartFailure(msgspec.Struct, frozen=True):

@@ -152,7 +152,7 @@ def test_a_step_that_fails_beside_a_platform_shows_the_ends_of_its_logs() -> Non
 
 @pytest.mark.e2e
 def test_an_option_that_is_not_built_yet_skips_a_step() -> None:
-    source = "from gpufn import gpu_function\n\n\n@gpu_function(park=True)\ndef f() -> int:\n    return 1\n"
+    source = "from gpufn import gpu_function\n\n\n@gpu_function(volumes=1)\ndef f() -> int:\n    return 1\n"
 
     def check(machine: Machine) -> Finding:
         with up(machine) as platform:
@@ -161,4 +161,4 @@ def test_an_option_that_is_not_built_yet_skips_a_step() -> None:
 
     result = performed(check)
     assert result.state is State.SKIPPED
-    assert "parking workers" in result.line
+    assert "volumes" in result.line

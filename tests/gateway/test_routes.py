@@ -27,7 +27,7 @@ async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: A
     assert {name: view[name] for name in ("name", "active", "serving", "latest", "queued", "running", "wanted")} == {
         "name": "embed", "active": 1, "serving": 1, "latest": 1, "queued": 3, "running": 1, "wanted": 2,
     }  # fmt: skip
-    assert view["workers"] == {"ready": 1, "starting": 0, "draining": 0, "parked": 0}
+    assert view["workers"] == {"ready": 1, "starting": 0, "draining": 0, "parking": 0, "parked": 0, "resuming": 0}
     assert view["waiting"] == {"reason": "no_capacity", "detail": "needs 1 L4", "eta_s": 12.0}
     assert (view["spec"]["name"], view["service_s"], view["cold_start_s"], view["reason"]) == (
         "embed", 0.5, None, "burst",
@@ -48,7 +48,7 @@ async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> N
     gateway.report(make.status(queued=0, running=2, wanted=3, reason="because", terms={"L": 2.0}, start_error=error))
     assert (await gateway.get("/v1/functions/embed/why")).json() == {
         "function": "embed",
-        "workers": {"ready": 1, "starting": 0, "draining": 0, "parked": 0},
+        "workers": {"ready": 1, "starting": 0, "draining": 0, "parking": 0, "parked": 0, "resuming": 0},
         "queued": 0,
         "running": 2,
         "wanted": 3,

@@ -33,7 +33,7 @@ _VIEW: dict[str, Any] = {
         "scaling": {"min_workers": 0, "max_workers": 4},
         "resources": {"gpu": ["L4"], "share": "time", "cpu": 1.0, "memory_bytes": 1 << 30},
     },
-    "workers": {"ready": 2, "starting": 1, "draining": 0, "parked": 0},
+    "workers": {"ready": 2, "starting": 1, "draining": 0, "parking": 0, "parked": 0, "resuming": 0},
     "queued": None,
     "running": 1,
     "wanted": 3,

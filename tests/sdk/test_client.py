@@ -34,7 +34,7 @@ _VIEW = {
     "serving": 2,
     "latest": 2,
     "updated_at": 1.0,
-    "workers": {"ready": 1, "starting": 0, "draining": 0, "parked": 0},
+    "workers": {"ready": 1, "starting": 0, "draining": 0, "parking": 0, "parked": 0, "resuming": 0},
     "queued": None,
     "running": 3,
     "something_new": True,

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method, park, resume  # noqa: A004
 from gpufn._options import Options, settings_from
 from gpufn.device import Share
 from gpufn.errors import InvalidSpec
@@ -212,6 +212,27 @@ def test_what_cannot_be_called_from_outside_is_refused(target: Any, message: str
     with pytest.raises(InvalidSpec) as caught:
         gpu_function(target)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("mark", "lacking"), [(park, "resume"), (resume, "park")])
+def test_what_is_moved_out_is_moved_back(mark: Callable[..., Any], lacking: str) -> None:
+    class Half:
+        @mark
+        def move(self) -> None: ...
+
+        @method
+        def call(self) -> None: ...
+
+    with pytest.raises(InvalidSpec, match=f"no @{lacking}"):
+        gpu_function(Half)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, 0.0), ({"gpu": "any"}, 600.0), ({"gpu": "any", "park_timeout": 0}, 0.0), ({"park_timeout": 5}, 5.0)],
+)
+def test_parking_is_for_functions_with_a_gpu_unless_told_otherwise(options: dict[str, Any], expected: float) -> None:
+    assert _declared(**options).park_timeout_s == expected
 
 
 def test_batch_and_a_generator_contradict_each_other() -> None:

@@ -106,6 +106,10 @@ class Executor:
             self._inbox.put(functools.partial(self._read_and_run, self._loan.lend()))
             self._loan.wait()
 
+    def run_alone(self, job: _Job) -> None:
+        """In a user thread, while no call is here."""
+        self._inbox.put(job)
+
     def _hand_over(self, job: _Job) -> None:
         self._inbox.put(job)
         if self._mean_call_s > _LONG_CALL_S and self._attempts.count > self._threads:
@@ -156,6 +160,9 @@ class Executor:
                     method = self._methods.get(frame.method) if type(frame) is Run else None
                     if method is None:
                         self._take_frame(frame, body)
+                        if not self._inbox.empty():  # it was about this thread
+                            loan.give_back()
+                            return
                     else:
                         loan.begin_call()
                         self._run(self._attempts.add(frame, body, link.number), method)  # type: ignore[arg-type]

@@ -5,10 +5,12 @@
 3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
 4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
 5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again; else exit 4
-6. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
+6. Park: nothing runs; what is on the GPU goes to memory of the host: Ready, parked, or NotParked. Resume: back; Ready,
+   or StartFailed and exit 3 (`parking`)
+7. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
    its Drain; without a runner, finish what is here
-7. run the @exit hooks, exit
-8. a GPU that fails under it: as at SIGTERM, for it is to be replaced
+8. run the @exit hooks, exit
+9. a GPU that fails under it: as at SIGTERM, for it is to be replaced
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ from gpufn.protocol.frames import (
     Drain,
     Draining,
     Freed,
+    NotParked,
+    Park,
     Ready,
+    Resume,
     Run,
     RunnerFrame,
     StartFailed,
@@ -49,6 +54,7 @@ from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.loader import Loaded, LoadError
 from gpufn_runtime.worker.output import Output
+from gpufn_runtime.worker.parking import CannotPark, Parking
 from gpufn_runtime.worker.results import Results
 
 if TYPE_CHECKING:
@@ -146,7 +152,9 @@ class Worker:
         self._executor.serve(loaded.methods)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is for its supervisor
-        self._link.announce(Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look()))
+        self._parking = Parking(loaded, self._executor.call_hook, self._config.memory_bytes)
+        self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.look())
+        self._link.announce(self._ready)
         return loaded
 
     def _prove_share(self) -> None:
@@ -221,6 +229,31 @@ class Worker:
         elif isinstance(frame, Drain):
             self._draining = self._may_end = True
             self._stop_if_drained()
+        elif isinstance(frame, Park):
+            self._link.take_back()
+            self._executor.run_alone(functools.partial(self._park, frame.host_bytes))
+        elif isinstance(frame, Resume):
+            self._link.take_back()
+            self._executor.run_alone(self._resume)
+
+    # --- parking, in a user thread ----------------------------------------------------------------------------------
+
+    def _park(self, host_bytes: int) -> None:
+        try:
+            parked = self._parking.park(host_bytes)
+        except CannotPark as error:
+            self._link.send(NotParked(FunctionStartFailed(f"not parked: {error}").info(), error.needs_bytes))
+        except BaseException as error:
+            self._link.send(NotParked(describe(error, self._config.bundle_dir, FunctionStartFailed.code)))
+        else:
+            self._link.announce(msgspec.structs.replace(self._ready, parked=parked))
+
+    def _resume(self) -> None:
+        try:
+            self._parking.resume()
+        except BaseException as error:
+            process.leave(self._start_failed("resume", error))
+        self._link.announce(self._ready)
 
     # --- ending -----------------------------------------------------------------------------------------------------
 

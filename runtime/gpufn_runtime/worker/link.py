@@ -42,6 +42,7 @@ class Link:
         self._unsent: deque[bytes] = deque()
         self._socket: socket.socket | None = None
         self._ready: Ready | None = None
+        self._was_ready = False
         os.register_at_fork(after_in_child=self._forget)
 
     def connect(self, within_s: float, running: Callable[[], int] = lambda: 0) -> bool:
@@ -68,18 +69,23 @@ class Link:
                 self.frames.clear()
                 self._unsent.clear()
                 self.number += 1
-                was_ready = self._ready is not None
-                greeting = frames.encode(Hello(PROTOCOL, self._worker, was_ready, running()))
+                greeting = frames.encode(Hello(PROTOCOL, self._worker, self._was_ready, running()))
                 if self._ready is not None:
                     greeting += frames.encode(self._ready)
             self._send(greeting)
             return True
 
     def announce(self, ready: Ready) -> None:
-        """Say that this worker is ready, now and on every later connection."""
+        """Say that this worker is ready, or parked: now and on every later connection."""
         with self._lock:
             self._ready = ready
+            self._was_ready = True
         self._send(frames.encode(ready))
+
+    def take_back(self) -> None:
+        """It is what it announced no more, until it announces itself again."""
+        with self._lock:
+            self._ready = None
 
     def send(self, frame: msgspec.Struct, body: bytes = b"", *, link: int | None = None) -> None:
         """Send, if connection `link` is still the one. A broken one is not an error here: the reader sees it too."""

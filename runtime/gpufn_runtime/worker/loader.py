@@ -42,26 +42,28 @@ class Loaded:
         self.methods: dict[str, Method] = {}
         self.enter: list[Callable[[], Any]] = []
         self.exit: list[Callable[[], Any]] = []
+        self.park: list[Callable[[], Any]] = []
+        self.resume: list[Callable[[], Any]] = []
         self._target = target
         self._spec = spec
-        self._sessions = sessions
+        self.sessions = sessions
 
     def make(self) -> None:
         """Instantiate the class, if it is one, and find the methods."""
         if self._spec.is_class:
-            for name, session in self._sessions.items():
+            for name, session in self.sessions.items():
                 setattr(self._target, name, session)
         instance = self._target() if self._spec.is_class else self._target
         for method in self._spec.methods:
             call = getattr(instance, method.name) if method.name else instance
             self.methods[method.name] = self._method(method, call)
         if self._spec.is_class:
-            self.enter = [getattr(instance, name) for name in hooks(type(instance), "enter")]
-            self.exit = [getattr(instance, name) for name in hooks(type(instance), "exit")]
+            for hook in ("enter", "exit", "park", "resume"):
+                setattr(self, hook, [getattr(instance, name) for name in hooks(type(instance), hook)])
 
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
         batched = self._spec.batch is not None
-        provided = {} if self._spec.is_class else self._sessions
+        provided = {} if self._spec.is_class else self.sessions
         parameters = Parameters(call, raw_parameter=method.raw_parameter, batched=batched, provided=provided)
         call = _provided(call, parameters.signature, provided) if provided else call
         return Method(call, method.kind, parameters, batched)

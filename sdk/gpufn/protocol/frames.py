@@ -18,6 +18,7 @@ from gpufn.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
 from gpufn.invocation import OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol.limits import MESSAGE_BYTES
+from gpufn.workers import ParkedMemory
 
 MAX_HEADER_BYTES = 1 << 20
 STREAM_WINDOW = 64  # items that may be under way between a generator and the reader of its stream
@@ -66,6 +67,17 @@ class Drain(_Frame, tag=4, frozen=True, array_like=True, gc=False):
     """Nothing more will come: run the exit hooks and end."""
 
 
+class Park(_Frame, tag=7, frozen=True, array_like=True, gc=False):
+    """Give the GPU up. At most `host_bytes` of the host's memory may be taken for it. No attempt runs, and no Run comes
+    before the answer: a Ready that is `parked`, or a NotParked."""
+
+    host_bytes: int
+
+
+class Resume(_Frame, tag=8, frozen=True, array_like=True, gc=False):
+    """The GPU's memory is there again. The answer is a Ready, or a StartFailed of the phase ``resume``."""
+
+
 class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
     """The end of a Call: the outcome of what the function asked the platform for."""
 
@@ -96,11 +108,12 @@ class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
 
 
 class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):
-    """Loaded and warm. `modules` are the third-party modules in memory, for the next standby."""
+    """Loaded and warm, or parked. `modules` are the third-party modules in memory, for the next standby."""
 
     load_s: float
     warm_s: float
     modules: tuple[str, ...] = ()
+    parked: ParkedMemory | None = None
 
 
 class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
@@ -159,7 +172,7 @@ class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
     call: int
 
 
-RunnerFrame = Run | Cancel | Credit | Drain | Answer | AnswerItem
+RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerItem
 
 
 class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
@@ -185,8 +198,28 @@ class Progress(_Frame, tag=21, frozen=True, array_like=True, gc=False):
     message: str
 
 
+class NotParked(_Frame, tag=22, frozen=True, array_like=True, gc=False):
+    """It could not be parked, and is to end. `needs_bytes` of the host's memory would have done; 0 when memory was not
+    what it lacked."""
+
+    error: ErrorInfo
+    needs_bytes: int = 0
+
+
 WorkerFrame = (
-    Hello | Ready | StartFailed | Result | Item | Log | Call | CloseCall | CallCredit | Freed | Draining | Progress
+    Hello
+    | Ready
+    | StartFailed
+    | Result
+    | Item
+    | Log
+    | Call
+    | CloseCall
+    | CallCredit
+    | Freed
+    | Draining
+    | Progress
+    | NotParked
 )
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -36,6 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # a model's parameter → folders of its engines, the best first
     mps: MpsLimits | None = None  # it shares its GPU by MPS
+    memory_bytes: int | None = None  # what it may use, whatever holds it to that
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
     cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
 

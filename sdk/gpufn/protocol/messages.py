@@ -19,7 +19,7 @@ from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
 from gpufn.schedule import Schedule
-from gpufn.workers import ColdStart, Exit, StartFailure, WorkerState
+from gpufn.workers import ColdStart, Exit, ParkedMemory, StartFailure, WorkerState
 
 
 class _Wire(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -266,6 +266,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     idle_since: float | None = None  # None while a slot is in use or before READY
     cold_start: ColdStart | None = None
     modules: tuple[str, ...] = ()
+    parked: ParkedMemory | None = None  # as it says itself
 
 
 class RevisionTraffic(msgspec.Struct, frozen=True):
@@ -293,7 +294,7 @@ class RunnerReport(msgspec.Struct, frozen=True):
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """A Worker's process as its Agent sees it."""
+    """A Worker's process as its Agent sees it. `parked` is proven: what it holds of its GPUs was looked at."""
 
     worker: str
     function: str
@@ -302,6 +303,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     started_at: float
     resident_bytes: int = 0
     share: DeviceShare | None = None
+    parked: ParkedMemory | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -312,6 +314,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     facts: NodeFacts = NodeFacts()
     processes: tuple[ProcessReport, ...] = ()
     templates: tuple[str, ...] = ()  # the standbys' module sets, as "a,b,c"
+    park_bytes: int = 0  # of the host's memory, for all parked workers together
     hostname: str = ""
     python: str = ""
     platform: str = ""
@@ -331,6 +334,7 @@ class WorkerEventKind(enum.StrEnum):
     STARTED = "started"
     READY = "ready"
     START_FAILED = "start_failed"
+    NOT_PARKED = "not_parked"
     EXITED = "exited"
 
 
@@ -346,13 +350,16 @@ class WorkerEvent(msgspec.Struct, frozen=True):
     cold_start: ColdStart | None = None
     failure: StartFailure | None = None
     exit: Exit | None = None
+    needs_bytes: int = 0  # of the host's memory, when it was not parked for lack of it
 
 
 class WorkerCounts(msgspec.Struct, frozen=True):
     ready: int = 0
     starting: int = 0
     draining: int = 0
+    parking: int = 0
     parked: int = 0
+    resuming: int = 0
 
 
 class WaitReason(enum.StrEnum):

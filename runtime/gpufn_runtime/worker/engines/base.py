@@ -31,6 +31,19 @@ class EngineSession(Protocol):
         """Run `inputs` wherever `run` may run them, so that no call pays for memory or for a CUDA graph."""
         ...
 
+    @property
+    def parked_bytes(self) -> int:
+        """What it keeps in the host's memory while it is parked."""
+        ...
+
+    def park(self) -> None:
+        """Give up all of its device's memory. Nothing runs until `resume`."""
+        ...
+
+    def resume(self) -> None:
+        """As it was. What is raised leaves it of no use."""
+        ...
+
     def close(self) -> None: ...
 
 

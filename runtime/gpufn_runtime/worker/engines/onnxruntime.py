@@ -36,17 +36,12 @@ class OrtSession:
     def __init__(self, manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> None:
         self.manifest = manifest
         self.parallel = slots if manifest.backend.on_gpu else 1
-        provider, options = _provider(manifest)
+        self._folder = folder
+        self._cores = cores
+        self._kept: bytes | None = None  # of the engine, while it is parked
         if manifest.backend.on_gpu:
             onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
-        self._session = onnxruntime.InferenceSession(
-            folder / manifest.files[0].name,
-            _session_options(manifest, cores),
-            providers=[provider],
-            provider_options=[options],
-        )
-        if (found := self._session.get_providers()[0]) != provider:
-            raise RuntimeError(f"ONNX Runtime chose {found} instead of {provider}")
+        self._session = self._open(folder / manifest.files[0].name)
         self._outputs = [spec.name for spec in manifest.outputs]
         has_bf16 = any(spec.datatype == "BF16" for spec in (*manifest.inputs, *manifest.outputs))
         # `run` is the faster one on the CPU, by 4 us, and knows no BF16.
@@ -61,8 +56,35 @@ class OrtSession:
     def warm_up(self, inputs: Arrays) -> None:
         self.run(inputs)
 
+    @property
+    def parked_bytes(self) -> int:
+        return 0 if self._has_external_data else self.manifest.files[0].size
+
+    def park(self) -> None:
+        if not self._has_external_data:
+            self._kept = (self._folder / self.manifest.files[0].name).read_bytes()
+        self._session = None
+
+    def resume(self) -> None:
+        kept, self._kept = self._kept, None
+        self._session = self._open(kept or self._folder / self.manifest.files[0].name)
+
     def close(self) -> None:
-        del self._session
+        self._session = None
+
+    @property
+    def _has_external_data(self) -> bool:
+        """ONNX Runtime looks for it beside the file, so such an engine is opened from its folder."""
+        return len(self.manifest.files) > 2  # the engine and its golden sample
+
+    def _open(self, engine: Path | bytes) -> Any:
+        provider, options = _provider(self.manifest)
+        session = onnxruntime.InferenceSession(
+            engine, _session_options(self.manifest, self._cores), providers=[provider], provider_options=[options]
+        )
+        if (found := session.get_providers()[0]) != provider:
+            raise RuntimeError(f"ONNX Runtime chose {found} instead of {provider}")
+        return session
 
     def _run_bound(self, inputs: Arrays) -> Arrays:
         binding = self._session.io_binding()

@@ -68,6 +68,22 @@ class Session:
         return self._runs.run(fitted)
 
     @property
+    def on_gpu(self) -> bool:
+        return self.manifest.backend.on_gpu
+
+    @property
+    def parked_bytes(self) -> int:
+        """What it keeps in the host's memory while it is parked."""
+        return self._engine.parked_bytes
+
+    def park(self) -> None:
+        """Give its device's memory up; nobody calls it until `resume`."""
+        self._engine.park()
+
+    def resume(self) -> None:
+        self._engine.resume()
+
+    @property
     def rules(self) -> Batching:
         return self._rules
 

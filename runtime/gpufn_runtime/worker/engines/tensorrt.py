@@ -20,7 +20,7 @@ import ctypes
 import importlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,8 @@ _Shapes = tuple[tuple[int, ...], ...]
 
 def open_engine(manifest: EngineManifest, folder: Path, *, slots: int, cores: float) -> TensorRTSession:
     """Raises ImportError, OSError without the libraries, EngineRefused, CudaError."""
-    plan = (folder / manifest.files[0].name).read_bytes()
-    return TensorRTSession(importlib.import_module("tensorrt"), Cuda(), manifest, plan, slots=slots)
+    plan = folder / manifest.files[0].name
+    return TensorRTSession(importlib.import_module("tensorrt"), Cuda(), manifest, plan.read_bytes, slots=slots)
 
 
 class EngineRefused(RuntimeError):
@@ -47,28 +47,25 @@ class EngineRefused(RuntimeError):
 
 
 class TensorRTSession:
-    """An EngineSession. `trt` is the tensorrt module."""
+    """An EngineSession. `trt` is the tensorrt module; `read_plan` reads the serialised engine."""
 
-    def __init__(self, trt: Any, cuda: Cuda, manifest: EngineManifest, plan: bytes, *, slots: int) -> None:
+    def __init__(
+        self, trt: Any, cuda: Cuda, manifest: EngineManifest, read_plan: Callable[[], bytes], *, slots: int
+    ) -> None:
         self.manifest = manifest
         self.parallel = slots
+        self._trt = trt
+        self._cuda = cuda
+        self._read_plan = read_plan
+        self._kept: bytes | None = None  # the plan, while it is parked
         self._log = _logger(trt)
         trt.init_libnvinfer_plugins(self._log, "")
         self._runtime = trt.Runtime(self._log)  # has to live as long as its engine
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
-        if self._engine is None:
-            raise EngineRefused(f"TensorRT cannot load the engine: {self._log.said()}")
-        _check_tensors(trt, self._engine, manifest)
+        self._engine: Any = None
         self._slots: list[_Slot] = []
         self._free: list[_Slot] = []
         self._changed = threading.Condition()
-        try:
-            for _ in range(slots):
-                self._slots.append(_Slot(cuda, self._engine, manifest, self._log))
-        except BaseException:
-            self.close()
-            raise
-        self._free.extend(self._slots)
+        self._open(read_plan())
 
     def run(self, inputs: Arrays) -> Arrays:
         shapes = self._shapes(inputs)
@@ -81,10 +78,37 @@ class TensorRTSession:
             for _ in range(2):  # enqueued, then captured
                 slot.run(inputs, shapes)
 
+    @property
+    def parked_bytes(self) -> int:
+        return self.manifest.files[0].size
+
+    def park(self) -> None:
+        self._kept = self._read_plan()
+        self.close()
+
+    def resume(self) -> None:
+        kept, self._kept = self._kept, None
+        self._open(kept or self._read_plan())
+
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
         self._slots.clear()
+        self._free.clear()
+        self._engine = None
+
+    def _open(self, plan: bytes) -> None:
+        self._engine = self._runtime.deserialize_cuda_engine(plan)
+        if self._engine is None:
+            raise EngineRefused(f"TensorRT cannot load the engine: {self._log.said()}")
+        _check_tensors(self._trt, self._engine, self.manifest)
+        try:
+            for _ in range(self.parallel):
+                self._slots.append(_Slot(self._cuda, self._engine, self.manifest, self._log))
+        except BaseException:
+            self.close()
+            raise
+        self._free.extend(self._slots)
 
     def _shapes(self, inputs: Arrays) -> _Shapes:
         return tuple(inputs[spec.name].shape for spec in self.manifest.inputs)
@@ -172,7 +196,7 @@ class _Slot:
 
     def close(self) -> None:
         self._drop_graph()
-        self._context = None
+        self._context = self._engine = None  # whose memory on the device goes with them
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()

@@ -117,6 +117,7 @@ class FakeEngine:
         self.manifest = made or manifest()
         self.parallel = parallel
         self.runs: list[Arrays] = []
+        self.parked_bytes = 0
         self._before = before
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -128,6 +129,12 @@ class FakeEngine:
 
     def warm_up(self, inputs: Arrays) -> None:
         self.run(inputs)
+
+    def park(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

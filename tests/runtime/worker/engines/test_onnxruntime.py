@@ -50,6 +50,29 @@ def test_scalars_slices_and_unaligned_bytes_are_taken(tmp_path: Path) -> None:
     assert engine.run({"x": unaligned})["y"].tolist() == [[-3, -3]]
 
 
+def test_a_parked_engine_is_opened_again_from_memory(tmp_path: Path) -> None:
+    folder = write_negation(tmp_path / "e")
+    size = (folder / "model.onnx").stat().st_size
+    engine = _open(folder)
+    assert engine.parked_bytes == size
+    engine.park()
+    (folder / "model.onnx").unlink()
+    engine.resume()
+    assert engine.run({"x": rows(2)})["y"].tolist() == [[-2, -2]]
+
+
+def test_an_engine_with_external_data_is_opened_again_from_its_folder(tmp_path: Path) -> None:
+    folder = write_negation(tmp_path / "e")
+    made = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=EngineManifest)
+    data = msgspec.structs.replace(made.files[0], name="weights.bin")
+    made = msgspec.structs.replace(made, files=(made.files[0], data, made.files[1]))
+    engine = open_engine(made, folder, slots=1, cores=1.0)
+    assert engine.parked_bytes == 0
+    engine.park()
+    engine.resume()
+    assert engine.run({"x": rows(2)})["y"].tolist() == [[-2, -2]]
+
+
 def test_outputs_are_in_the_manifests_names(tmp_path: Path) -> None:
     folder = write_engine(
         tmp_path / "e", {}, {},

@@ -162,6 +162,7 @@ class FakeTrt:
         return SimpleNamespace(deserialize_cuda_engine=self._deserialise)
 
     def _deserialise(self, plan: bytes) -> Any:
+        self.calls.append(f"deserialise {plan.decode()}")
         if self.cannot_load:
             self.logger.log("warning", "not this one")
             self.logger.log("error", "the engine plan file is of another version")
@@ -171,7 +172,7 @@ class FakeTrt:
 
 def _open(trt: FakeTrt, slots: int = 1) -> TensorRTSession:
     made = manifest(backend=Backend.TENSORRT, profiles=[profile(x=((1, 2), (2, 2), (4, 2)))])
-    session = TensorRTSession(trt, trt.cuda, made, b"plan", slots=slots)  # type: ignore[arg-type]
+    session = TensorRTSession(trt, trt.cuda, made, lambda: b"plan", slots=slots)  # type: ignore[arg-type]
     trt.calls.clear()
     return session
 
@@ -313,10 +314,23 @@ def test_closing_gives_everything_back() -> None:
     assert (trt.cuda.memory, trt.cuda.streams, trt.cuda.destroyed) == ({}, 0, [1])
 
 
+def test_a_parked_engine_has_nothing_on_the_device_and_comes_back_from_the_plan_in_memory() -> None:
+    trt = FakeTrt()
+    session = _open(trt, slots=2)
+    session.run({"x": rows(1)})
+    session.park()
+    assert (trt.cuda.memory, trt.cuda.streams) == ({}, 0)
+    session._read_plan = lambda: pytest.fail("the plan is read from the disk again")
+    trt.calls.clear()
+    session.resume()
+    assert trt.calls[0] == "deserialise plan"
+    assert (trt.cuda.streams, session.run({"x": rows(3)})["y"].tolist()) == (2, [[-3, -3]])
+
+
 def test_half_floats_use_two_bytes_an_element() -> None:
     trt = FakeTrt()
     specs = [tensor("x", "FP16", -1, 2)], [tensor("y", "FP16", -1, 2)]
-    session = TensorRTSession(trt, trt.cuda, manifest(*specs, backend=Backend.TENSORRT), b"plan", slots=1)  # type: ignore[arg-type]
+    session = TensorRTSession(trt, trt.cuda, manifest(*specs, backend=Backend.TENSORRT), lambda: b"plan", slots=1)  # type: ignore[arg-type]
     trt.cannot_run = True
     with pytest.raises(EngineRefused):
         session.run({"x": np.zeros((4, 2), np.float16)})
