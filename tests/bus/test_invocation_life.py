@@ -155,7 +155,7 @@ class Life(RuleBasedStateMachine):
         stored = self._do(self._bus.publish_stored(QUEUE, pack(again, body), msg_id=msg_id))
         if dies_after == "message":
             return
-        self._do(records.retry(self._bus, again, stored.seq))
+        self._do(records.retry(self._bus, again, body, stored.seq))
         assert told.end is None or self._do(self._message(stored.seq)) is None
         if dies_after == "ack":
             self._do(streams.delete_message(self._bus, subjects.ASYNC, seq))
@@ -206,3 +206,23 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
             database=None,
         ),
     )
+
+
+async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_end_left_out(
+    connect: Any, nats: EmbeddedServer
+) -> None:
+    """Its runner died between record and letter; the next one has it again, and for it the attempt fails otherwise."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    record = await records.submit(bus, REVISION, "", "application/json", b"{}", accept="", deadline=0.0, now=1.0)
+    stored = await streams.next_message(bus, subjects.ASYNC, QUEUE, record.queue_seq)
+    assert stored is not None
+    message, body = unpack_invocation(stored.payload)
+    assert await records.end(bus, msgspec.structs.replace(record, state=InvocationState.FAILED, ended_at=2.0))
+    again = msgspec.structs.replace(message, attempt=2)
+    next_seq = (await bus.publish_stored(QUEUE, pack(again, body))).seq
+    await records.retry(bus, again, body, next_seq)
+    letter = await dead_letters.read(bus, FUNCTION, record.id)
+    assert letter is not None
+    assert (letter[0].state, letter[1]) == (InvocationState.FAILED, b"{}")
+    assert await streams.next_message(bus, subjects.ASYNC, QUEUE, next_seq) is None

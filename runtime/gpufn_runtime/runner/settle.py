@@ -187,7 +187,7 @@ class Settler:
             try:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
                 if not message.reply:
-                    await records.retry(self._bus, message, stored.seq)
+                    await records.retry(self._bus, message, body, stored.seq)
                 break
             except GpufnError as error:
                 log.warning("the retry of %s waits: %s", message.id, error)
@@ -233,9 +233,6 @@ class Settler:
         while record.state.leaves_dead_letter:
             try:
                 await dead_letters.bury(self._bus, record, *unpack_invocation(delivery.payload))
-                break
-            except PayloadTooLarge as error:
-                log.warning("no dead letter is kept of %s: %s", record.id, error)
                 break
             except GpufnError as error:
                 log.warning("the dead letter of %s waits: %s", record.id, error)

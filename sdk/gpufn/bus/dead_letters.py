@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.summaries import newest, summary, summary_of
-from gpufn.errors import Conflict
+from gpufn.errors import Conflict, PayloadTooLarge
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import CallRecord, DeadLetter, InvocationMessage, unpack_letter
 
+log = logging.getLogger(__name__)
+
 
 async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
-    """Keep the payload of a call whose `record` ended so; nothing else than before when it is kept already."""
+    """Keep the payload of a call whose `record` ended so; nothing else than before when it is kept already, and nothing
+    of one that the bus does not take with its error."""
     if not record.state.leaves_dead_letter:
         return
     letter = DeadLetter(
@@ -32,13 +35,17 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         size=len(payload),
         priority=invocation.priority,
     )
-    with contextlib.suppress(Conflict):
+    try:
         await bus.publish_stored(
             subjects.dead_letter(letter.function, letter.id),
             pack(letter, payload),
             expected_last=0,
             headers=summary(letter),
         )
+    except Conflict:
+        pass
+    except PayloadTooLarge as error:
+        log.warning("no dead letter is kept of %s: %s", record.id, error)
 
 
 async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, bytes] | None:

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import doorbells, objects, queued_calls, streams
+from gpufn.bus import dead_letters, doorbells, objects, queued_calls, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
@@ -177,15 +177,17 @@ async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
     return await _told(bus, invocation)  # it may have ended between the two looks
 
 
-async def retry(bus: Bus, message: InvocationMessage, queue_seq: int) -> None:
+async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: int) -> None:
     """Note that the invocation waits for its next attempt, which is `message`, stored in ASYNC at `queue_seq`.
 
-    One that has ended meanwhile is taken out of the queue again.
+    One that has ended meanwhile is taken out of the queue again, and its dead letter is kept: who ended it may have
+    died before that.
     """
     record = queued_calls.record(message, queue_seq)
     while True:
         last = await streams.last_message(bus, subjects.RESULTS, subjects.result(message.function, message.id))
-        if last is not None and unpack_record(last.payload)[0].state.ended:
+        if last is not None and (known := unpack_record(last.payload)[0]).state.ended:
+            await dead_letters.bury(bus, known, message, body)
             await streams.delete_message(bus, subjects.ASYNC, queue_seq)
             return
         try:
