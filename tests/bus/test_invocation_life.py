@@ -217,7 +217,7 @@ async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_e
     record = await records.submit(bus, REVISION, "", "application/json", b"{}", accept="", deadline=0.0, now=1.0)
     stored = await streams.next_message(bus, subjects.ASYNC, QUEUE, record.queue_seq)
     assert stored is not None
-    message, body = unpack_invocation(stored.payload)
+    message, body = queued_calls.unpack(stored.payload, stored.seq)
     assert await records.end(bus, msgspec.structs.replace(record, state=InvocationState.FAILED, ended_at=2.0))
     again = msgspec.structs.replace(message, attempt=2)
     next_seq = (await bus.publish_stored(QUEUE, pack(again, body))).seq
