@@ -1,7 +1,7 @@
 """kill -9 of any process at any moment under load: nothing accepted is lost, and the platform is whole again by itself.
 
-Each test has a platform of its own, with load on it: callers that wait and callers that come back later. Then one
-process is killed. Every accepted invocation ends exactly once; callers that wait get an answer or an error that says
+A platform has load on it: callers that wait and callers that come back later. Then one process is killed; the next
+test's is killed on what came back. Every accepted invocation ends exactly once; callers that wait get an answer or an error that says
 "try again"; and soon calls are served again, without a person.
 """
 
@@ -28,9 +28,9 @@ APP = Path(__file__).parent / "apps" / "steady.py"
 WHOLE_AGAIN_S = 10.0
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Platform]:
-    with running_platform(tmp_path / "home") as platform:
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with running_platform(tmp_path_factory.mktemp("survival") / "home") as platform:
         platform.gpufn("deploy", APP)
         assert platform.invoke("steady", {"number": 1}) == 1
         yield platform
