@@ -82,7 +82,7 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of a node: always some of its CPU pool, and GPUs, a part of one, or none.
 
     Several GPUs are always exclusive. Under MPS `vram_bytes` is a limit for each process and `sm_percent` a ceiling,
-    100 for none. Who shares a GPU is of one `trust_domain`.
+    100 for none. Who shares a GPU is of one `trust_domain`, and under MPS all live in containers (`contained`) or none.
     """
 
     cpu_device: str
@@ -93,3 +93,4 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
     vram_bytes: int = 0
     sm_percent: int = 100
     trust_domain: str = ""
+    contained: bool = False

@@ -47,8 +47,12 @@ class Home:
         path = self.root / "run"
         if len(os.fsencode(path)) <= _LONGEST_RUN_PATH:
             return path
-        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
-        return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{os.getuid()}-{name}"
+        return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{self._name}"
+
+    @property
+    def _name(self) -> str:
+        """Of folders elsewhere: the user's and this home's own."""
+        return f"{os.getuid()}-{hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]}"
 
     @property
     def up_file(self) -> Path:
@@ -68,6 +72,11 @@ class Home:
         return self.run / "mps"
 
     @property
+    def mps_memory(self) -> Path:
+        """The like for GPUs that containers share: in memory, which their clients and their daemon both see."""
+        return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
+
+    @property
     def lane_socket(self) -> Path:
         """Where this node's runner takes calls from gateways of the same host."""
         return self.run / "lane"
@@ -77,8 +86,7 @@ class Home:
         """Large bodies of calls on their way between processes of this host (`gpufn.parcels`): in memory, if it can."""
         if not os.access(_SHARED_MEMORY, os.W_OK):
             return self.run / "parcels"
-        name = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:12]
-        return _SHARED_MEMORY / f"gpufn-{os.getuid()}-{name}"
+        return _SHARED_MEMORY / f"gpufn-{self._name}"
 
     @property
     def engines(self) -> Path:
@@ -116,6 +124,7 @@ class Home:
     def forget_running(self) -> None:
         """Remove what is kept elsewhere than below `root`, for processes that run: none does any more."""
         shutil.rmtree(self.parcels, ignore_errors=True)
+        shutil.rmtree(self.mps_memory, ignore_errors=True)
         if self.run.parent != self.root:
             shutil.rmtree(self.run, ignore_errors=True)
 

@@ -56,6 +56,8 @@ class Lack(enum.Enum):
     FULL = enum.auto()
     MEMORY = enum.auto()
     INSTANCE = enum.auto()
+    CONTAINED = enum.auto()
+    NOT_CONTAINED = enum.auto()
 
 
 def has_kind(device: Device, wanted: str) -> bool:
@@ -77,8 +79,11 @@ def named_by(resources: Resources, kind: str, gpus: Iterable[Device]) -> tuple[D
     )
 
 
-def lack(resources: Resources, device: Device, use: GpuUse | None, limits: Limits) -> Lack | None:  # noqa: PLR0911
-    """Whatever size is asked for and whoever asks, so never MEMORY or DOMAIN. `use`: what is leased of it."""
+def lack(  # noqa: PLR0911 - one line per reason
+    resources: Resources, device: Device, use: GpuUse | None, limits: Limits, *, contained: bool
+) -> Lack | None:
+    """Whatever size is asked for and whoever asks, so never MEMORY or DOMAIN. `use`: what is leased of it; `contained`:
+    the worker is to live in a container."""
     share = resources.share
     if device.health is not Health.HEALTHY:
         return Lack.SICK
@@ -90,6 +95,8 @@ def lack(resources: Resources, device: Device, use: GpuUse | None, limits: Limit
         return Lack.IN_USE
     if use.mode is not share:
         return Lack.SHARED_BY
+    if share is Share.MPS and use.contained is not contained:
+        return Lack.CONTAINED if use.contained else Lack.NOT_CONTAINED
     if use.workers >= (limits.mps_clients_per_gpu if share is Share.MPS else limits.time_shares_per_gpu):
         return Lack.FULL
     return None
@@ -107,12 +114,14 @@ def domain_of(use: GpuUse | None, limits: Limits) -> str | None:
     return use.trust_domain if use is not None and not limits.share_across_domains else None
 
 
-def openings(resources: Resources, gpus: Iterable[Device], used: Used, limits: Limits) -> tuple[Opening, ...]:
+def openings(
+    resources: Resources, gpus: Iterable[Device], used: Used, limits: Limits, *, contained: bool
+) -> tuple[Opening, ...]:
     """Of GPUs of the kind, for a share; in the order in which they are taken."""
     found: list[Opening] = []
     for device in gpus:
         use = used.gpus.get(device.uuid)
-        if lack(resources, device, use, limits) is None:
+        if lack(resources, device, use, limits, contained=contained) is None:
             sm_percent = use.sm_percent if use is not None else 0
             domain = domain_of(use, limits)
             found.append(Opening(device, use is None, left_bytes(device, use), sm_percent, domain))

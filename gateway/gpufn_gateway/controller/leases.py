@@ -27,6 +27,7 @@ class GpuUse(msgspec.Struct, frozen=True):
     workers: int = 1
     vram_bytes: int = 0
     sm_percent: int = 0
+    contained: bool = False
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -118,7 +119,7 @@ def _sum(leases: Iterable[Lease]) -> Used:
 def _with(use: GpuUse | None, share: DeviceShare) -> GpuUse:
     sm_percent = share.sm_percent if share.sm_percent < 100 else 0
     if use is None:
-        return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent)
+        return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent, share.contained)
     return GpuUse(
         # Two modes on one GPU cannot be; should they, nobody else comes in.
         use.mode if use.mode is share.mode else Share.EXCLUSIVE,
@@ -126,4 +127,5 @@ def _with(use: GpuUse | None, share: DeviceShare) -> GpuUse:
         use.workers + 1,
         use.vram_bytes + share.vram_bytes,
         use.sm_percent + sm_percent,
+        use.contained,
     )

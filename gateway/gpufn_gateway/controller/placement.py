@@ -111,15 +111,15 @@ def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> 
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores
     idle_cores = pool.cores - used.cores
     if request.kind is None:
-        free = sum(device.uuid not in used.gpus for device in gpus_of(report))
-        return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=GpuFit((), (free,)))
-    gpus = request.gpus(report)
+        unused = sum(device.uuid not in used.gpus for device in gpus_of(report))
+        return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=GpuFit((), (unused,)))
+    gpus, contained = request.gpus(report), request.is_contained(report)
     wants = request.resources
     if wants.share is not Share.EXCLUSIVE:
-        parts = openings(wants, gpus, used, limits)
+        parts = openings(wants, gpus, used, limits, contained=contained)
         return _Offer(report, pool, left_bytes, left_cores, idle_cores, openings=parts)
-    free_gpus = [device for device in gpus if lack(wants, device, used.gpus.get(device.uuid), limits) is None]
-    fit = whole(free_gpus, wants.gpu_count, report.links)
+    free = [gpu for gpu in gpus if lack(wants, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None]
+    fit = whole(free, wants.gpu_count, report.links)
     return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=fit)
 
 
@@ -149,6 +149,7 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         vram_bytes=wants.vram_bytes or 0,
         sm_percent=wants.sm_percent or 100,
         trust_domain=wants.trust_domain,
+        contained=request.is_contained(fit.offer.report),
     )
     left = size(fit.offer.left_bytes - request.memory_bytes)
     return Placement(node, share, f"{_named(fit.gpus)} on {node}, {left} of its memory left")

@@ -25,6 +25,9 @@ class Request(msgspec.Struct, frozen=True):
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
 
+    def is_contained(self, report: NodeReport) -> bool:
+        return self.in_container or report.contains_all
+
     @property
     def memory_bytes(self) -> int:
         return self.resources.memory_bytes or UNSTATED_MEMORY_BYTES
@@ -46,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
 
     def can_run_on(self, report: NodeReport) -> bool:
         """Whether the node is able to, however full it is, but for its GPUs."""
-        if self.in_container and report.container_trouble:
+        if self.is_contained(report) and report.container_trouble:
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 

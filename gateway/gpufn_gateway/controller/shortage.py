@@ -18,6 +18,8 @@ _WORDS: Final[dict[Lack, tuple[str, str]]] = {  # of one GPU, and of several; `{
     Lack.SICK: ("is {}", "are {}"),
     Lack.IN_USE: ("is in use", "are in use"),
     Lack.SHARED_BY: ("is shared by {}", "are shared by {}"),
+    Lack.CONTAINED: ("is shared by workers in containers", "are shared by workers in containers"),
+    Lack.NOT_CONTAINED: ("is shared by workers out of containers", "are shared by workers out of containers"),
     Lack.DOMAIN: ("is shared within another trust domain", "are shared within other trust domains"),
     Lack.FULL: ("is shared by as many as can be", "are shared by as many as can be"),
     Lack.MEMORY: ("has too little memory: {}", "have too little memory: {}"),
@@ -33,7 +35,7 @@ def shortage(  # noqa: PLR0911 - one line per reason
 ) -> str:
     """Of a node that has no room for it."""
     pool = cpu_pool(report)
-    if request.in_container and report.container_trouble:
+    if request.is_contained(report) and report.container_trouble:
         return f"it starts no containers: {report.container_trouble}"
     if (text := _without_engine(request, report)) is not None:
         return text
@@ -74,7 +76,7 @@ def _of_gpus(request: Request, kind: str, report: NodeReport, used: Used, limits
     lacks: dict[Lack, list[tuple[str, Device]]] = {}
     for device in gpus:
         use = used.gpus.get(device.uuid)
-        reason = lack(resources, device, use, limits)
+        reason = lack(resources, device, use, limits, contained=request.is_contained(report))
         if reason is None and domain_of(use, limits) not in (None, resources.trust_domain):
             reason = Lack.DOMAIN
         if reason is None and left_bytes(device, use) < (resources.vram_bytes or 0):

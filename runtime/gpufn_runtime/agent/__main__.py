@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -43,6 +44,7 @@ from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import Daemon
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.mps.maker import DaemonMaker
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.settings import AgentSettings
 
@@ -166,10 +168,8 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 
 
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
-    def daemon(gpu: str, folder: Path) -> Daemon:
-        return Daemon(gpu, folder, uid=os.getuid(), may_set_compute_mode=settings.mps_exclusive)
-
-    return MpsDaemons(settings.home.mps, clock, make=daemon)
+    make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
+    return MpsDaemons(DaemonMaker(settings.home.mps, settings.home.mps_memory, make), clock)
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:

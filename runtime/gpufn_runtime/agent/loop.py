@@ -34,7 +34,7 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device import Health
-from gpufn.errors import ErrorInfo, FunctionStartFailed, GpufnError, PlatformError
+from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
@@ -84,6 +84,9 @@ class Standbys(Launcher, Preparer, Protocol):
 
     @property
     def pids(self) -> frozenset[int]: ...
+
+    @property
+    def container_trouble(self) -> str: ...
 
     async def end_of(self, container: str) -> ContainerEnd: ...
     def take_over(self, containers: Iterable[str]) -> None: ...
@@ -140,6 +143,8 @@ class Agent:
             clock=clock,
             running=self._process_reports,
             templates=lambda: launcher.templates,
+            container_trouble=lambda: launcher.container_trouble,
+            contains_all=default_image is not None,
         )
         self._preparation = Preparation(
             functions=functions,
@@ -324,10 +329,9 @@ class Agent:
             if record.asked_to_end_at is not None:
                 self._never_started(record, folder)
                 return
-            joins = await self._shares.prepare((record.function, record.revision), assignment.share)
             is_process = self._orders.image(revision.spec) is None
-            if joins and not is_process:
-                raise FunctionStartFailed("share='mps' in a container: this release of gpufn does not have it yet")
+            key = record.function, record.revision
+            joins = await self._shares.prepare(key, assignment.share, contained=not is_process)
             if is_process:
                 group = self._groups.create(record.worker, self._orders.memory_bytes(revision.spec))
             config = self._orders.config(record, revision, bundle, engines, launched_at=launched_at, group=group)

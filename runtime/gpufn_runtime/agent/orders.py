@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from gpufn.device import Device
 from gpufn.engine import CPU_KIND
@@ -20,6 +19,7 @@ from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.sandbox import Limits
+from gpufn_runtime.agent.mps.base import Joining
 
 _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the node's
 
@@ -78,10 +78,10 @@ class Orders:
         folder: WorkerFolder,
         assignment: Assignment,
         *,
-        joins: Mapping[str, str],
+        joins: Joining,
         modules: frozenset[str],
     ) -> LaunchOrder:
-        """`joins` is the environment by which it joins its part of a GPU; `modules` what a standby has ready for it."""
+        """`joins` is how it joins its part of a GPU; `modules` what a standby has ready for it."""
         spec, gpus = config.spec, assignment.share.gpus
         image = self.image(spec)
         own = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
@@ -90,11 +90,12 @@ class Orders:
             folder=folder.path,
             config=folder.config,
             output=folder.output,
-            environment={**joins, **own},
+            environment={**joins.environment, **own},
             told=config,
             modules=modules,
             image=image,
             gpus=gpus,
+            mps=joins.mounts,
         )
 
     def _mps_limits(self, record: WorkerRecord) -> MpsLimits | None:

@@ -36,7 +36,8 @@ _UNSENT_EVENTS = 256
 
 
 class Reports:
-    """`devices` tells how they are now, `running` the processes of this node's workers, `templates` its standbys."""
+    """`devices` tells how they are now, `running` the processes of this node's workers, `templates` its standbys,
+    `container_trouble` why it starts no containers, if it does not."""
 
     def __init__(
         self,
@@ -49,6 +50,8 @@ class Reports:
         clock: Clock,
         running: Callable[[], tuple[ProcessReport, ...]],
         templates: Callable[[], tuple[str, ...]],
+        container_trouble: Callable[[], str],
+        contains_all: bool,
     ) -> None:
         self._bus = bus
         self._node = node
@@ -58,6 +61,8 @@ class Reports:
         self._clock = clock
         self._running = running
         self._templates = templates
+        self._container_trouble = container_trouble
+        self._contains_all = contains_all
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
         self._is_due = False
 
@@ -72,6 +77,8 @@ class Reports:
             facts=self._facts,
             processes=self._running(),
             templates=self._templates(),
+            container_trouble=self._container_trouble(),
+            contains_all=self._contains_all,
             hostname=platform.node(),
             python=platform.python_version(),
             platform=f"{platform.system()} {platform.machine()}",

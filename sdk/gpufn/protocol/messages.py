@@ -320,6 +320,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     runner_pid: int | None = None
     container_trouble: str = ""  # why no container can be started there
+    contains_all: bool = False  # functions without an image live in containers there, too
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -110,6 +110,20 @@ def test_what_is_shared_by_mps_goes_where_mps_is() -> None:
     )
 
 
+def test_workers_in_containers_and_others_share_no_gpu_by_mps() -> None:
+    node = mps_node(gpu("g1"), gpu("g2"))
+    first = place(part(2), [node], LeaseBook([held("w", "g1", vram=1)]), in_container=True)
+    assert isinstance(first, Placement)
+    assert (first.share.gpus, first.share.contained) == (("g2",), True)
+    contained = Lease("v", "a", first.share)
+    third = place(part(2), [node], LeaseBook([contained, held("w", "g1", Share.EXCLUSIVE)]))
+    assert str(third) == "a: of its 2 GPUs 1 is in use, 1 is shared by workers in containers"
+    all_contained = NodeReport("a", 0.0, node.devices, facts=MPS, contains_all=True)
+    assert told(part(2), all_contained, contained) == ("g2",)
+    timed = Resources(gpu=("any",), share=Share.TIME)
+    assert told(timed, all_contained, held("w", "g1", Share.TIME)) == ("g1",)
+
+
 INSTANCE = Device("MIG-1", DeviceType.GPU, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB, parent="GPU-0")
 
 

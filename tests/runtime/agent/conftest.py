@@ -42,6 +42,7 @@ from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.mps.maker import DaemonMaker
 
 FAKE_WORKER = (sys.executable, "-S", os.fspath(Path(__file__).with_name("fake_worker.py")))
 _numbers = itertools.count(1)
@@ -127,7 +128,8 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        shares = MpsDaemons(self.home.mps, SystemClock(), look_every_s=0.1, leave_s=5.0)
+        maker = DaemonMaker(self.home.mps, self.home.mps_memory)
+        shares = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=5.0)
         agent = Agent(
             node=self.name,
             home=self.home,

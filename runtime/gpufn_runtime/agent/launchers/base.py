@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from gpufn.errors import PlatformError
 from gpufn.image import ImageSpec
 from gpufn.protocol.launch import WorkerConfig
+from gpufn_runtime.agent.mps.base import Mounts
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class LaunchOrder:
     modules: frozenset[str] = frozenset()
     image: ImageSpec | None = None
     gpus: tuple[str, ...] = ()  # the leased devices' uuids
+    mps: Mounts | None = None  # of a container whose worker shares its GPU by MPS
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Launched:
     pid: int
     is_standby: bool = False  # forked from a template, or in a container that was there
     container: str = ""  # the id of its container, whose first process `pid` is
+
+
+class DaemonAway(PlatformError):
+    """What makes this node's containers does not answer: none can be started until it does."""
 
 
 class ContainerEnd(NamedTuple):

@@ -11,7 +11,7 @@ from gpufn_runtime.agent.launchers.containers import ContainerLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.standbys import ContainerUse, Use
 
-_NO_DOCKER = "This node starts no containers: install gpufn[docker] there."
+_NO_DOCKER = "install gpufn[docker] there"
 
 
 class LauncherByImage:
@@ -24,6 +24,11 @@ class LauncherByImage:
     @property
     def templates(self) -> tuple[str, ...]:
         return self._processes.templates + (self._containers.standbys if self._containers else ())
+
+    @property
+    def container_trouble(self) -> str:
+        """Why no container can be started, as far as is known."""
+        return _NO_DOCKER if self._containers is None else self._containers.trouble
 
     @property
     def pids(self) -> frozenset[int]:
@@ -58,5 +63,5 @@ class LauncherByImage:
 
     def _there(self) -> ContainerLauncher:
         if self._containers is None:
-            raise PlatformError(_NO_DOCKER)
+            raise PlatformError(f"This node starts no containers: {_NO_DOCKER}.")
         return self._containers

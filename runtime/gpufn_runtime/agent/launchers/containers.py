@@ -32,7 +32,7 @@ from gpufn.protocol.launch import CONTROL_NAME, ForkRequest, TemplateReady
 from gpufn_runtime.agent import processes, standbys
 from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers import container_folder
-from gpufn_runtime.agent.launchers.base import ContainerEnd, Launched, LaunchOrder
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway, Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.sandbox import WORKER, Limits, Sandbox, inside, sandbox
 from gpufn_runtime.agent.standbys import ContainerUse, ModuleSet
 
@@ -120,6 +120,7 @@ class ContainerLauncher:
         self._launches = 0
         self._poke = asyncio.Event()
         self._settled = asyncio.Event()
+        self.trouble = ""  # why the daemon makes no containers now, as far as is known
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -160,7 +161,7 @@ class ContainerLauncher:
 
     async def run(self) -> None:
         """Make standbys and remove what is nobody's, until cancelled; then remove all that has no worker."""
-        trouble = ""
+        has_warned_of = ""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -170,14 +171,15 @@ class ContainerLauncher:
                 try:
                     await self._step()
                 except PlatformError as error:
+                    self._note(error)
                     # A node may have no Docker, and need none.
-                    if error.message != trouble and (self._uses or self._in_use):
+                    if error.message != has_warned_of and (self._uses or self._in_use):
                         log.warning("containers are not looked after: %s", error.message)
-                        trouble = error.message
+                        has_warned_of = error.message
                 except Exception:
                     log.exception("containers are not looked after, again in %g s", _SWEEP_S)
                 else:
-                    trouble = ""
+                    has_warned_of = ""
                     if not self._poke.is_set():
                         self._settled.set()
         finally:
@@ -194,11 +196,9 @@ class ContainerLauncher:
         await asyncio.gather(*removing, return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises BuildFailed, PlatformError; also for a share by MPS."""
+        """Raises BuildFailed, PlatformError."""
         assert order.image is not None
         told = order.told
-        if told.mps is not None:  # it would need the daemon's pipes and its shared memory, and a look at a GPU
-            raise PlatformError("A worker in a container cannot share its GPU by MPS yet: use share='time'.")
         limits = limits_of(order)
         self._launches += 1
         try:
@@ -210,6 +210,9 @@ class ContainerLauncher:
             its_log = _LogOf(self._say, told.function, told.revision)
             image = await self._images.get(order.image, told.bundle_dir, its_log)
             return await self._hand_over(await self._make(Kind(image, limits), order.modules), order, is_standby=False)
+        except PlatformError as error:
+            self._note(error)
+            raise
         finally:
             asyncio.get_running_loop().call_later(_AFTER_LAUNCH_S, self._launched)
 
@@ -254,7 +257,7 @@ class ContainerLauncher:
     async def _make(self, kind: Kind, modules: ModuleSet) -> _Container:
         """A container whose process waits for a request. Raises PlatformError."""
         name = f"c-{secrets.token_hex(6)}"
-        uid = random.choice(_UIDS) if os.geteuid() == 0 else os.getuid()  # noqa: S311
+        uid = _uid_for(kind.limits)
         folder, parcels = self._folders / name, self._home.parcels / name
         self._making.add(name)
         container = _Container(kind, modules, name, uid, folder, parcels, _Control(folder / CONTROL_NAME))
@@ -385,6 +388,7 @@ class ContainerLauncher:
     async def _sweep(self) -> None:
         """Remove containers and folders that are nobody's: what a crash, or a daemon that went away, has left."""
         found = await self._daemon.containers(self._owner)
+        self.trouble = ""
         if self._making:
             return  # one of them may be among those found, and is not known by its id yet
         for container in found - self._in_use - {standby.id for standby in self._standbys}:
@@ -397,6 +401,10 @@ class ContainerLauncher:
             for path in folder.glob("c-*"):
                 if path.name not in names:
                     shutil.rmtree(path, ignore_errors=True)
+
+    def _note(self, error: PlatformError) -> None:
+        if isinstance(error, DaemonAway):
+            self.trouble = error.message.rstrip(".")
 
     def _launched(self) -> None:
         self._launches -= 1
@@ -422,7 +430,14 @@ class _LogOf:
 def limits_of(order: LaunchOrder) -> Limits:
     memory = order.told.memory_limit_bytes
     assert memory is not None, "a container holds its worker to its memory"
-    return Limits(memory, order.told.spec.resources.cpu, order.told.spec.egress, order.gpus)
+    return Limits(memory, order.told.spec.resources.cpu, order.told.spec.egress, order.gpus, order.mps)
+
+
+def _uid_for(limits: Limits) -> int:
+    """One of its own, unless it is a client of MPS: a daemon's clients are one user's."""
+    if limits.mps is not None:
+        return limits.mps.uid
+    return random.choice(_UIDS) if os.geteuid() == 0 else os.getuid()  # noqa: S311
 
 
 async def _end_of(pid: int) -> None:

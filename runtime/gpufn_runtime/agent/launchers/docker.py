@@ -21,7 +21,7 @@ import requests
 
 from gpufn.errors import BuildFailed, PlatformError
 from gpufn_runtime.agent.image_recipe import Recipe, failing_line, lines_of
-from gpufn_runtime.agent.launchers.base import ContainerEnd
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
 from gpufn_runtime.agent.launchers.sandbox import Sandbox
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -206,7 +206,7 @@ class Docker:
         except docker.errors.APIError as error:
             raise PlatformError(f"Docker cannot {what}: {_said(error)}") from error
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            raise PlatformError(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error
+            raise DaemonAway(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error
 
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
         with self._connecting:

@@ -3,6 +3,7 @@
 /gpufn/worker     its folder, read-only: config, the runner's socket, its output, `bundle/` and `engines/<key>/`
 /gpufn/parcels    large bodies of its calls, to read and to write
 /gpufn/lib        our package, read-only
+/gpufn/mps        of a worker that shares its GPU by MPS: where its daemon is found; /dev/shm is the daemon's then
 /tmp              its home and scratch space, in memory, which counts as its own
 """
 
@@ -17,6 +18,8 @@ from typing import Any
 import msgspec
 
 from gpufn.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
+from gpufn_runtime.agent.mps.base import Mounts
+from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
 _PIDS = 1024  # threads count as well
 _LEAST_TMP_BYTES = 64 << 20
@@ -37,6 +40,7 @@ class Limits:
     cpu: float
     egress: bool = False
     gpus: tuple[str, ...] = ()
+    mps: Mounts | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ def sandbox(
         _mount(parcels, PARCELS, writable=True),
         *(_mount(package, f"{LIB}/{os.path.basename(package)}") for package in packages),
     ]
+    if limits.mps is not None:
+        mounts.append(_mount(limits.mps.pipe, PIPE_IN_CONTAINER, writable=True))
+        mounts.append(_mount(limits.mps.memory, "/dev/shm", writable=True))  # noqa: S108
     tmp_bytes = max(limits.memory_bytes // 2, _LEAST_TMP_BYTES)
     return Sandbox(
         container_config={

@@ -2,6 +2,7 @@
 
 base          what the agent asks of MPS, whichever of its interfaces the driver has
 daemons       the first interface (v2): all daemons of this node, looked at every few seconds
+maker         which daemon a GPU gets, and those that an earlier agent has left
 daemon        one GPU's control daemon: started, asked, restarted, stopped
 control       one question to a control daemon, with a time-out
 condition     what the answers mean (pure)

@@ -3,13 +3,32 @@ another answer to the same questions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpufn.device import DeviceShare
 from gpufn_runtime.agent.devices.base import Trouble
 
 FunctionKey = tuple[str, int]  # function, revision
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """What a container needs to be a client, beside its environment: the daemon's folder of pipes, the memory that the
+    daemon shares with its clients, and whose processes they are. Paths of this host."""
+
+    pipe: str
+    memory: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What makes a worker's process a client; nothing for a share of another mode."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mounts | None = None
 
 
 class GpuShares(Protocol):
@@ -28,8 +47,8 @@ class GpuShares(Protocol):
         """Children that live on."""
         ...
 
-    async def prepare(self, key: FunctionKey, share: DeviceShare) -> dict[str, str]:
-        """Make the GPU ready for one more worker; the environment that makes it a client, empty for another mode.
+    async def prepare(self, key: FunctionKey, share: DeviceShare, *, contained: bool) -> Joining:
+        """Make the GPU ready for one more worker, which lives in a container or does not.
 
         Raises DeviceFailed, and FunctionStartFailed for a function that has brought GPUs down too often.
         """

@@ -1,11 +1,15 @@
 """One GPU's control daemon, from its start to its end. It has a folder of its own:
 
+    daemon.json   who it is and how the GPU was before, for an agent that comes after us
     pipe/         where clients find it; nobody else's processes may enter
     log/          control.log, server.log
-    daemon.json   who it is and how the GPU was before, for an agent that comes after us
+
+Clients in containers are processes of another user, and share memory with their server. So for them pipe and log are
+below a folder of that user's in memory, beside memory/, which is /dev/shm to the daemon and to its clients, and is seen
+by nobody else.
 
 start    folder, compute mode (when allowed), `nvidia-cuda-mps-control -f`, `start_server -uid`, wait until it is ACTIVE
-stop     `quit`, then SIGKILL for what is left; the compute mode as it was; the folder goes
+stop     `quit`, then SIGKILL for what is left; the compute mode as it was; the folders go
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import msgspec
 from gpufn.errors import DeviceFailed, GpufnError
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.mps import compute_mode
+from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
 from gpufn_runtime.agent.processes import Process
@@ -32,6 +37,7 @@ from gpufn_runtime.agent.processes import Process
 log = logging.getLogger(__name__)
 
 _FILE = "daemon.json"
+_IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && exec "$1" -f'  # in a mount namespace of its own
 _LOOK_EVERY_S = 0.05
 _LAST_LINES = 3
 
@@ -40,6 +46,7 @@ class DaemonFile(msgspec.Struct, frozen=True):
     gpu: str
     process: Process | None = None
     servers: tuple[Process, ...] = ()  # a daemon that was killed, or hangs, does not end its own
+    container_uid: int | None = None  # its clients live in containers, as this user
     compute_mode_before: str = ""  # empty: it was not changed
 
 
@@ -58,7 +65,8 @@ def left_in(folder: Path) -> DaemonFile | None:
 
 
 class Daemon:
-    """`uid` is whose processes the workers are."""
+    """`uid` is whose processes the workers are. `shared`: they live in containers, and this is the folder of theirs in
+    memory."""
 
     def __init__(
         self,
@@ -66,6 +74,7 @@ class Daemon:
         folder: Path,
         *,
         uid: int,
+        shared: Path | None = None,
         may_set_compute_mode: bool = False,
         start_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
@@ -73,14 +82,23 @@ class Daemon:
     ) -> None:
         self.gpu = gpu
         self.folder = folder
-        self.pipe = folder / "pipe"
+        self._shared = shared
+        self._log = (shared or folder) / "log"
+        self.pipe = (shared or folder) / "pipe"
         self.control = Control(self.pipe)
         self._uid = uid
         self._may_set_compute_mode = may_set_compute_mode
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._uid_of = uid_of
-        self._file = DaemonFile(gpu)
+        self._file = self._fresh_file()
+
+    @property
+    def mounts(self) -> Mounts | None:
+        """What containers of its clients have of it; None when they are processes."""
+        if self._shared is None:
+            return None
+        return Mounts(os.fspath(self.pipe), os.fspath(self._shared / "memory"), self._uid)
 
     def take_over(self, file: DaemonFile) -> None:
         """Be the daemon that an earlier agent has started."""
@@ -102,9 +120,7 @@ class Daemon:
             raise
 
     async def _start(self) -> None:
-        for path in (self.pipe, self.folder / "log"):
-            shutil.rmtree(path, ignore_errors=True)  # what a daemon that died has left would answer for it
-            path.mkdir(parents=True, mode=0o700)
+        self._make_folders()
         self._write(self._file)
         if self._may_set_compute_mode and not self._file.compute_mode_before:
             before = await compute_mode.read(self.gpu)
@@ -118,15 +134,39 @@ class Daemon:
             raise DeviceFailed(f"{self.gpu}: no MPS within {self._start_timeout_s:g} s{self._last_words()}") from None
         log.info("%s is shared by MPS: daemon=%d", self.gpu, self._pid)
 
+    def _make_folders(self) -> None:
+        """Anew, for what a daemon that died has left would answer for it."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in (self.pipe, self._log) if self._shared is None else (self._shared,):
+            shutil.rmtree(path, ignore_errors=True)
+        if self._shared is None:
+            self.pipe.mkdir(mode=0o700)
+            self._log.mkdir(mode=0o700)
+            return
+        try:
+            self._shared.parent.mkdir(mode=0o711, exist_ok=True)
+            self._shared.mkdir(mode=0o700)
+            self.pipe.mkdir(mode=0o755)  # not theirs: no client may put another daemon in the place of ours
+            for path in (self._log, self._shared / "memory"):
+                path.mkdir(mode=0o700)
+                os.chown(path, self._uid, self._uid)
+            os.chown(self._shared, self._uid, self._uid)
+        except OSError as error:
+            raise DeviceFailed(f"{self.gpu}: {error.filename} cannot be made: {error.strerror}") from error
+
     def _spawn(self) -> Process | None:
         environment = {
             **control_environment(self.pipe),
-            "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._log),
             "CUDA_VISIBLE_DEVICES": self.gpu,
         }
+        command = [PROGRAM, "-f"]
+        if self._shared is not None:
+            memory = os.fspath(self._shared / "memory")
+            command = ["unshare", "--mount", "--propagation=private", "sh", "-c", _IN_OWN_MEMORY, memory, PROGRAM]
         try:
             started = subprocess.Popen(  # noqa: S603
-                [PROGRAM, "-f"],
+                command,
                 env=environment,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -135,7 +175,7 @@ class Daemon:
                 start_new_session=True,
             )
         except OSError as error:
-            raise DeviceFailed(f"{self.gpu}: {PROGRAM} cannot be run: {error.strerror}") from error
+            raise DeviceFailed(f"{self.gpu}: {command[0]} cannot be run: {error.strerror}") from error
         started.returncode = 0  # the agent reaps by pid
         return processes.identify(started.pid)
 
@@ -193,8 +233,10 @@ class Daemon:
             except GpufnError as error:
                 log.warning("%s stays in %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
                 return  # its folder stays, so that a later agent tries again
-        self._file = DaemonFile(self.gpu)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._file = self._fresh_file()
+        for path in (self.folder, self._shared):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
 
     async def _end(self) -> None:
         if self.is_running():
@@ -210,6 +252,9 @@ class Daemon:
         if self.process is not None:
             processes.reap(self.process.pid)
             self._write(msgspec.structs.replace(self._file, process=None, servers=()))
+
+    def _fresh_file(self) -> DaemonFile:
+        return DaemonFile(self.gpu, container_uid=None if self._shared is None else self._uid)
 
     @property
     def _pid(self) -> int:
@@ -228,6 +273,6 @@ class Daemon:
     def _last_words(self) -> str:
         """Of its log, where a driver says what it lacks."""
         with contextlib.suppress(OSError):
-            lines = (self.folder / "log" / "control.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            lines = (self._log / "control.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
             return f": {' | '.join(lines)}" if lines else ""
         return ""

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gpufn.clock import Clock
 from gpufn.device import DeviceShare, Health, Share
 from gpufn.errors import DeviceFailed, FunctionStartFailed
+from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.devices.base import Trouble
-from gpufn_runtime.agent.mps.base import FunctionKey
-from gpufn_runtime.agent.mps.client import client_environment
+from gpufn_runtime.agent.mps.base import FunctionKey, Joining
+from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
-from gpufn_runtime.agent.mps.daemon import Daemon, left_in
+from gpufn_runtime.agent.mps.daemon import Daemon
+from gpufn_runtime.agent.mps.maker import DaemonMaker
 from gpufn_runtime.agent.mps.suspects import INCIDENTS, Suspects
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ _LOOKS_UNTIL_A_CLIENT = 2
 @dataclass
 class _Tenant:
     key: FunctionKey
-    pid: int
+    pid: int  # of its process; of its container's first, whose child it is
     is_ready: bool = False
     looks_without: int = 0  # at which it was READY and no client
 
@@ -62,18 +61,16 @@ class _Gpu:
 class MpsDaemons:
     def __init__(
         self,
-        root: Path,
+        maker: DaemonMaker,
         clock: Clock,
         *,
-        make: Callable[[str, Path], Daemon] | None = None,
         look_every_s: float = _LOOK_EVERY_S,
         linger_s: float = _LINGER_S,
         leave_s: float = _LEAVE_S,
     ) -> None:
-        self._root = root
+        self._maker = maker
         self._clock = clock
         self.end: Callable[[str, str], None] = lambda worker, reason: None
-        self._make = make or (lambda gpu, folder: Daemon(gpu, folder, uid=os.getuid()))
         self._look_every_s = look_every_s
         self._linger_s = linger_s
         self._leave_s = leave_s
@@ -92,11 +89,11 @@ class MpsDaemons:
         known = (gpu.daemon.process for gpu in self._gpus.values())
         return frozenset(process.pid for process in known if process is not None)
 
-    async def prepare(self, key: FunctionKey, share: DeviceShare) -> dict[str, str]:
+    async def prepare(self, key: FunctionKey, share: DeviceShare, *, contained: bool = False) -> Joining:
         if share.mode is not Share.MPS:
             for uuid in share.gpus:
                 await self._vacate(uuid)
-            return {}
+            return Joining()
         if key in self.suspects.quarantined:
             raise FunctionStartFailed(
                 f"{key[0]}@{key[1]} starts no more on shared GPUs of this node: it was there when one failed, "
@@ -107,6 +104,7 @@ class MpsDaemons:
         gpu.joining += 1
         try:
             async with gpu.lock:
+                await self._suit(gpu, contained)
                 if not gpu.daemon.is_running():
                     await self._start(gpu)
                 if gpu.trouble is not None:
@@ -114,7 +112,8 @@ class MpsDaemons:
         finally:
             gpu.joining -= 1
             gpu.empty_since = self._clock.monotonic()
-        return client_environment(share, gpu.daemon.pipe)
+        mounts = gpu.daemon.mounts
+        return Joining(client_environment(share, gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER), mounts)
 
     def joined(self, worker: str, key: FunctionKey, share: DeviceShare, pid: int) -> None:
         if share.mode is Share.MPS:
@@ -169,12 +168,7 @@ class MpsDaemons:
 
     async def take_over(self) -> None:
         """Before any worker is adopted."""
-        for folder in sorted(self._root.glob("*")):
-            file = left_in(folder)
-            if file is None:
-                continue
-            own = self._make(file.gpu, folder)
-            own.take_over(file)
+        for own in self._maker.left():
             if own.is_running():
                 log.info("%s: its MPS daemon goes on", own.gpu)
                 self._gpus[own.gpu] = _Gpu(own, empty_since=self._clock.monotonic())
@@ -234,7 +228,8 @@ class MpsDaemons:
         except ControlFailed:
             return  # the next look says what is wrong
         for worker, tenant in list(gpu.tenants.items()):
-            tenant.looks_without = tenant.looks_without + 1 if tenant.is_ready and tenant.pid not in clients else 0
+            pids = {tenant.pid, *(processes.children(tenant.pid) if gpu.daemon.mounts is not None else ())}
+            tenant.looks_without = tenant.looks_without + 1 if tenant.is_ready and pids.isdisjoint(clients) else 0
             if tenant.looks_without == _LOOKS_UNTIL_A_CLIENT:
                 self.end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
 
@@ -243,10 +238,18 @@ class MpsDaemons:
     def _gpu(self, uuid: str) -> _Gpu:
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            # Short: a unix socket's path fits 107 bytes.
-            folder = self._root / hashlib.sha256(uuid.encode()).hexdigest()[:8]
-            gpu = self._gpus[uuid] = _Gpu(self._make(uuid, folder), empty_since=self._clock.monotonic())
+            gpu = self._gpus[uuid] = _Gpu(self._maker.make(uuid), empty_since=self._clock.monotonic())
         return gpu
+
+    async def _suit(self, gpu: _Gpu, contained: bool) -> None:
+        """A daemon's clients are one user's, and share memory with it: so all live in containers, or none."""
+        if contained == (gpu.daemon.mounts is not None):
+            return
+        if gpu.tenants:
+            where = "out of containers" if contained else "in containers"
+            raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that live {where}")
+        await gpu.daemon.stop()
+        gpu.daemon = self._maker.make(gpu.daemon.gpu, contained=contained)
 
     async def _start(self, gpu: _Gpu) -> None:
         try:

@@ -14,9 +14,11 @@ from gpufn.clock import SystemClock
 from gpufn.device import DeviceShare, Health, Share
 from gpufn.errors import DeviceFailed, FunctionStartFailed
 from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import Daemon
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.mps.maker import DaemonMaker
 from tests.runtime.agent.mps.machine import Machine
 
 PART = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 6 << 30, 25)
@@ -42,16 +44,18 @@ class Node:
         self.stubborn: set[str] = set()
         self.told = asyncio.Event()
         self.root = root
+        self.memory = root.with_name("memory")
         self.timeout_s = 5.0
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
-        shares = MpsDaemons(self.root, self.clock, make=self._make, linger_s=30.0, leave_s=0.2)
+        maker = DaemonMaker(self.root, self.memory, self._make)
+        shares = MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
         shares.end = self._end
         return shares
 
-    def _make(self, gpu: str, folder: Path) -> Daemon:
-        daemon = Daemon(gpu, folder, uid=os.getuid(), stop_timeout_s=0.3)
+    def _make(self, gpu: str, folder: Path, *, uid: int, shared: Path | None) -> Daemon:
+        daemon = Daemon(gpu, folder, uid=uid, shared=shared, stop_timeout_s=0.3)
         daemon.control = Control(daemon.pipe, self.timeout_s)
         return daemon
 
@@ -63,8 +67,8 @@ class Node:
 
     async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
         """A worker comes, and is READY; the pipe directory that it was given."""
-        environment = await self.shares.prepare(key, PART)
-        pipe = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        joining = await self.shares.prepare(key, PART)
+        pipe = Path(joining.environment["CUDA_MPS_PIPE_DIRECTORY"])
         self.shares.joined(worker, key, PART, pid)
         self.machine.connect(pipe, pid)
         self.shares.is_ready(worker)
@@ -112,7 +116,7 @@ def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Mac
         with pytest.raises(DeviceFailed, match="GPU-1: workers share it by MPS still"):
             await node.shares.prepare(G, WHOLE)
         node.shares.left("w-1")
-        assert await node.shares.prepare(G, WHOLE) == {}
+        assert await node.shares.prepare(G, WHOLE) == Joining()
         assert machine.rests()
 
     on_node(work)
@@ -189,7 +193,7 @@ def test_who_was_there_at_three_faults_in_a_row_starts_no_more(on_node: Any, mac
             await node.start("w-9")
         await node.start("w-9", ("f", 2))
         await node.start("w-g", G, 103)
-        assert await node.shares.prepare(F, DeviceShare("cpu", 0.1, 1, ("GPU-2",))) == {}
+        assert await node.shares.prepare(F, DeviceShare("cpu", 0.1, 1, ("GPU-2",))) == Joining()
 
     on_node(work)
 
@@ -210,6 +214,76 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
         assert node.ended == [("w-2", reason)]
 
     on_node(work)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
+def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        joining = await node.shares.prepare(F, PART, contained=True)
+        mounts = joining.mounts
+        assert mounts is not None
+        assert joining.environment["CUDA_MPS_PIPE_DIRECTORY"] == "/gpufn/mps"
+        assert os.listdir(mounts.memory) == ["of-the-daemon"]
+        assert machine.server(Path(mounts.pipe))["uid"] == mounts.uid != os.getuid()
+        owners = [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in map(Path, (mounts.pipe, mounts.memory))]
+        assert owners == [(0, 0o755), (mounts.uid, 0o700)]
+        assert Path(mounts.memory).parent.stat().st_mode & 0o077 == 0
+        assert (await node.shares.prepare(G, PART, contained=True)).mounts == mounts
+        await node.shares.stop()
+        assert not list(node.memory.iterdir())
+
+    on_node(work)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
+def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        await node.start("w-1")
+        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live out of containers"):
+            await node.shares.prepare(G, PART, contained=True)
+        node.shares.left("w-1")
+        contained = await node.shares.prepare(G, PART, contained=True)
+        assert contained.mounts is not None
+        node.shares.joined("w-2", G, PART, 102)
+        with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live in containers"):
+            await node.shares.prepare(F, PART)
+        assert len(machine.running()) == 2
+
+    on_node(work)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
+def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        joining = await node.shares.prepare(F, PART, contained=True)
+        assert joining.mounts is not None
+        node.shares.joined("w-1", F, PART, os.getpid())
+        node.shares.is_ready("w-1")
+        (child, *_) = node.shares.pids  # the daemon is a child of ours
+        machine.connect(Path(joining.mounts.pipe), child)
+        for _ in range(3):
+            await node.shares.look("GPU-1")
+        assert node.ended == []
+
+    on_node(work)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
+def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        before = await node.shares.prepare(F, PART, contained=True)
+        node.shares = node.agent()
+        await node.shares.take_over()
+        assert (await node.shares.prepare(F, PART, contained=True)).mounts == before.mounts
+        assert len(machine.running()) == 2
+
+    on_node(work)
+
+
+def test_an_agent_that_is_not_root_shares_no_gpu_among_containers(tmp_path: Path) -> None:
+    maker = DaemonMaker(tmp_path / "mps", tmp_path / "memory", own_uid=lambda: 1000)
+    with pytest.raises(DeviceFailed, match="takes an agent that runs as root"):
+        maker.make("GPU-1", contained=True)
 
 
 def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: Any, machine: Machine) -> None:
