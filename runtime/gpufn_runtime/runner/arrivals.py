@@ -164,7 +164,7 @@ class Arrivals:
         except GpufnError as error:
             log.warning("could not read the record of %s: %s", attempt.message.id, error)
             known = None
-        if attempt.link.state not in (WorkerState.READY, WorkerState.DRAINING):
+        if attempt.link.state not in (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING):
             attempt.delivery.nak()  # its worker has gone meanwhile
         elif known is not None and known[0].state.ended:
             self._drop(attempt)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -145,6 +144,7 @@ class Runner:
                 idle_since=None if link.idle_since is None else sent_at - (now - link.idle_since),
                 cold_start=link.cold_start,
                 modules=link.modules,
+                parked=link.parked,
             )
             for queue in self._queues.values()
             for link in queue.links.values()
@@ -172,20 +172,15 @@ class Runner:
         self._desired[worker] = assignment
         if known is None:
             self._start_to_attach(assignment)
-        elif assignment.desired is Desired.DRAIN:
-            self._queue_of(assignment, lambda queue: queue.drain(worker))
+        elif (queue := self._queues.get((assignment.function, assignment.revision))) is not None:
+            _obey(queue, assignment)
+            self.report()
 
     def _start_to_attach(self, assignment: Assignment) -> None:
         worker = assignment.worker
         task = asyncio.get_running_loop().create_task(self._attach(assignment), name=f"attach {worker}")
         self._attaching[worker] = task
         task.add_done_callback(lambda _: self._attaching.pop(worker, None))
-
-    def _queue_of(self, assignment: Assignment, do: Callable[[RevisionQueue], None]) -> None:
-        queue = self._queues.get((assignment.function, assignment.revision))
-        if queue is not None:
-            do(queue)
-            self.report()
 
     async def _attach(self, assignment: Assignment) -> None:
         try:
@@ -209,8 +204,8 @@ class Runner:
         desired = self._desired.get(assignment.worker)
         if desired is None:
             self._detach(assignment.worker)
-        elif desired.desired is Desired.DRAIN:
-            queue.drain(assignment.worker)
+        else:
+            _obey(queue, desired)
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
@@ -294,3 +289,14 @@ class Runner:
             for (name, _), queue in self._queues.items():
                 if name == function:
                     queue.on_doorbell(rung)
+
+
+def _obey(queue: RevisionQueue, assignment: Assignment) -> None:
+    """Have its worker be as it is desired. What it is already, it stays."""
+    match assignment.desired:
+        case Desired.RUN:
+            queue.resume(assignment.worker)
+        case Desired.PARK:
+            queue.park(assignment.worker, assignment.park_bytes)
+        case Desired.DRAIN:
+            queue.drain(assignment.worker)

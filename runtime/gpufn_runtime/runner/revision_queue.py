@@ -109,6 +109,20 @@ class RevisionQueue:
             self._intake.shrink()
             self._tell_room()
 
+    def park(self, worker: str, host_bytes: int) -> None:
+        if (link := self.links.get(worker)) is not None:
+            link.park_bytes = host_bytes
+            link.park(self._clock.monotonic())
+            self._intake.shrink()
+            self._tell_room()
+
+    def resume(self, worker: str) -> None:
+        """Nothing when nobody wanted it parked."""
+        if (link := self.links.get(worker)) is not None:
+            link.resume(self._clock.monotonic())
+            self._tell_room()
+            self._intake.offer()
+
     def remove(self, worker: str) -> None:
         """The worker's assignment is gone; so is the worker, or it will be in a moment."""
         link = self.links.pop(worker, None)
@@ -153,6 +167,9 @@ class RevisionQueue:
             limit = self.revision.spec.startup_timeout_s
             if link.state is WorkerState.STARTING and now - link.listening_since > max(limit, _COMEBACK_S):
                 self.on_start_failed(link, "load", WorkerLost(f"it was not ready after {limit:g} s").info())
+            elif link.told_at is not None and now - link.told_at > limit:
+                phase = "park" if link.state is WorkerState.PARKING else "resume"
+                self.on_start_failed(link, phase, WorkerLost(f"it did not {phase} within {limit:g} s").info())
 
     def _tell_room(self) -> None:
         self._on_room(self.revision, self._places.lane_room())
@@ -232,6 +249,8 @@ class RevisionQueue:
                 self._retire(link, "a call did not end in time")
         if link.state is WorkerState.DRAINING:
             link.drain()
+        elif link.state is WorkerState.PARKING:
+            link.park(self._clock.monotonic())
         if self._places.line:
             self._arrivals.serve_line()
         self._intake.offer()
@@ -279,11 +298,17 @@ class RevisionQueue:
         if link.ready_at is None:
             link.ready_at = now
             link.idle_since = None if link.slots.in_use else self._clock.monotonic()
-            if link.was_ready:  # for the runner before us: its cold start is long over
+            if link.told_at is not None:
+                link.cold_start = ColdStart(resume_s=self._clock.monotonic() - link.told_at)
+            elif link.was_ready:  # for the runner before us: its cold start is long over
                 link.cold_start = None
             else:
                 link.cold_start = self._cold_start(link, now)
+            link.told_at = None
+            if link.cold_start is not None:
                 self._supervision.event(link, "ready")
+        if link.is_asked_to_park:
+            link.park(self._clock.monotonic())
         self._on_change()
         self._tell_room()
         self._intake.offer()
@@ -305,12 +330,28 @@ class RevisionQueue:
         )
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
-        if link.state is WorkerState.STARTING:
+        if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
             self._ends.log_failure(link, error)
             self._supervision.event(link, "start_failed", failure=StartFailure(phase, error))
             self._on_change()
+
+    def on_parked(self, link: WorkerLink) -> None:
+        """What was asked of it meanwhile counts."""
+        if link.idle_since is None:
+            link.idle_since = self._clock.monotonic()
+        self._on_change()
+        if link.is_asked_to_drain:
+            link.drain()
+        elif not link.is_asked_to_park:
+            link.resume(self._clock.monotonic())
+
+    def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
+        """It ends, as it would have without parking."""
+        self._ends.log_failure(link, error)
+        self._supervision.event(link, "not_parked", failure=StartFailure("park", error), needs_bytes=needs_bytes)
+        self.on_draining(link)
 
     def on_draining(self, link: WorkerLink) -> None:
         """Somebody else than the controller told it to end."""

@@ -46,10 +46,10 @@ class Supervision:
         """Have the agent end this worker's process, if there still is one."""
         self._publish(subjects.kill(self._node), encode(KillOrder(worker, why)))
 
-    def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None) -> None:
+    def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None, needs_bytes: int = 0) -> None:
         event = WorkerEvent(
             WorkerEventKind(kind), link.worker, link.revision.function, link.revision.number, self._node,
-            self._clock.time(), cold_start=link.cold_start, failure=failure,
+            self._clock.time(), cold_start=link.cold_start, failure=failure, needs_bytes=needs_bytes,
         )  # fmt: skip
         self._publish(subjects.worker_event(link.revision.function), encode(event))
 

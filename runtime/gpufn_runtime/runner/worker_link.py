@@ -5,7 +5,8 @@
     2. Hello, then Ready (or StartFailed): STARTING → READY
     3. Run out, Result and Items in; Log and Call at any time
     4. `drain`: nothing new; when no slot is in use, Drain goes out and the worker ends
-    5. a frame that makes no sense, or a closed socket, ends the link: the owner settles what was running
+    5. `park`: nothing new; when no slot is in use, Park goes out: READY → PARKING → PARKED. `resume`: back
+    6. a frame that makes no sense, or a closed socket, ends the link: the owner settles what was running
 
 Everything that arrives is treated as hostile: it is bounded, checked against what was sent, and never decoded.
 """
@@ -25,7 +26,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
 from gpufn.sockets import Outbox, peer_uid
-from gpufn.workers import ColdStart, WorkerState, can_become
+from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.slots import SlotPool
 
@@ -52,6 +53,8 @@ class LinkOwner(Protocol):
     def on_close_call(self, link: WorkerLink, call: int) -> None: ...
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
     def on_draining(self, link: WorkerLink) -> None: ...
+    def on_parked(self, link: WorkerLink) -> None: ...
+    def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None: ...
     def on_lost(self, link: WorkerLink, why: str) -> None: ...
 
 
@@ -68,6 +71,10 @@ class WorkerLink:
         self.listening_since = 0.0  # monotonic, as is idle_since
         self.was_ready = False  # when it connected: it comes from another runner
         self.is_asked_to_drain = False
+        self.is_asked_to_park = False
+        self.park_bytes = 0  # of the host's memory, that it may take for it
+        self.parked: ParkedMemory | None = None  # as it says itself
+        self.told_at: float | None = None  # monotonic: it parks, or resumes, since then
         self._leftovers = 0  # slots in use by attempts of that runner
         self.ready_at: float | None = None
         self.idle_since: float | None = None
@@ -106,10 +113,35 @@ class WorkerLink:
     def drain(self) -> None:
         """Take nothing new; when nothing runs, tell the worker to end. One that is not READY yet hears it then."""
         self.is_asked_to_drain = True
-        if self.state is WorkerState.READY:
+        if self.state in (WorkerState.READY, WorkerState.PARKED) or self._is_about_to_park:
             self.state = WorkerState.DRAINING
         if self.state is WorkerState.DRAINING and not self.slots.in_use:
             self.send(frames.Drain())
+
+    def park(self, now: float) -> None:
+        """Take nothing new; when nothing runs, have the worker give its GPU up. One that is not READY yet hears it
+        then, and one that drains never."""
+        self.is_asked_to_park = True
+        if self.takes_calls:
+            self.state = WorkerState.PARKING
+        if self._is_about_to_park and not self.slots.in_use:
+            self.told_at = now
+            self.send(frames.Park(self.park_bytes))
+
+    def resume(self, now: float) -> None:
+        """Have a parked worker take its GPU again. One that was not told to park yet goes on as it was; one that parks
+        hears it then."""
+        self.is_asked_to_park = False
+        if self._is_about_to_park:
+            self.state = WorkerState.READY
+        elif self.state is WorkerState.PARKED:
+            self.state = WorkerState.RESUMING
+            self.told_at = now
+            self.send(frames.Resume())
+
+    @property
+    def _is_about_to_park(self) -> bool:
+        return self.state is WorkerState.PARKING and self.told_at is None
 
     def close(self, state: WorkerState = WorkerState.STOPPED) -> None:
         """Hear nothing more of this worker."""
@@ -145,12 +177,33 @@ class WorkerLink:
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
         self.modules = tuple(name for name in ready.modules[:_MAX_MODULES] if _MODULE.fullmatch(name))
+        if ready.parked is not None:
+            self._is_parked(ready.parked)
+            return
         if self.state is WorkerState.STARTING:
             self.state = WorkerState.READY
             self.cold_start = ColdStart(load_s=_seconds(ready.load_s), warm_s=_seconds(ready.warm_s))
+        elif self.state is WorkerState.RESUMING:
+            self.state = WorkerState.READY
+            self.parked = None
         self._owner.on_ready(self)
         if self.is_asked_to_drain:
             self.drain()
+
+    def _is_parked(self, claimed: ParkedMemory) -> None:
+        if not can_become(self.state, WorkerState.PARKED):
+            raise ProtocolMismatch("it says that it is parked, and was not told to park")
+        self.state = WorkerState.PARKED
+        self.parked = ParkedMemory(max(0, claimed.host_bytes), max(0, claimed.device_bytes))
+        self.told_at = None
+        self.ready_at = None
+        self._owner.on_parked(self)
+
+    def _on_not_parked(self, answer: frames.NotParked, _: bytes) -> None:
+        if self.state is not WorkerState.PARKING or self.told_at is None:
+            raise ProtocolMismatch("it says that it is not parked, and was not told to park")
+        self.told_at = None
+        self._owner.on_not_parked(self, answer.error, max(0, answer.needs_bytes))
 
     def _on_freed(self, _: frames.Freed, __: bytes) -> None:
         if self._leftovers:
@@ -224,6 +277,7 @@ _TAKE: dict[type, Callable[..., None]] = {
     frames.CallCredit: WorkerLink._on_call_credit,
     frames.Freed: WorkerLink._on_freed,
     frames.Draining: WorkerLink._on_draining,
+    frames.NotParked: WorkerLink._on_not_parked,
 }
 
 

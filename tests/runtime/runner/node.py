@@ -147,7 +147,9 @@ class Node:
         await self.functions.put(name, encode(function))
         return revision
 
-    async def assign(self, revision: Revision, worker: str, desired: Desired = Desired.RUN) -> None:
+    async def assign(
+        self, revision: Revision, worker: str, desired: Desired = Desired.RUN, park_bytes: int = 0
+    ) -> None:
         assignment = Assignment(
             worker=worker,
             node=NODE,
@@ -157,6 +159,7 @@ class Node:
             epoch=1,
             created_at=self.clock.time(),
             desired=desired,
+            park_bytes=park_bytes,
         )
         await self.assignments.put(subjects.assignment_key(NODE, worker), encode(assignment))
 
