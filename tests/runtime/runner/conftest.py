@@ -1,4 +1,4 @@
-"""A nats-server for each of the runner's tests: they kill it."""
+"""A nats-server for each of the runner's tests: they kill it. Their runners report often."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from gpufn.bus.embedded import EmbeddedServer
+from gpufn_runtime.runner import loop
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     with EmbeddedServer.start(tmp_path / "nats") as server:
         yield server.url
+
+
+@pytest.fixture(autouse=True)
+def _report_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_TICK_S", 0.05)

@@ -10,20 +10,29 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpufn.bus import records, streams
 from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.device import DeviceShare
 from gpufn.home import Home
-from gpufn.ids import digest_of
+from gpufn.ids import digest_of, new_invocation_id
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import KillOrder, RunnerReport, encode
+from gpufn.protocol.messages import (
+    CallRecord,
+    KillOrder,
+    RunnerReport,
+    WorkerEvent,
+    WorkerEventKind,
+    WorkerReport,
+    encode,
+)
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
-from gpufn.workers import Assignment, Desired
+from gpufn.workers import Assignment, Desired, Exit, WorkerState
 from gpufn_runtime.runner.loop import Runner
 
 T = TypeVar("T")
@@ -177,6 +186,31 @@ class Node:
         fake = await FakeWorker.connect(worker, self.home.worker_socket(worker), hello)
         self.workers.append(fake)
         return fake
+
+    async def reap(self, function: str, exit: Exit = Exit(signal=9)) -> str:  # noqa: A002, B008  it is frozen
+        """What the agent does at an order to kill: tell how the worker's process ended. Returns which it was."""
+        worker = (await self.kills.get()).worker
+        event = WorkerEvent(WorkerEventKind.EXITED, worker, function, 1, NODE, self.clock.time(), exit=exit)
+        self.bus.publish(subjects.worker_event(function), encode(event))
+        return worker
+
+    async def report_of(self, worker: str, state: WorkerState) -> WorkerReport:
+        """The first in which it is in `state`."""
+        while True:
+            for known in (await self.reports.get()).workers:
+                if known.worker == worker and known.state is state:
+                    return known
+
+    async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
+        """As a gateway does it."""
+        return await records.submit(
+            self.bus, revision, "", "application/json", body, invocation=invocation or new_invocation_id(),
+            accept="application/json", deadline=0.0, now=self.clock.time(),
+        )  # fmt: skip
+
+    async def queue_is_empty(self, revision: Revision) -> None:
+        while (revision.function, revision.number) in await streams.depths(self.bus):
+            pass
 
     def invoke(self, revision: Revision, body: bytes = b"{}", timeout_s: float = 30.0) -> Any:
         return self.caller.invoke(self.request(revision, body, timeout_s))

@@ -10,12 +10,10 @@ import pytest
 
 from gpufn.bus import checkpoints, records
 from gpufn.errors import BusUnavailable
-from gpufn.ids import new_invocation_id
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import CHECKPOINT_BYTES
 from gpufn.protocol.messages import Progress
-from gpufn.revision import Revision
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 STATE = b"\x92\x01\x02"
@@ -26,14 +24,6 @@ async def ask(worker: FakeWorker, run: frames.Run | None, verb: str, body: bytes
     answer, data = await worker.next()
     assert isinstance(answer, frames.Answer), answer
     return answer, data
-
-
-async def submit(node: Node, revision: Revision) -> str:
-    record = await records.submit(
-        node.bus, revision, "", "application/json", b"{}",
-        invocation=new_invocation_id(), accept="application/json", deadline=0.0, now=node.clock.time(),
-    )  # fmt: skip
-    return record.id
 
 
 async def stored(node: Node) -> int:
@@ -50,7 +40,7 @@ def test_a_call_whose_worker_died_goes_on_from_its_last_checkpoint(url: str, tmp
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
-        await submit(node, revision)
+        await node.submit(revision)
         run, _ = await worker.run()
         assert (await ask(worker, run, "restore"))[0].content_type == ""
         for body in (b"older", STATE):
@@ -72,7 +62,7 @@ def test_a_checkpoint_outlives_the_runner(url: str, tmp_path: Path) -> None:
     async def first(node: Node) -> str:
         revision = await node.deploy()
         worker = await node.worker(revision)
-        invocation = await submit(node, revision)
+        invocation = (await node.submit(revision)).id
         run, _ = await worker.run()
         await ask(worker, run, "checkpoint", STATE)
         return invocation
@@ -157,7 +147,7 @@ def test_progress_is_told_to_who_listens_and_to_who_asks(
     async def test(node: Node) -> None:
         revision = await node.deploy()
         worker = await node.worker(revision)
-        invocation = await submit(node, revision)
+        invocation = (await node.submit(revision)).id
         run, _ = await worker.run()
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         node.bus.subscribe(subjects.progress(invocation), lambda message: heard.put_nowait(message.payload))
@@ -180,7 +170,7 @@ def test_the_worker_is_told_when_its_call_ends(url: str, tmp_path: Path) -> None
         run, _ = await worker.run()
         assert before + 19.9 <= run.deadline <= node.clock.time() + 20.0
         worker.answer(run)
-        await submit(node, revision)
+        await node.submit(revision)
         run, _ = await worker.run()
         assert before + 50.0 <= run.deadline <= node.clock.time() + 50.0
 

@@ -19,7 +19,6 @@ from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import RECORD_BYTES
 from gpufn.protocol.messages import CallRecord
-from gpufn.revision import Revision
 from gpufn.spec import Retry
 from gpufn_runtime.runner.intake import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
@@ -27,20 +26,8 @@ from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 NO = ErrorInfo("function_raised", "no", error_type="ValueError", error_bases=("ValueError",))
 
 
-async def submit(node: Node, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
-    return await records.submit(
-        node.bus, revision, "", "application/json", body, invocation=invocation or new_invocation_id(),
-        accept="application/json", deadline=0.0, now=node.clock.time(),
-    )  # fmt: skip
-
-
 async def ended(node: Node, invocation: str) -> CallRecord:
     return (await records.wait(node.bus, invocation, 10))[0]
-
-
-async def queue_is_empty(node: Node, revision: Revision) -> None:
-    while (revision.function, revision.number) in await streams.depths(node.bus):
-        pass
 
 
 def fail(worker: FakeWorker, run: frames.Run) -> None:
@@ -51,7 +38,7 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
     async def test(node: Node) -> None:
         revision = await node.deploy("attempts", retries=Retry(2, delay_s=0.0))
         first = await node.worker(revision, "w-1")
-        call = await submit(node, revision, b"1")
+        call = await node.submit(revision, b"1")
         fail(first, (await first.run())[0])
         await first.run()
         first.die()
@@ -75,7 +62,7 @@ def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url
     async def test(node: Node) -> None:
         revision = await node.deploy("patient", retries=Retry(1, delay_s=3600.0))
         worker = await node.worker(revision)
-        call = await submit(node, revision)
+        call = await node.submit(revision)
         began = node.clock.time()
         fail(worker, (await worker.run())[0])
         while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
@@ -85,7 +72,7 @@ def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url
         assert began + 3600 <= record.not_before <= node.clock.time() + 3600
         assert [each.outcome for each in record.attempts] == [OutcomeKind.RAISED]
         assert await records.cancel(node.bus, call, node.clock.time())  # by a record from before the retry
-        await queue_is_empty(node, revision)
+        await node.queue_is_empty(revision)
         assert [each.outcome for each in (await ended(node, call.id)).attempts] == [OutcomeKind.RAISED]
 
     on_node(url, tmp_path, test)
@@ -95,13 +82,13 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
     async def test(node: Node) -> None:
         revision = await node.deploy("overtaken", retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
-        call = await submit(node, revision)
+        call = await node.submit(revision)
         run, _ = await worker.run()
         # As when the cancel's record is written while the failed attempt's retry is.
         assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
         fail(worker, run)
-        await queue_is_empty(node, revision)
-        await submit(node, revision, b'"next"')
+        await node.queue_is_empty(revision)
+        await node.submit(revision, b'"next"')
         assert (await worker.run())[1] == b'"next"'
 
     on_node(url, tmp_path, test)
@@ -111,10 +98,10 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
     async def test(node: Node) -> None:
         revision = await node.deploy("dead", retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
-        call = await submit(node, revision, b'{"x":1}')
+        call = await node.submit(revision, b'{"x":1}')
         for _ in range(2):
             fail(worker, (await worker.run())[0])
-        await queue_is_empty(node, revision)
+        await node.queue_is_empty(revision)
         found = await dead_letters.read(node.bus, "dead", call.id)
         assert found is not None
         letter, payload = found
@@ -132,7 +119,7 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
 def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("late-letter")
-        call = await submit(node, revision, b"7", "")
+        call = await node.submit(revision, b"7", "")
         # What is left when a runner dies after the record: a delivery that was not acked, of a call that has ended.
         failed = msgspec.structs.replace(call, state=InvocationState.FAILED, error=NO, ended_at=1.0)
         assert await records.end(node.bus, failed)
@@ -143,7 +130,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
         )  # fmt: skip
         await deliver_once(node, subjects.async_consumer("late-letter", 1))
         await node.worker(revision)
-        await queue_is_empty(node, revision)
+        await node.queue_is_empty(revision)
         found = await dead_letters.read(node.bus, "late-letter", call.id)
         assert found is not None
         assert (found[0].error, found[1]) == (NO, b"7")
@@ -154,7 +141,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
 def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("poison")
-        call = await submit(node, revision, b"bad")
+        call = await node.submit(revision, b"bad")
         queue, consumer = subjects.async_queue("poison", 1), subjects.async_consumer("poison", 1)
         await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
         for _ in range(100):
@@ -164,11 +151,11 @@ def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp
         assert record.error is not None
         assert (record.state, record.error.code) == (InvocationState.FAILED, "worker_lost")
         assert "delivered 101 times without an end" in record.error.message
-        await queue_is_empty(node, revision)
+        await node.queue_is_empty(revision)
         found = await dead_letters.read(node.bus, "poison", call.id)
         assert found is not None
         assert found[1] == b"bad"
-        await submit(node, revision, b"good")
+        await node.submit(revision, b"good")
         assert (await worker.run())[1] == b"good"
 
     on_node(url, tmp_path, test)
@@ -189,7 +176,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
         await objects.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
         revision = await node.deploy("large", retention_s=100.0)
         worker = await node.worker(revision)
-        call = await submit(node, revision)
+        call = await node.submit(revision)
         run, _ = await worker.run()
         assert run.takes_parcel
         body = bytes(range(251)) * (size // 251 + 1)
@@ -204,7 +191,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
             assert described is not None
             assert described.headers["Nats-TTL"] == "700s"
         assert kept == body[:size]
-        await queue_is_empty(node, revision)
+        await node.queue_is_empty(revision)
         assert not list((node.home.parcels / "kept").glob("*"))
 
     on_node(url, tmp_path, test)
@@ -214,7 +201,7 @@ def test_a_record_is_kept_for_as_long_as_its_function_says(url: str, tmp_path: P
     async def test(node: Node) -> None:
         revision = await node.deploy("brief", retention_s=7.0)
         worker = await node.worker(revision)
-        call = await submit(node, revision)
+        call = await node.submit(revision)
         queued = await streams.last_message(node.bus, subjects.RESULTS, subjects.any_result(call.id))
         assert queued is not None
         assert "Nats-TTL" not in queued.headers
@@ -231,17 +218,17 @@ def test_an_id_is_one_call_until_its_record_is_removed(url: str, tmp_path: Path)
     async def test(node: Node) -> None:
         revision = await node.deploy("same")
         worker = await node.worker(revision)
-        call = await submit(node, revision, b"1")
+        call = await node.submit(revision, b"1")
         with pytest.raises(IdempotencyMismatch):
-            await submit(node, revision, b"2", call.id)
+            await node.submit(revision, b"2", call.id)
         await worker.echo(1)
         await ended(node, call.id)
         with pytest.raises(IdempotencyMismatch):
-            await submit(node, revision, b"2", call.id)
-        assert (await submit(node, revision, b"1", call.id)).state is InvocationState.SUCCEEDED
-        await queue_is_empty(node, revision)
+            await node.submit(revision, b"2", call.id)
+        assert (await node.submit(revision, b"1", call.id)).state is InvocationState.SUCCEEDED
+        await node.queue_is_empty(revision)
         await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # as its retention would
-        again = await submit(node, revision, b"2", call.id)
+        again = await node.submit(revision, b"2", call.id)
         assert again.state is InvocationState.QUEUED
         assert (await worker.run())[1] == b"2"
 
@@ -251,11 +238,11 @@ def test_an_id_is_one_call_until_its_record_is_removed(url: str, tmp_path: Path)
 def test_another_body_under_an_id_is_refused_before_there_is_a_record(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("raced")
-        call = await submit(node, revision, b"1")
+        call = await node.submit(revision, b"1")
         await streams.purge(node.bus, subjects.RESULTS, subjects.any_result(call.id))  # as if its gateway had died
         with pytest.raises(IdempotencyMismatch):
-            await submit(node, revision, b"2", call.id)
-        assert (await submit(node, revision, b"1", call.id)).queue_seq == call.queue_seq
+            await node.submit(revision, b"2", call.id)
+        assert (await node.submit(revision, b"1", call.id)).queue_seq == call.queue_seq
 
     on_node(url, tmp_path, test)
 
@@ -275,7 +262,7 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
         node.bus.publish(subjects.sync_queue("backlog", 1), b"it is open")
         await taken.get()
         for _ in range(20):
-            await submit(node, revision)
+            await node.submit(revision)
         intake.on_doorbell(QueueKind(Priority.NORMAL, is_sync=False))  # one; and nobody ticks
         for _ in range(20):
             await taken.get()
@@ -291,7 +278,7 @@ def test_following_a_call_one_hears_when_it_starts(url: str, tmp_path: Path) -> 
         invocation = new_invocation_id()
         heard: list[str] = []
         node.bus.subscribe(subjects.call_started(invocation), lambda message: heard.append(message.subject))
-        await submit(node, revision, b"1", invocation)
+        await node.submit(revision, b"1", invocation)
         await worker.echo(1)
         await ended(node, invocation)
         assert heard == [subjects.call_started(invocation)]

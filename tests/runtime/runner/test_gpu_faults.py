@@ -12,7 +12,6 @@ from gpufn.protocol.messages import WorkerEvent, WorkerEventKind, encode
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
 from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node
-from tests.runtime.runner.test_durable import submit
 
 
 def _fail(worker: FakeWorker, run: frames.Run) -> None:
@@ -94,7 +93,7 @@ def test_a_stream_that_has_begun_does_not_begin_again(url: str, tmp_path: Path) 
 def test_a_submitted_call_whose_gpu_failed_ends_with_its_result(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("kept")
-        call = await submit(node, revision, b"1")
+        call = await node.submit(revision, b"1")
         for name in ("w-1", "w-2"):
             worker = await node.worker(revision, name)
             run, body = await worker.run()

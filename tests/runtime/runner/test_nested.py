@@ -1,7 +1,8 @@
-"""What a call inherits from the call that makes it: its deadline, its end; and that it fails where no worker starts."""
+"""Calls that functions make of each other, and what they inherit: the deadline, the end."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from gpufn.bus import streams
@@ -16,6 +17,7 @@ from gpufn.protocol.messages import (
     encode,
     unpack_invocation,
 )
+from gpufn.spec import CallKind
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -109,5 +111,96 @@ def test_a_call_of_a_function_that_cannot_start_fails_with_its_error(url: str, t
             assert answer.error is not None
             assert "child cannot start: No module named 'torch'" in answer.error.message
             worker.send(call_of(run, number + 1), b"{}")
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_calls_another_through_its_socket(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        outer, inner = await node.deploy("outer"), await node.deploy("inner")
+        outer_worker = await node.worker(outer, "w-1")
+        inner_worker = await node.worker(inner, "w-2")
+        call = node.invoke(outer)
+        run, _ = await outer_worker.run()
+        ask = frames.Call(7, "call", "inner", "", "application/json", "application/json", 10.0, run.attempt)
+        outer_worker.send(ask, b'"deep"')
+        await inner_worker.echo(1)
+        frame, body = await outer_worker.next()
+        assert frame == frames.Answer(7, OutcomeKind.SUCCEEDED, None, "application/json")
+        outer_worker.answer(run, body)
+        assert (await call.future)[1] == b'"deep"'
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_stream_between_functions_waits_for_its_reader(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        outer, inner = await node.deploy("reader"), await node.deploy("writer", kind=CallKind.GENERATOR)
+        reader = await node.worker(outer, "w-1")
+        writer = await node.worker(inner, "w-2")
+        call = node.invoke(outer)
+        run, _ = await reader.run()
+        reader.send(frames.Call(1, "stream", "writer", "", "application/json", "", 10.0, run.attempt), b"{}")
+        written, _ = await writer.run()
+
+        async def write(count: int) -> None:
+            credit = written.credits
+            for number in range(count):
+                while credit == 0:
+                    frame, _ = await writer.next()
+                    assert isinstance(frame, frames.Credit)
+                    credit += frame.items
+                writer.send(frames.Item(written.attempt, "application/json"), b"%d" % number)
+                credit -= 1
+            writer.send(frames.Result(written.attempt, OutcomeKind.SUCCEEDED, None, "", 0.1))
+
+        writing = asyncio.create_task(write(400))
+        items: list[int] = []
+        for _ in range(frames.STREAM_WINDOW):
+            frame, body = await reader.next()
+            assert isinstance(frame, frames.AnswerItem)
+            items.append(int(body))
+        await node.bus.flush()
+        assert not writing.done(), "nobody has read: two windows are the most that may be under way"
+        reader.send(frames.CallCredit(1, frames.STREAM_WINDOW))
+        while True:
+            frame, body = await reader.next()
+            if isinstance(frame, frames.Answer):
+                break
+            items.append(int(body))
+            reader.send(frames.CallCredit(1, 1))
+        assert items == list(range(400))
+        await writing
+        reader.answer(run)
+        await call.future
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_of_a_function_that_does_not_exist_is_answered_with_the_reason(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("lonely")
+        worker = await node.worker(revision)
+        worker.send(frames.Call(1, "call", "nobody"))
+        frame, _ = await worker.next()
+        assert isinstance(frame, frames.Answer)
+        assert frame.error is not None
+        assert frame.error.code == "function_not_found"
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        outer = await node.deploy("impatient", timeout_s=0.1)
+        inner = await node.deploy("callee", kind=CallKind.ASYNC)
+        asking = await node.worker(outer, "w-1")
+        asked = await node.worker(inner, "w-2")
+        call = node.invoke(outer)
+        run, _ = await asking.run()
+        asking.send(frames.Call(1, "call", "callee", "", "application/json", "", 30.0, run.attempt), b"{}")
+        running, _ = await asked.run()
+        assert (await call.future)[0].kind is OutcomeKind.TIMED_OUT
+        assert (await asked.next())[0] == frames.Cancel(running.attempt)
 
     on_node(url, tmp_path, test)

@@ -1,0 +1,258 @@
+"""Calls and their ends on a real bus; the workers are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufn.bus import records, streams
+from gpufn.ids import new_invocation_id
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.spec import CallKind
+from gpufn.workers import WorkerState
+from tests.runtime.runner.node import NODE, Node, on_node
+
+
+def test_a_call_goes_to_the_worker_and_its_result_comes_back(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("basic")
+        call = node.invoke(revision, b'{"x": 1}')
+        worker = await node.worker(revision)
+        await worker.echo(1)
+        reply, body = await call.future
+        assert (reply.kind, body, reply.attempt) == (OutcomeKind.SUCCEEDED, b'{"x": 1}', 1)
+        assert reply.cold_start is not None, "it waited for its worker to start"
+        warm = node.invoke(revision)
+        await worker.echo(1)
+        assert (await warm.future)[0].cold_start is None
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_runner_takes_no_more_deliveries_than_it_has_free_slots(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("slots", concurrency=2)
+        worker = await node.worker(revision)
+        calls = [node.invoke(revision, b"%d" % number) for number in range(5)]
+        first, second = await worker.run(), await worker.run()
+        depth = await streams.depths(node.bus)
+        assert depth["slots", 1].sync == 5
+        info = await node.bus.js(f"CONSUMER.INFO.{subjects.SYNC}.{subjects.sync_consumer('slots', 1)}")
+        assert (info["num_ack_pending"], info["num_pending"]) == (2, 3)
+        worker.answer(*first)
+        worker.answer(*second)
+        await worker.echo(3)
+        assert sorted([body for _, body in await asyncio.gather(*(call.future for call in calls))]) == [
+            b"0", b"1", b"2", b"3", b"4",
+        ]  # fmt: skip
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_submitted_call_ends_in_a_record_and_leaves_the_queue(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("durable")
+        worker = await node.worker(revision)
+        invocation = (await node.submit(revision, b'"later"')).id
+        await worker.echo(1)
+        record, body = await records.wait(node.bus, invocation, 10)
+        assert (record.state, body) == (InvocationState.SUCCEEDED, b'"later"')
+        # The queue is empty again once the delivery is acked, which comes after the record.
+        await node.queue_is_empty(revision)
+
+    on_node(url, tmp_path, test)
+
+
+def test_one_slot_serves_the_sync_and_the_async_queue_in_turn(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("both")
+        worker = await node.worker(revision)
+        ids = [(await node.submit(revision, b"1")).id for _ in range(10)]
+        calls = [node.invoke(revision, b"2") for _ in range(10)]
+        await worker.echo(20)
+        for call in calls:
+            assert (await call.future)[1] == b"2"
+        for invocation in ids:
+            assert (await records.wait(node.bus, invocation, 10))[1] == b"1"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_sync_call_that_runs_too_long_ends_with_its_worker(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("slow", timeout_s=0.05)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.TIMED_OUT
+        assert (await node.kills.get()).worker == "w-1"
+        await node.report_of("w-1", WorkerState.FAILED)
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_async_call_that_runs_too_long_is_cancelled_and_its_worker_lives(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("slow-async", kind=CallKind.ASYNC, timeout_s=0.05)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        cancel, _ = await worker.next()
+        assert cancel == frames.Cancel(run.attempt)
+        worker.send(frames.Result(run.attempt, OutcomeKind.CANCELLED, None, "", 0.05))
+        assert (await call.future)[0].kind is OutcomeKind.TIMED_OUT
+        again = node.invoke(revision)
+        await worker.echo(1)
+        assert (await again.future)[0].kind is OutcomeKind.SUCCEEDED
+        assert node.kills.empty()
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_poisoned_slot_waits_for_the_other_calls_of_its_worker(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("poison", concurrency=2)
+        worker = await node.worker(revision)
+        short = node.invoke(revision, b"1", timeout_s=0.3)
+        long = node.invoke(revision, b"2")
+        runs = {body: run for run, body in [await worker.run(), await worker.run()]}
+        assert (await short.future)[0].kind is OutcomeKind.TIMED_OUT
+        assert node.kills.empty(), "the other call still runs there"
+        worker.answer(runs[b"2"], b"2")
+        assert (await long.future)[1] == b"2"
+        assert (await node.kills.get()).worker == "w-1"
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored yet"])
+def test_a_call_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_path: Path, is_stored: bool) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("gone")
+        call = node.invoke(revision)
+        if is_stored:
+            while not call.queue_seq:
+                await node.bus.flush()
+        call.cancel()
+        await node.bus.flush()
+        await node.queue_is_empty(revision)
+
+    on_node(url, tmp_path, test)
+
+
+def test_cancelling_a_running_call_reaches_its_worker(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("cancelled", kind=CallKind.ASYNC)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        call.cancel()
+        assert (await worker.next())[0] == frames.Cancel(run.attempt)
+
+    on_node(url, tmp_path, test)
+
+
+def test_cancelling_a_submitted_call_ends_it_once(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("cancelled-later")
+        invocation = (await node.submit(revision)).id
+        found = await records.read(node.bus, invocation)
+        assert found is not None
+        assert await records.cancel(node.bus, found[0], node.clock.time())
+        assert not await records.cancel(node.bus, found[0], node.clock.time())
+        ended = await records.read(node.bus, invocation)
+        assert ended is not None
+        assert ended[0].state is InvocationState.CANCELLED
+        assert ("cancelled-later", 1) not in await streams.depths(node.bus)
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_same_id_submitted_twice_is_one_invocation(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("twice")
+        invocation = new_invocation_id()
+        both = await asyncio.gather(
+            *(
+                records.submit(
+                    node.bus, revision, "", "application/json", b"{}",
+                    invocation=invocation, accept="", deadline=0.0, now=node.clock.time(),
+                )
+                for _ in range(2)
+            )
+        )  # fmt: skip
+        assert both[0].id == both[1].id
+        assert (await streams.depths(node.bus))["twice", 1].asynchronous == 1
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("once")
+        found = await records.read(node.bus, (await node.submit(revision)).id)
+        assert found is not None
+        ends = [
+            msgspec.structs.replace(found[0], state=state)
+            for state in (InvocationState.SUCCEEDED, InvocationState.FAILED)
+        ]
+        assert sorted(await asyncio.gather(*(records.end(node.bus, end) for end in ends))) == [False, True]
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_end_that_comes_second_is_dropped_and_reported(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("second")
+        worker = await node.worker(revision)
+        invocation = (await node.submit(revision)).id
+        run, _ = await worker.run()
+        found = await records.read(node.bus, invocation)
+        assert found is not None
+        assert await records.end(node.bus, msgspec.structs.replace(found[0], state=InvocationState.FAILED))
+        worker.answer(run)
+        while (await node.reports.get()).dropped_outcomes != 1:
+            pass
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> None:
+    """Its caller once gave up at the reconnect because the call was older than its patience."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("long")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        call.since -= 60.0
+        run, body = await worker.run()
+        reconnected = asyncio.Event()
+        node.bus.on_reconnect(reconnected.set)
+        assert node.bus._link is not None
+        node.bus._link._transport.abort()
+        await reconnected.wait()
+        worker.answer(run, body)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_who_runs_an_invocation_can_be_asked(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("where")
+        worker = await node.worker(revision)
+        invocation = (await node.submit(revision)).id
+        run, body = await worker.run()
+        held = await records.where(node.bus, invocation)
+        assert held is not None
+        assert (held.worker, held.node, held.attempt) == ("w-1", NODE, 1)
+        worker.answer(run, body)
+        await records.wait(node.bus, invocation, 10)
+        assert await records.where(node.bus, invocation) is None
+
+    on_node(url, tmp_path, test)

@@ -1,0 +1,53 @@
+"""Streams: items in order, as their reader has room for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames
+from gpufn.spec import CallKind
+from tests.runtime.runner.node import Node, on_node
+
+
+def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("stream", kind=CallKind.GENERATOR)
+        worker = await node.worker(revision)
+        stream = node.caller.open_stream(node.request(revision))
+        run, _ = await worker.run()
+        assert run.stream
+
+        async def produce(count: int) -> None:
+            credit = run.credits
+            for number in range(count):
+                if credit == 0:
+                    frame, _ = await worker.next()
+                    assert isinstance(frame, frames.Credit)
+                    credit += frame.items
+                worker.send(frames.Item(run.attempt, "application/json"), b"%d" % number)
+                credit -= 1
+            worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "", 0.1))
+
+        producing = asyncio.create_task(produce(300))
+        items = [int(body) async for _, body in stream.items()]
+        await producing
+        assert items == list(range(300))
+        assert (await stream.future)[0].items == 300
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_item_without_credit_ends_the_link(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("greedy", kind=CallKind.GENERATOR)
+        worker = await node.worker(revision)
+        stream = node.caller.open_stream(node.request(revision))
+        run, _ = await worker.run()
+        for _ in range(run.credits + 1):
+            worker.send(frames.Item(run.attempt, "application/json"), b"1")
+        assert (await node.kills.get()).worker == "w-1"
+        stream.cancel()
+
+    on_node(url, tmp_path, test)

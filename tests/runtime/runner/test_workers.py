@@ -1,0 +1,248 @@
+"""Workers that start, drain, die, come back and lie; all of them played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.messages import WorkerEvent
+from gpufn.workers import Desired, Exit, WorkerState
+from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
+
+
+def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("dies")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        worker.die()
+        await node.reap("dies", Exit(signal=11, tail="Segmentation fault"))
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.LOST
+        assert reply.error is not None
+        assert reply.error.code == "worker_lost"
+        assert reply.error.retryable
+        assert "was killed by SIGSEGV" in reply.error.message
+        assert "Segmentation fault" in reply.error.message
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_lost_attempt_is_retried_within_the_policy_and_counted(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("retried", retries=RETRY_AT_ONCE)
+        first = await node.worker(revision, "w-1")
+        call = node.invoke(revision, b'"again"')
+        run, _ = await first.run()
+        assert run.number == 1
+        first.die()
+        await node.reap("retried")
+        second = await node.worker(revision, "w-2")
+        run, body = await second.run()
+        assert (run.number, body) == (2, b'"again"')
+        second.answer(run, body)
+        reply, _ = await call.future
+        assert (reply.kind, reply.attempt) == (OutcomeKind.SUCCEEDED, 2)
+
+    on_node(url, tmp_path, test)
+
+
+UNKNOWN_FRAME = b"\0\0\0\x02\0\0\0\0\x91\x63"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 64, frames.encode(frames.Result(99, OutcomeKind.SUCCEEDED, None, "", 0.0)), UNKNOWN_FRAME],
+    ids=["noise", "a result of nothing", "an unknown frame"],
+)  # fmt: skip
+def test_garbage_on_the_socket_costs_the_worker_its_life_and_nobody_else(
+    url: str, tmp_path: Path, garbage: bytes
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("garbage")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        worker.send_raw(garbage)
+        assert await node.reap("garbage") == "w-1"
+        assert (await call.future)[0].kind is OutcomeKind.LOST
+        healthy = await node.worker(revision, "w-2")
+        again = node.invoke(revision)
+        await healthy.echo(1)
+        assert (await again.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("drained")
+        worker = await node.worker(revision)
+        running = node.invoke(revision, b"1")
+        run, body = await worker.run()
+        await node.assign(revision, "w-1", Desired.DRAIN)
+        await node.report_of("w-1", WorkerState.DRAINING)
+        waiting = node.invoke(revision, b"2")
+        worker.answer(run, body)
+        assert (await running.future)[1] == b"1"
+        assert isinstance((await worker.next())[0], frames.Drain)
+        worker.die()
+        await node.report_of("w-1", WorkerState.STOPPED)
+        await node.unassign("w-1")
+        assert node.kills.empty(), "it ends as it was told to"
+        fresh = await node.worker(revision, "w-2")
+        await fresh.echo(1)
+        assert (await waiting.future)[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_cannot_start_is_told_with_the_users_error(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("broken")
+        events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
+        node.bus.subscribe(
+            subjects.worker_event("broken"),
+            lambda message: events.put_nowait(msgspec.msgpack.decode(message.payload, type=WorkerEvent)),
+        )
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        worker.send(frames.StartFailed("load", ErrorInfo("function_start_failed", "No module named 'torch'")))
+        event = await events.get()
+        assert event.kind == "start_failed"
+        assert event.failure is not None
+        assert event.failure.error.message == "No module named 'torch'"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_finds_its_runner_again_after_the_runner_died(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("reborn")
+        await node.worker(revision)
+        other = Node(node.bus, node.home)
+        await other.open()
+        task = asyncio.create_task(other.runner("r2").run())
+        try:
+            # The second runner listens on the same path; the worker connects again and is READY at once.
+            again = await node.connect("w-1")
+            again.ready()
+            await other.report_of("w-1", WorkerState.READY)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_comes_back_says_what_still_runs_there(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("comeback", concurrency=2)
+        events: list[str] = []
+        node.bus.subscribe(
+            subjects.worker_event("comeback"),
+            lambda message: events.append(msgspec.msgpack.decode(message.payload, type=WorkerEvent).kind),
+        )
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1", frames.Hello(PROTOCOL, "w-1", was_ready=True, running=2))
+        worker.ready()
+        report = await node.report_of("w-1", WorkerState.READY)
+        assert (report.in_use, report.cold_start, report.idle_since) == (2, None, None)
+        call = node.invoke(revision, b"1")
+        worker.send(frames.Freed())
+        run, body = await worker.run()
+        worker.answer(run, body)
+        assert (await call.future)[1] == b"1"
+        assert events == [], "its cold start is long over"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_is_told_to_drain_while_it_starts_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("undecided")
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        await node.assign(revision, "w-1", Desired.DRAIN)
+        call = node.invoke(revision)
+        await node.bus.flush()
+        worker.ready()
+        assert isinstance((await worker.next())[0], frames.Drain)
+        fresh = await node.worker(revision, "w-2")
+        await fresh.echo(1)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_waits_for_the_successor_of_a_worker_with_many_slots(url: str, tmp_path: Path) -> None:
+    """The credits of a dead worker's slots once brought the call back and forth until it counted as lost."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("many", concurrency=64)
+        first = await node.worker(revision, "w-1")
+        warm = node.invoke(revision)
+        await first.echo(1)
+        await warm.future
+        first.die()
+        await node.kills.get()
+        call = node.invoke(revision, b"2")
+        await node.assign(revision, "w-2")
+        second = await node.connect("w-2")
+        for _ in range(20):
+            await node.bus.flush()
+        assert not call.future.done()
+        second.ready()
+        run, body = await second.run()
+        second.answer(run, body)
+        assert (await call.future)[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("claimed", [float("inf"), float("nan"), -1.0, 1e300])
+def test_durations_that_cannot_be_are_not_believed(url: str, tmp_path: Path, claimed: float) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("liar")
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        worker.send(frames.Ready(claimed, claimed, ("a" * 10_000, "numpy", "no/module")))
+        report = await node.report_of("w-1", WorkerState.READY)
+        assert report.modules == ("numpy",)
+        assert report.cold_start is not None
+        assert 0 <= report.cold_start.total_s < 60
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/json", claimed), b"1")
+        assert 0 <= (await call.future)[0].run_s < 60
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_somebody_told_to_end_gets_no_more_calls_and_loses_none(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("told", concurrency=2)
+        worker = await node.worker(revision)
+        calls = [node.invoke(revision)]
+        first, body = await worker.run()
+        worker.send(frames.Draining())
+        await node.report_of("w-1", WorkerState.DRAINING)
+        calls.append(node.invoke(revision))
+        worker.answer(first, body)
+        assert isinstance((await worker.next())[0], frames.Drain)
+        successor = await node.worker(revision, "w-2")
+        await successor.echo(1)
+        assert [(await call.future)[0].kind for call in calls] == [OutcomeKind.SUCCEEDED] * 2
+        assert node.kills.empty()
+
+    on_node(url, tmp_path, test)
