@@ -2,8 +2,8 @@
 other queues.
 
 Room for a call is worth one credit, and the credit is with one queue at a time (order.py says which). Two exceptions: a
-doorbell polls its queue though the standing pull holds the credit; and calls that come by the lane take room whose
-credits stand. The owner has to do something about a delivery without room.
+doorbell, or a queue that is known to wait, is polled for though the standing pull holds the credit; and calls that come
+by the lane take room whose credits stand. The owner has to do something about a delivery without room.
 """
 
 from __future__ import annotations
@@ -95,17 +95,16 @@ class Intake:
         if self._standing is None:
             return
         now = self._clock.time()
-        room = self._room() - self._standing.credits - self._polling
-        while room > 0 and (queue := self._order.next(now)) not in (None, STANDING):
-            self._poll(queue)
-            room -= 1
+        free = self._room() - self._polling
+        while free > 0 and (queue := self._order.next(now)) is not None and queue != STANDING:
+            self._poll(queue)  # also with what stands for nothing, while nobody is known to wait there
+            free -= 1
+        room = free - self._standing.credits
         if room > 0:
             capacity = self._capacity()
             if 4 * room >= capacity or 2 * self._standing.credits < capacity:
                 self._standing.grant(room)
-        # While its queue is empty those credits only stand, and a backlog must not wait for a look each second.
-        if not self._order.is_known_to_wait(STANDING) and (queue := self._order.to_poll(surely=True)) is not None:
-            self._poll(queue, self._room() - self._polling)
+        self._look_out()
 
     def others_wait(self, priority: Priority) -> bool:
         """Calls of this class or a higher one are known to be in a queue: who comes past them has to get in line."""
@@ -114,7 +113,7 @@ class Intake:
     def shrink(self) -> None:
         """Room is gone: take the credits for it back, or each would bring a delivery that nobody can run."""
         if self._standing is not None:
-            self._standing.limit(max(0, self._room() - self._polling))
+            self._standing.limit(max(self._room() - self._polling, int(self._order.could_overtake_callers())))
 
     def handed_back(self, message: InvocationMessage) -> None:
         """A delivery found no room: it waits in its queue again, where no delivery's `pending` counts it."""
@@ -125,6 +124,7 @@ class Intake:
         if queue != STANDING:
             self._order.waits(queue, self._clock.time())
             self._poll_highest()
+            self._look_out()
 
     def look(self) -> None:
         """Calls may wait in the polled queues: a doorbell may have been missed."""
@@ -144,6 +144,12 @@ class Intake:
         self.look()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------
+
+    def _look_out(self) -> None:
+        """A caller who comes while no slot is free must not be overtaken by those whom he goes before. Nothing would
+        tell of him; so one credit stands all the same, and what comes for it is handed back."""
+        if self._standing is not None and not self._standing.credits and self._order.could_overtake_callers():
+            self._standing.grant(1)
 
     def _poll_highest(self) -> None:
         if not self._polling and self._room() > 0 and (queue := self._order.to_poll()) is not None:
@@ -165,6 +171,7 @@ class Intake:
         self._order.delivered(queue, delivery.stored_at, delivery.pending)
         if queue == STANDING:
             self._take(delivery)
+            self._look_out()
             return
         self._polling -= 1
         self._take(delivery)

@@ -89,13 +89,13 @@ class QueueOrder:
             self._turn += 1
         return chosen
 
-    def to_poll(self, *, surely: bool = False) -> QueueKind | None:
-        """The highest of the polled queues in which calls wait; `surely`: not merely may."""
-        queues = self._known if surely else self._since.keys()
-        return min(queues - {STANDING}, key=_place, default=None)
+    def to_poll(self) -> QueueKind | None:
+        """The highest of the polled queues in which calls may wait."""
+        return min(self._since.keys() - {STANDING}, key=_place, default=None)
 
-    def is_known_to_wait(self, queue: QueueKind) -> bool:
-        return queue in self._known
+    def could_overtake_callers(self) -> bool:
+        """Calls are known to wait that go behind those of the standing queue, of which nothing is known."""
+        return STANDING not in self._known and any(_place(queue) > _place(STANDING) for queue in self._known)
 
     def others_wait(self, priority: Priority) -> bool:
         """Calls of this class or a higher one are known to wait."""

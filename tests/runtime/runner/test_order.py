@@ -34,9 +34,8 @@ def test_what_is_known_of_a_queue_is_what_was_heard_last() -> None:
     order = QueueOrder()
     assert order.next(NOW) is None
     order.may_wait(ASYNC, NOW)
-    assert (order.next(NOW), order.to_poll(), order.to_poll(surely=True)) == (ASYNC, ASYNC, None)
     order.waits(ASYNC_LOW, NOW)
-    assert (order.to_poll(), order.to_poll(surely=True)) == (ASYNC, ASYNC_LOW)
+    assert order.next(NOW) == order.to_poll() == ASYNC
     order.is_empty(ASYNC)
     assert order.next(NOW) == ASYNC_LOW
     order.delivered(ASYNC_LOW, NOW - 5, pending=1)
@@ -49,7 +48,7 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     order = QueueOrder()
     order.handed_back(ASYNC, NOW)
     order.delivered(ASYNC, NOW, pending=0)
-    assert order.to_poll(surely=True) == ASYNC
+    assert order.to_poll() == ASYNC
     order.is_empty(ASYNC)
     assert order.to_poll() is None
     order.handed_back(STANDING, NOW)
@@ -62,6 +61,20 @@ def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above()
     order.waits(ASYNC, NOW)
     order.may_wait(ASYNC_HI, NOW)  # nobody knows
     assert [order.others_wait(priority) for priority in Priority] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "could"),
+    [((), False), ((ASYNC_HI,), False), ((ASYNC,), True), ((ASYNC_HI, SYNC_LOW), True), ((SYNC, SYNC_LOW), False)],
+)
+def test_callers_of_whom_nothing_is_known_could_be_overtaken_by_those_whom_they_go_before(
+    waiting: tuple[QueueKind, ...], could: bool
+) -> None:
+    order = QueueOrder()
+    order.may_wait(ASYNC_LOW, NOW)
+    for queue in waiting:
+        order.waits(queue, NOW)
+    assert order.could_overtake_callers() is could
 
 
 class Stage:
