@@ -39,7 +39,7 @@ async def die(gateway: Whole, invocation: str) -> None:
     attempts = (AttemptRecord(1, OutcomeKind.RAISED, 2.0, 1.0, "w-1", NO.code, NO.message),)
     await end(gateway, invocation, b"", state=InvocationState.FAILED, error=NO, attempts=attempts)
     record = await record_of(gateway, invocation)
-    queue = subjects.async_queue(record.function, record.revision)
+    queue = subjects.async_queue(record.function, record.revision, "*")
     stored = await streams.next_message(gateway.bus, subjects.ASYNC, queue, record.queue_seq)
     assert stored is not None
     await dead_letters.bury(gateway.bus, record, *unpack_invocation(stored.payload))

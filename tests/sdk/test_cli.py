@@ -218,6 +218,20 @@ def test_invoke_of_a_generator_as_json_is_one_document(gateway: StubGateway) -> 
     assert found == {"invocation": "ID", "timings_ms": {"run": 2}, "result": [1, 2]}
 
 
+def test_the_class_of_a_call_is_an_option(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    id_ = "0" * 26
+    monkeypatch.setattr("gpufn._client.new_invocation_id", lambda: id_)
+    gateway.on("GET /v1/functions/f", b"", status=403)
+    gateway.on("POST /v1/functions/f/invoke", 1)
+    gateway.on(f"PUT /v1/functions/f/invocations/{id_}", {"id": id_, "state": "queued"}, status=202)
+    assert _gpufn("invoke", "f", "--priority", "hi", "--json").exit_code == 0
+    assert _gpufn("submit", "f", "--priority", "low").exit_code == 0
+    assert [request.headers.get("x-gpufn-priority") for request in gateway.requests] == ["hi", "low"]
+    wrong = _gpufn("submit", "f", "--priority", "high")
+    assert (wrong.exit_code, len(gateway.requests)) == (2, 2)
+    assert "'hi', 'normal', 'low'" in wrong.stderr
+
+
 def test_a_call_is_submitted_and_its_result_fetched_later(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

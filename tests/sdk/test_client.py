@@ -25,6 +25,7 @@ from gpufn.errors import (
 )
 from gpufn.ids import is_invocation_id
 from gpufn.invocation import InvocationState
+from gpufn.priority import Priority
 from gpufn.protocol.messages import WorkerCounts
 from tests.sdk.conftest import StubGateway
 
@@ -62,6 +63,16 @@ def test_the_key_and_the_timeout_travel_in_headers(gateway: StubGateway) -> None
     headers = gateway.requests[0].headers
     assert (headers["authorization"], headers["x-gpufn-timeout"]) == ("Bearer s3cret", "2.5")
     assert (json.loads(answer.body), answer.timings) == ({"a": 1}, {"queue": 1.5, "run": 20})
+
+
+def test_the_class_of_a_call_travels_in_a_header(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", {})
+    gateway.on(f"PUT /v1/functions/f/invocations/{'0' * 26}", _STATUS, status=202)
+    with Client() as client:
+        client.invoke_raw("f", b"{}", priority=Priority.HI)
+        client.submit("f", b"{}", invocation="0" * 26, priority=Priority.LOW)
+        client.submit("f", b"{}", invocation="0" * 26)
+    assert [request.headers.get("x-gpufn-priority") for request in gateway.requests] == ["hi", "low", None]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 
 from gpufn import Batch, Call, _transport, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
-from gpufn.testing import RemoteCall, run_locally
+from gpufn.priority import Priority
+from gpufn.testing import LocalTransport, RemoteCall, run_locally
 
 
 @gpu_function
@@ -288,3 +289,50 @@ def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:
 def test_aio_is_no_call_and_says_what_is() -> None:
     with pytest.raises(InvalidInput, match=r"plus\.aio is no call: use plus\.aio\.remote\(\.\.\.\)"):
         plus.aio(1)
+
+
+class Recorder(LocalTransport):
+    """Runs calls here, and notes the class of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: list[tuple[str, str | None]] = []
+
+    def call(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> tuple[str, bytes]:
+        self.classes.append(("call", priority))
+        return super().call(*arguments, **options)
+
+    def stream(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> Iterator[tuple[str, bytes]]:
+        self.classes.append(("stream", priority))
+        return super().stream(*arguments, **options)
+
+    def submit(self, *arguments: Any, priority: Priority | None = None) -> str:
+        self.classes.append(("submit", priority))
+        return super().submit(*arguments)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    transport = Recorder()
+    monkeypatch.setattr(_transport, "_installed", transport)
+    return transport
+
+
+def test_a_call_says_its_class_if_it_is_given_one(recorder: Recorder) -> None:
+    assert plus.options(priority="hi").remote(1) == 2
+    assert plus.remote(1) == 2
+    assert list(count.options(priority="low").stream(2)) == [0, 1]
+    assert Tally.add.options(priority="hi").spawn(1).result() == 101
+    assert recorder.classes[:3] == [("call", "hi"), ("call", None), ("stream", "low")]
+    assert ("submit", "hi") in recorder.classes
+
+
+def test_options_keep_all_else_of_a_function() -> None:
+    urgent = plus.options(priority="hi")
+    assert repr(urgent) == "<Function plus>.options(priority='hi')"
+    with pytest.raises(TypeError):
+        urgent.remote()  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="no generator"):
+        urgent.stream(1)
+    with pytest.raises(InvalidInput, match="hi, normal or low, not 'high'"):
+        plus.options(priority="high")  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ HI, NORMAL, LOW = Priority
 
 
 async def submit(
-    node: Node, revision: Revision, body: bytes, priority: Priority | None = None, **more: str
+    node: Node, revision: Revision, body: bytes, priority: Priority | None = None, **more: Any
 ) -> CallRecord:
     return await records.submit(
         node.bus, revision, "", "application/json", body,
