@@ -112,6 +112,7 @@ async def _serve(settings: AgentSettings) -> None:
         shares=shares,
         clock=clock,
         default_image=settings.default_image,
+        park_bytes=settings.park_bytes,
         stop_grace_s=settings.stop_grace_s,
     )
     try:

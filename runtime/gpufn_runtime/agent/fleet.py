@@ -9,8 +9,9 @@ import enum
 from dataclasses import dataclass, field
 
 from gpufn.device import Share
-from gpufn.workers import Assignment
+from gpufn.workers import Assignment, ParkedMemory
 from gpufn_runtime.agent.processes import Process
+from gpufn_runtime.agent.proofs import Claim
 
 _REMEMBERED = 4096  # ids of workers that have been here; a late message must not start one again
 
@@ -36,6 +37,8 @@ class WorkerRecord:
     asked_to_end_at: float | None = None
     killed: bool = False
     device_fault: str = ""  # why its GPU is of no use any more
+    claim: Claim | None = None  # what it says that it holds, parked
+    parked: ParkedMemory | None = None  # and what it was proven to hold
     given_up_at: float | None = None  # since when its runner reports it as over, though its process runs
 
     @property

@@ -44,8 +44,9 @@ from gpufn.protocol.messages import (
     ProcessReport,
     RunnerReport,
     WorkerEventKind,
+    WorkerReport,
 )
-from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
+from gpufn.workers import Assignment, ColdStart, Desired, Exit, ParkedMemory, StartFailure, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
@@ -58,6 +59,7 @@ from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.preparation import Preparation, Preparer
+from gpufn_runtime.agent.proofs import Claim, prove
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.running import RunningWorker, exit_of
@@ -70,6 +72,7 @@ _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than t
 _PARTIAL_LINE_S = 1.0
 _REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
+_PARKED_PART = 4  # of the host's memory is for parked workers, unless the operator says how much
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _kill_order = msgspec.msgpack.Decoder(KillOrder)
@@ -111,6 +114,7 @@ class Agent:
         shares: GpuShares,
         clock: Clock,
         default_image: ImageSpec | None = None,
+        park_bytes: int | None = None,
         stop_grace_s: float = 10.0,
         kill_after_s: float = reconcile.KILL_AFTER_S,
         drain_grace_s: float = reconcile.DRAIN_GRACE_S,
@@ -133,6 +137,7 @@ class Agent:
         self._devices = devices
         self._shares = shares
         shares.end = self._end_for_its_gpu
+        devices.on_sample = self._prove_parked
         self._fleet = Fleet()
         self._reports = Reports(
             bus,
@@ -145,6 +150,7 @@ class Agent:
             templates=lambda: launcher.templates,
             container_trouble=lambda: launcher.container_trouble,
             contains_all=default_image is not None,
+            park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
         )
         self._preparation = Preparation(
             functions=functions,
@@ -267,11 +273,35 @@ class Agent:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
                     self._shares.is_ready(worker.worker)
+                self._note_parked(record, worker)
                 if worker.state.live:
                     record.given_up_at = None
                 elif record.given_up_at is None:
                     record.given_up_at = self._clock.monotonic()
             self._preparation.learn_modules((worker.function, worker.revision), worker.modules)
+
+    def _note_parked(self, record: WorkerRecord, report: WorkerReport) -> None:
+        if report.state in (WorkerState.READY, WorkerState.RESUMING):
+            record.claim = record.parked = None
+        elif report.state is WorkerState.PARKED and report.parked is not None and record.claim is None:
+            # Without a GPU there is nothing to look at.
+            record.claim = Claim(report.parked, self._devices.begun if record.gpus else -1)
+            self._devices.hurry()
+            self._prove_parked()
+
+    def _prove_parked(self) -> None:
+        for worker in list(self._workers.values()):
+            record = worker.record
+            if record.claim is None or record.parked is not None:
+                continue
+            held_bytes = self._devices.held_by(worker.pids, record.gpus)
+            match prove(record.claim, self._devices.seen, held_bytes):
+                case ParkedMemory() as parked:
+                    record.parked = parked
+                    log.info("%s is parked: host=%d left=%d", record.worker, parked.host_bytes, parked.device_bytes)
+                    self._reports.send_soon()
+                case str(reason) if record.asked_to_end_at is None:
+                    self._act(Stop(record.worker, reason))
 
     # --- acting -------------------------------------------------------------------------------------------------------
 

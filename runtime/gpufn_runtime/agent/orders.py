@@ -68,6 +68,7 @@ class Orders:
             parcels=os.fspath(self._home.parcels / record.worker),
             launched_at=launched_at,
             mps=self._mps_limits(record),
+            memory_bytes=self.memory_bytes(revision.spec),
             memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )

@@ -3,6 +3,7 @@
 | assignment | no record | LAUNCHING, RUNNING | GONE |
 |---|---|---|---|
 | run | Launch, once per worker id | nothing | nothing |
+| park | Forget | nothing: it is for the runner, and `proofs` looks at it | nothing |
 | drain | Forget | Drain: the runner empties it, and a deadline starts | nothing |
 | of an older epoch | Refuse | Refuse | nothing |
 | absent | nothing | Stop | nothing |
@@ -78,8 +79,8 @@ def on_change(  # noqa: PLR0911 - the table above, row by row
             return Forget(assignment, "it has ended before")
         if assignment.epoch < newest_epoch:
             return Refuse(assignment, newest_epoch)
-        if assignment.desired is Desired.DRAIN:
-            return Forget(assignment, "it was drained before it started")
+        if assignment.desired is not Desired.RUN:
+            return Forget(assignment, f"it was to {assignment.desired.value}, and is not here")
         return Launch(assignment)
     if record.phase is Phase.GONE or record.assignment == assignment:
         return None

@@ -52,6 +52,7 @@ class Reports:
         templates: Callable[[], tuple[str, ...]],
         container_trouble: Callable[[], str],
         contains_all: bool,
+        park_bytes: int,
     ) -> None:
         self._bus = bus
         self._node = node
@@ -63,6 +64,7 @@ class Reports:
         self._templates = templates
         self._container_trouble = container_trouble
         self._contains_all = contains_all
+        self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
         self._is_due = False
 
@@ -78,6 +80,7 @@ class Reports:
             processes=self._running(),
             templates=self._templates(),
             container_trouble=self._container_trouble(),
+            park_bytes=self._park_bytes,
             contains_all=self._contains_all,
             hostname=platform.node(),
             python=platform.python_version(),

@@ -62,6 +62,7 @@ class RunningWorker:
             started_at=record.started_at,
             resident_bytes=self.resident_bytes,
             share=record.assignment.share if record.assignment else None,
+            parked=record.parked,
         )
 
 

@@ -12,6 +12,7 @@ from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.spec import parse_bytes
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 
@@ -22,6 +23,7 @@ class AgentSettings:
     GPUFN_HOME            where state is kept; ~/.gpufn when not given
     GPUFN_DEVICES         JSON array of devices, in place of what the drivers tell
     GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
+    GPUFN_PARK_MEMORY     memory of the host for parked workers, such as 16Gi; 0 for none; a quarter when not given
     GPUFN_STOP_GRACE_S    seconds that workers have to end when the agent stops; 10 when not given
     GPUFN_MPS_EXCLUSIVE   yes: a GPU that is shared by MPS takes nobody else meanwhile (compute mode
                           EXCLUSIVE_PROCESS, which takes root); no when not given
@@ -36,6 +38,7 @@ class AgentSettings:
     home: Home
     devices: tuple[Device, ...] = ()
     templates: int = 4
+    park_bytes: int | None = None
     stop_grace_s: float = 10.0
     mps_exclusive: bool = False
     default_image: ImageSpec | None = None
@@ -52,6 +55,7 @@ class AgentSettings:
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
+            park_bytes=_bytes(environ, "GPUFN_PARK_MEMORY"),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
             mps_exclusive=_yes_or_no(environ, "GPUFN_MPS_EXCLUSIVE"),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
@@ -59,6 +63,15 @@ class AgentSettings:
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
         )
+
+
+def _bytes(environ: Mapping[str, str], name: str) -> int | None:
+    if not (text := environ.get(name, "")):
+        return None
+    try:
+        return 0 if text == "0" else parse_bytes(text)
+    except InvalidSpec as error:
+        raise InvalidSetting(f"{name}: {error.message}.") from error
 
 
 def _yes_or_no(environ: Mapping[str, str], name: str) -> bool:

@@ -30,7 +30,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.messages import KillOrder, LogLine, NodeReport, RunnerReport, WorkerEvent, WorkerReport, encode
 from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
-from gpufn.workers import Assignment, Desired, WorkerState
+from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -225,8 +225,10 @@ class Node:
     def kill(self, worker: str) -> None:
         self.bus.publish(subjects.kill(self.name), encode(KillOrder(worker, "it took too long")))
 
-    def runner_says(self, states: dict[str, WorkerState]) -> None:
-        workers = tuple(WorkerReport(worker, self.function, 1, state, 1) for worker, state in states.items())
+    def runner_says(self, states: dict[str, WorkerState], parked: ParkedMemory | None = None) -> None:
+        workers = tuple(
+            WorkerReport(worker, self.function, 1, state, 1, parked=parked) for worker, state in states.items()
+        )
         self.bus.publish(subjects.runner_report(self.name), encode(RunnerReport(self.name, "r", 1.0, workers)))
 
     async def until_disconnected(self) -> None:

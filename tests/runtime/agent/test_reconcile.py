@@ -22,6 +22,7 @@ def record(phase: Phase) -> WorkerRecord:
 
 
 RUN, DRAIN, OLD = assignment(), assignment(desired=Desired.DRAIN), assignment(epoch=2, desired=Desired.DRAIN)
+PARK = assignment(desired=Desired.PARK)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,7 @@ RUN, DRAIN, OLD = assignment(), assignment(desired=Desired.DRAIN), assignment(ep
         (None, RUN, False, "Launch"),
         (None, RUN, True, "Forget"),
         (None, DRAIN, False, "Forget"),
+        (None, PARK, False, "Forget"),
         (None, OLD, False, "Refuse"),
         (None, None, False, "NoneType"),
         (Phase.LAUNCHING, RUN, False, "NoneType"),
@@ -38,6 +40,7 @@ RUN, DRAIN, OLD = assignment(), assignment(desired=Desired.DRAIN), assignment(ep
         (Phase.LAUNCHING, None, False, "Stop"),
         (Phase.RUNNING, RUN, False, "NoneType"),
         (Phase.RUNNING, DRAIN, False, "Drain"),
+        (Phase.RUNNING, PARK, False, "NoneType"),
         (Phase.RUNNING, OLD, False, "Refuse"),
         (Phase.RUNNING, None, False, "Stop"),
         (Phase.GONE, RUN, False, "NoneType"),

@@ -27,6 +27,7 @@ def test_the_environment_is_read() -> None:
         ({}, "GPUFN_NATS_URL"),
         ({**URL, "GPUFN_TEMPLATES": "many"}, "GPUFN_TEMPLATES"),
         ({**URL, "GPUFN_STOP_GRACE_S": "-1"}, "GPUFN_STOP_GRACE_S"),
+        ({**URL, "GPUFN_PARK_MEMORY": "a lot"}, "GPUFN_PARK_MEMORY"),
         ({**URL, "GPUFN_DEVICES": '{"uuid": 1}'}, "GPUFN_DEVICES"),
         ({**URL, "GPUFN_LAUNCHER": "podman"}, "GPUFN_LAUNCHER"),
         ({**URL, "GPUFN_BASE_IMAGE": "python:{version}"}, "GPUFN_BASE_IMAGE"),
@@ -36,6 +37,11 @@ def test_the_environment_is_read() -> None:
 def test_an_error_names_the_variable(environ: dict[str, str], names: str) -> None:
     with pytest.raises(InvalidSetting, match=names):
         AgentSettings.from_env(environ)
+
+
+@pytest.mark.parametrize(("given", "park_bytes"), [("", None), ("0", 0), ("2Gi", 2 << 30)])
+def test_memory_for_parked_workers_is_a_size(given: str, park_bytes: int | None) -> None:
+    assert AgentSettings.from_env({**URL, "GPUFN_PARK_MEMORY": given}).park_bytes == park_bytes
 
 
 def test_a_function_without_an_image_gets_one_only_where_docker_launches() -> None:

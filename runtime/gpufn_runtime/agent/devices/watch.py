@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -49,7 +49,12 @@ class DeviceWatch:
         self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=found.driver, cuda=found.cuda)
         self._records = {device.uuid: HealthRecord() for device in self.gpus}
         self._sampled_at = 0.0
-        self._stop = threading.Event()
+        self._is_stopped = False
+        self._is_due = threading.Event()
+        self._processes: dict[tuple[str, int], int | None] = {}  # GPU and pid → bytes
+        self.begun = 0  # samples; `seen` is the last one that came
+        self.seen = 0
+        self.on_sample: Callable[[], None] = lambda: None
         self._tell: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
 
     @property
@@ -73,17 +78,41 @@ class DeviceWatch:
             threading.Thread(target=self._sample, args=(loop,), name="gpufn-devices", daemon=True).start()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._is_stopped = True
+        self._is_due.set()
+
+    def hurry(self) -> None:
+        """A sample as soon as can be."""
+        self._is_due.set()
+
+    def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> int | None:
+        """Bytes of the GPU of which these processes have most, by the last sample; None when it does not tell."""
+        pids = tuple(pids)
+        told = [[held for pid in pids if (held := self._processes.get((uuid, pid))) is not None] for uuid in gpus]
+        return max((sum(held) for held in told if held), default=None)
 
     def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._stop.wait(self._period_s):
+        while True:
+            self._is_due.wait(self._period_s)
+            self._is_due.clear()
+            if self._is_stopped:
+                return
+            self.begun += 1
             sample = self._inventory.sample()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self.take, sample)
+                loop.call_soon_threadsafe(self._came, self.begun, sample)
+
+    def _came(self, number: int, sample: Sample) -> None:
+        self.take(sample)
+        self.seen = number
+        self.on_sample()
 
     def take(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()
         metrics = {each.uuid: each for each in sample.metrics}
+        self._processes = {
+            (each.uuid, process.pid): process.memory_bytes for each in sample.metrics for process in each.processes
+        }
         for uuid, xid in sample.xids:
             log.warning("%s: %s", uuid, describe(xid))
             for device in self.gpus:
