@@ -1,7 +1,7 @@
 """The ASGI application: the edge every request passes, then the hot path or Starlette's router.
 
 1. methods outside the allow-list and heads with too many headers are refused
-2. invoke goes straight to `Invoke`, inference to `Inference`
+2. invoke and submit go straight to `Invoke`, inference to `Inference`
 3. everything else is authenticated, then routed
 4. whatever was raised before the answer began becomes a problem, in the words of the path's protocol; a foreign
    exception shows only an incident id
@@ -30,13 +30,15 @@ log = logging.getLogger(__name__)
 
 _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
+_SUBMIT: Final = "/submit"
+_VERB_LENGTH: Final = len(_INVOKE)  # of both
 # Probes have neither a key nor our name.
 _OPEN: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 class App:
     def __init__(self, invoke: Invoke, inference: Inference, access: Access, routes: Sequence[Route]) -> None:
-        self._invoke = invoke
+        self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
         self._router = Router(routes, redirect_slashes=False)
@@ -48,12 +50,12 @@ class App:
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 raise RouteError(431, f"A request has at most {MAX_HEADERS} headers.")
-            if path.endswith(_INVOKE) and path.startswith(_FUNCTIONS):
-                name = path[len(_FUNCTIONS) : -len(_INVOKE)]
+            if path.startswith(_FUNCTIONS) and (call := self._calls.get(path[-_VERB_LENGTH:])) is not None:
+                name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
                 if name and "/" not in name:
                     if scope["method"] != "POST":
                         raise _not_allowed(scope, "POST")
-                    await self._invoke.serve(name, scope, receive, send)
+                    await call(name, scope, receive, send)
                     return
             if (asked := oip.inference_of(path)) is not None:
                 if scope["method"] != "POST":

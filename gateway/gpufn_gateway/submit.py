@@ -175,13 +175,16 @@ class Submissions:
     async def view(self, record: CallRecord) -> dict[str, Any]:
         """The status. A record is written when a call is queued, tried again, and ends; in between the runners say who
         runs it."""
-        held = None if record.state.ended else await records.where(self._bus, record.id)
+        if record.state.ended:
+            return call_views.status(record)
+        place = await queues.place(self._bus, record)
+        # Who asks for one that nobody has waits for an answer in vain.
+        held = await records.where(self._bus, record.id) if place is None else None
         view = call_views.status(record, held)
         if view["state"] is InvocationState.QUEUED:
             registry = self._calls.registry
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
-            place = await queues.place(self._bus, record)
             now = self._calls.clock.time()
             view |= call_views.waits(record, place, spec, registry.status(record.function), now)
         return view

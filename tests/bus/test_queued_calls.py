@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import queued_calls, records, streams
+from gpufn.bus import queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import IdempotencyMismatch
@@ -19,6 +19,7 @@ from gpufn.protocol.messages import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.bus.conftest import Connect
+from tests.taking import take
 
 
 async def begin(nats: EmbeddedServer, connect: Connect) -> Bus:
@@ -115,3 +116,46 @@ async def test_a_list_has_calls_with_and_without_a_record_once_each(nats: Embedd
     queued = await records.recent(bus, "waits", 10, lambda call: not call.state.ended)
     assert [call.id for call in queued] == [keyed.id, waits.id]
     assert [call.id for call in await records.recent(bus, "waits", 1)] == [ended.id]  # the last that changed
+
+
+async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    calls = []
+    for _ in range(4):
+        calls.append(await submit(bus))
+        await submit(bus, "other")
+    assert [await queues.place(bus, call) for call in calls] == [1, 2, 3, 4]
+    await take(bus, "waits")
+    await records.cancel(bus, calls[2], 2.0)
+    assert [await queues.place(bus, calls[number]) for number in (0, 1, 3)] == [None, 1, 2]
+
+
+async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_COUNTED", 2)
+    bus = await begin(nats, connect)
+    calls = []
+    for _ in range(10):
+        calls.append(await submit(bus))
+        await submit(bus, "other")
+    places = [await queues.place(bus, call) for call in calls]
+    assert places[:2] == [1, 2]
+    assert places == sorted(places, key=lambda place: place or 0)
+    assert all(abs((place or 0) - true) <= 1 for true, place in enumerate(places, 1)), places
+
+
+@pytest.mark.parametrize(
+    ("seq", "waiting", "last", "found"),
+    [
+        (101, 10, 110, (1, 1)),  # nobody else's are there
+        (110, 10, 110, (10, 10)),
+        (105, 7, 110, (2, 5)),  # 3 of 110 are others', before it or behind
+        (110, 3, 110, (3, 3)),  # it is the last
+        (105, 0, 110, (1, 1)),  # it has just been taken
+    ],
+)
+def test_what_can_be_said_of_a_place_without_a_look_at_the_queue(
+    seq: int, waiting: int, last: int, found: tuple[int, int]
+) -> None:
+    assert queues.bounds(seq, streams.Consumed(waiting=waiting, taken=100), last) == found

@@ -16,6 +16,7 @@ from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import AttemptRecord, CallRecord, HeldBy, Progress, WhereIs, encode, unpack_invocation
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+from tests.taking import take
 
 GOOD = b'{"texts":["a"]}'
 OTHER = b'{"texts":["b"]}'
@@ -182,6 +183,7 @@ async def test_what_runs_has_no_place(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("runs"), DIGEST)
         invocation = await submit(gateway, "runs")
+        await take(gateway.bus, "runs")
         Holder(gateway.bus).start(invocation, attempt=2)
         view = (await gateway.http.get(f"/v1/invocations/{invocation}")).json()
         assert (view["state"], view["attempt"], view["worker"], view["place"], view["waiting"]) == (
@@ -246,6 +248,7 @@ async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connectio
         holder = Holder(gateway.bus)
         events = Events(connection, gateway, invocation)
         await until(lambda: events.told == [("state", "10", "queued")])
+        await take(gateway.bus, "told")
         holder.start(invocation)
         await until(lambda: events.told[1:] == [("state", "11", "running")])
         holder.progress(invocation, Progress(0.5, "half"))
@@ -261,6 +264,7 @@ async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection
         await gateway.deploys.deploy(make.spec("seen"), DIGEST)
         invocation = await submit(gateway, "seen")
         holder = Holder(gateway.bus)
+        await take(gateway.bus, "seen")
         holder.start(invocation)
         again = Events(connection, gateway, invocation, last_event_id="11")
         missed = Events(connection, gateway, invocation, last_event_id="10")

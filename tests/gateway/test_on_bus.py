@@ -33,6 +33,7 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import RevisionState
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
+from tests.taking import take
 
 GOOD = b'{"texts":["a"]}'
 
@@ -181,6 +182,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
         runs, waits = [
             (await gateway.http.post("/v1/functions/leaves/submit", content=GOOD)).json()["id"] for _ in range(2)
         ]
+        await take(gateway.bus, "leaves")
         runner.held.add(runs)
         for delete in (True, False):  # by the gateway, then by the controller for what came late
             if delete:

@@ -30,7 +30,6 @@ class InvocationRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/invocations/{id}"
         return [
-            Route("/v1/functions/{fn}/submit", self.submit, methods=["POST"]),
             Route("/v1/functions/{fn}/invocations/{id}", self.submit, methods=["PUT"]),
             Route(one, self.show, methods=["GET"]),
             Route(one, self.cancel, methods=["DELETE"]),
@@ -76,7 +75,7 @@ class _Submit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         params = self._request.path_params
         headers = headers_of(self._request)
-        await self._submissions.submit(params["fn"], headers, receive, send, invocation=params.get("id"))
+        await self._submissions.submit(params["fn"], headers, receive, send, invocation=params["id"])
 
 
 class _Result:

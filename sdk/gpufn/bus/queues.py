@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
 _OVERDUE_S = 60.0
 _MOST_READ_BYTES = 4 << 20  # of arguments that are read along, per look
+_COUNTED = 256
 
 
 class Address(NamedTuple):
@@ -41,17 +42,53 @@ def address(function: str, revision: int, kind: QueueKind) -> Address:
 
 async def place(bus: Bus, record: CallRecord) -> int | None:
     """Its place among the submitted calls of its revision that wait, from 1, with those of higher classes before it;
-    None when it is in the queue no more."""
+    None when a runner has taken it, which may have handed it back.
+
+    It is exact among the first few hundred. Further back it is estimated where calls of others lie in between, for the
+    server reads what it counts.
+    """
     classes = [priority for priority in Priority if not record.priority.is_above(priority)]
-    first = [address(record.function, record.revision, QueueKind(each, is_sync=False)) for each in classes]
-    behind, stored, running = await asyncio.gather(
-        streams.count_from(bus, subjects.ASYNC, first[-1].subject, record.queue_seq),
-        asyncio.gather(*(streams.messages_per_subject(bus, subjects.ASYNC, queue.subject) for queue in first)),
-        asyncio.gather(*(streams.count_held(bus, subjects.ASYNC, queue.consumer) for queue in first)),
+    *above, own = [address(record.function, record.revision, QueueKind(each, is_sync=False)) for each in classes]
+    before, ours = await asyncio.gather(
+        asyncio.gather(*(_consumed(bus, queue) for queue in above)), _consumed(bus, own)
     )
-    if behind is None:
+    if record.queue_seq <= ours.taken:
         return None
-    return max(1, sum(sum(counts.values()) for counts in stored) - behind + 1 - sum(running))
+    return sum(queue.waiting for queue in before) + await _place(bus, own, record.queue_seq, ours)
+
+
+async def _consumed(bus: Bus, queue: Address) -> streams.Consumed:
+    found = await streams.consumed(bus, queue.stream, queue.consumer)
+    if found is None:  # no runner has ever asked for them
+        stored = await streams.messages_per_subject(bus, queue.stream, queue.subject)
+        found = streams.Consumed(sum(stored.values()), 0)
+    return found
+
+
+async def _place(bus: Bus, queue: Address, seq: int, ours: streams.Consumed) -> int:
+    last = int((await bus.js(f"STREAM.INFO.{queue.stream}"))["state"]["last_seq"])
+    least, most = bounds(seq, ours, last)
+    if least == most:
+        return least
+    head = await streams.batch_from(
+        bus, queue.stream, queue.subject, ours.taken + 1, most=_COUNTED, max_bytes=_MOST_READ_BYTES
+    )
+    if head and head[-1].seq >= seq:
+        return 1 + sum(message.seq < seq for message in head)
+    among = round(ours.waiting * (seq - ours.taken) / max(1, last - ours.taken))
+    return min(max(least, len(head) + 1, among), most)
+
+
+def bounds(seq: int, ours: streams.Consumed, last: int) -> tuple[int, int]:
+    """The first and the last place that a call at `seq` can have in a queue, by the stream's `last` sequence alone.
+
+    >>> bounds(105, streams.Consumed(waiting=10, taken=100), 110)  # nobody else's are in between
+    (5, 5)
+    >>> bounds(105, streams.Consumed(waiting=7, taken=100), 110)
+    (2, 5)
+    """
+    least = max(1, ours.waiting - (last - seq))
+    return least, max(least, min(ours.waiting, seq - ours.taken))
 
 
 async def end_queued(

@@ -147,8 +147,9 @@ async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Sto
     """Where it is stored, and what is stored there: the first of those that were submitted under one id."""
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
     payload = pack(message, body)
-    stored = await bus.publish_stored(queue, payload, msg_id=message.id)
-    if not stored.duplicate or is_stem(message.id):  # nobody else has our stem: it was our own second try
+    # An id that the server has to remember costs it memory for minutes, and a call without one cannot be repeated.
+    stored = await bus.publish_stored(queue, payload, msg_id=None if is_stem(message.id) else message.id)
+    if not stored.duplicate:
         return stored, message
     found = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
     if found is not None and found.seq == stored.seq:

@@ -56,7 +56,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "compression": "s2",
         "allow_direct": True,
         "allow_atomic": True,  # map: a batch is stored whole or not at all
-        "max_msgs_per_subject": 100_000,
+        "max_msgs_per_subject": 2_000_000,  # what waits costs disk and no memory
         "max_bytes": 16_384 * _MIB,
         "max_age": 30 * _DAY,  # as long as its record
         "duplicate_window": 10 * _MINUTE,
@@ -241,25 +241,22 @@ async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredM
     return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
 
 
-async def count_from(bus: Bus, stream: str, subject: str, seq: int) -> int | None:
-    """How many messages of `subject`, which may hold wildcards, there are from the one at `seq` on; None when that one
-    is not there. The stream must allow direct reads."""
-    body = msgspec.json.encode({"seq": seq, "next_by_subj": subject, "batch": 1})
-    answer = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
-    headers = answer.headers or {}
-    if answer.status or int(headers["Nats-Sequence"]) != seq:
-        return None
-    return int(headers["Nats-Num-Pending"]) + 1
+class Consumed(msgspec.Struct, frozen=True):
+    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`."""
+
+    waiting: int
+    taken: int
 
 
-async def count_held(bus: Bus, stream: str, consumer: str) -> int:
-    """How many deliveries of a consumer are not settled."""
+async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
+    """None without such a consumer."""
     try:
-        return int((await bus.js(f"CONSUMER.INFO.{stream}.{consumer}"))["num_ack_pending"])
+        info = await bus.js(f"CONSUMER.INFO.{stream}.{consumer}")
     except JetStreamError as error:
         if error.err_code in jetstream.NOT_FOUND:
-            return 0
+            return None
         raise
+    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
 
 
 async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:
