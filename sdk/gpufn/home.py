@@ -24,6 +24,7 @@ from pathlib import Path
 from gpufn.errors import PlatformError
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of our own in it, which `ensure` claims)
+_RUN = Path("/run")
 # A unix socket's path fits 107 bytes; a worker's folder and the socket's name take 40 of them.
 _LONGEST_RUN_PATH = 66
 
@@ -72,8 +73,13 @@ class Home:
         return self.run / "mps"
 
     @property
+    def mps_elsewhere(self) -> Path:
+        """The like for GPUs that containers share, whose daemons' users cannot enter our folders."""
+        return _RUN / f"gpufn-mps-{self._name}"
+
+    @property
     def mps_memory(self) -> Path:
-        """The like for GPUs that containers share: in memory, which their clients and their daemon both see."""
+        """What the daemons of such GPUs share with their clients."""
         return _SHARED_MEMORY / f"gpufn-mps-{self._name}"
 
     @property
@@ -124,6 +130,7 @@ class Home:
     def forget_running(self) -> None:
         """Remove what is kept elsewhere than below `root`, for processes that run: none does any more."""
         shutil.rmtree(self.parcels, ignore_errors=True)
+        shutil.rmtree(self.mps_elsewhere, ignore_errors=True)
         shutil.rmtree(self.mps_memory, ignore_errors=True)
         if self.run.parent != self.root:
             shutil.rmtree(self.run, ignore_errors=True)

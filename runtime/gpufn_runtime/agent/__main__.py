@@ -42,7 +42,7 @@ from gpufn_runtime.agent.launchers.containers import ContainerLauncher, Say
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
-from gpufn_runtime.agent.mps.daemon import Daemon
+from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
 from gpufn_runtime.agent.reports import image_log
@@ -170,7 +170,8 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
 
 def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
     make = functools.partial(Daemon, may_set_compute_mode=settings.mps_exclusive)
-    return MpsDaemons(DaemonMaker(settings.home.mps, settings.home.mps_memory, make), clock)
+    home = settings.home
+    return MpsDaemons(DaemonMaker(home.mps, Elsewhere(home.mps_elsewhere, home.mps_memory), make), clock)
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:

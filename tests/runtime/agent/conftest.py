@@ -41,6 +41,7 @@ from gpufn_runtime.agent.launchers.by_image import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.mps.daemon import Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
 
@@ -128,7 +129,7 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        maker = DaemonMaker(self.home.mps, self.home.mps_memory)
+        maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory))
         shares = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=5.0)
         agent = Agent(
             node=self.name,

@@ -29,6 +29,7 @@ DEFAULT_HOST = "unix:///var/run/docker.sock"
 _TIMEOUT_S = 60.0
 _WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen
 _TAIL_LINES = 40
+_NO_GPU_RUNTIME = "could not select device driver"
 _SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 
 _T = TypeVar("_T")
@@ -204,6 +205,10 @@ class Docker:
         except docker.errors.NotFound as error:
             raise ContainerGone(f"Docker cannot {what}: {_said(error)}") from error
         except docker.errors.APIError as error:
+            if _NO_GPU_RUNTIME in _said(error):
+                raise PlatformError(
+                    f"Docker at {self._host} has no runtime for GPUs: install nvidia-container-toolkit there."
+                ) from error
             raise PlatformError(f"Docker cannot {what}: {_said(error)}") from error
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise DaemonAway(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error

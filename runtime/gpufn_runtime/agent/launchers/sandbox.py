@@ -122,7 +122,7 @@ def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[s
     return {"Type": "bind", "Source": os.fspath(source), "Target": target, "ReadOnly": not writable}
 
 
-# NVIDIA's container runtime, as data. No test here has run it: that takes a GPU.
+# NVIDIA's container runtime, as data. The tests run a stand-in for its hook: the real one takes a GPU.
 
 
 def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:

@@ -4,9 +4,8 @@
     pipe/         where clients find it; nobody else's processes may enter
     log/          control.log, server.log
 
-Clients in containers are processes of another user, and share memory with their server. So for them pipe and log are
-below a folder of that user's in memory, beside memory/, which is /dev/shm to the daemon and to its clients, and is seen
-by nobody else.
+Clients in containers are processes of another user, and share memory with their server. So for them pipe and log are in
+a folder of that user's elsewhere, and another one, in memory, is /dev/shm to the daemon and to its clients.
 
 start    folder, compute mode (when allowed), `nvidia-cuda-mps-control -f`, `start_server -uid`, wait until it is ACTIVE
 stop     `quit`, then SIGKILL for what is left; the compute mode as it was; the folders go
@@ -23,6 +22,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,9 +64,15 @@ def left_in(folder: Path) -> DaemonFile | None:
         return None
 
 
+class Elsewhere(NamedTuple):
+    """What a daemon has whose clients live in containers: `folder` with pipe/ and log/, `memory` below /dev/shm."""
+
+    folder: Path
+    memory: Path
+
+
 class Daemon:
-    """`uid` is whose processes the workers are. `shared`: they live in containers, and this is the folder of theirs in
-    memory."""
+    """`uid` is whose processes the workers are. With `elsewhere` they live in containers."""
 
     def __init__(
         self,
@@ -74,7 +80,7 @@ class Daemon:
         folder: Path,
         *,
         uid: int,
-        shared: Path | None = None,
+        elsewhere: Elsewhere | None = None,
         may_set_compute_mode: bool = False,
         start_timeout_s: float = 10.0,
         stop_timeout_s: float = 5.0,
@@ -82,9 +88,10 @@ class Daemon:
     ) -> None:
         self.gpu = gpu
         self.folder = folder
-        self._shared = shared
-        self._log = (shared or folder) / "log"
-        self.pipe = (shared or folder) / "pipe"
+        self._elsewhere = elsewhere
+        shared = folder if elsewhere is None else elsewhere.folder
+        self._log = shared / "log"
+        self.pipe = shared / "pipe"
         self.control = Control(self.pipe)
         self._uid = uid
         self._may_set_compute_mode = may_set_compute_mode
@@ -96,9 +103,9 @@ class Daemon:
     @property
     def mounts(self) -> Mounts | None:
         """What containers of its clients have of it; None when they are processes."""
-        if self._shared is None:
+        if self._elsewhere is None:
             return None
-        return Mounts(os.fspath(self.pipe), os.fspath(self._shared / "memory"), self._uid)
+        return Mounts(os.fspath(self.pipe), os.fspath(self._elsewhere.memory), self._uid)
 
     def take_over(self, file: DaemonFile) -> None:
         """Be the daemon that an earlier agent has started."""
@@ -137,20 +144,20 @@ class Daemon:
     def _make_folders(self) -> None:
         """Anew, for what a daemon that died has left would answer for it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in (self.pipe, self._log) if self._shared is None else (self._shared,):
+        for path in self._elsewhere or (self.pipe, self._log):
             shutil.rmtree(path, ignore_errors=True)
-        if self._shared is None:
+        if self._elsewhere is None:
             self.pipe.mkdir(mode=0o700)
             self._log.mkdir(mode=0o700)
             return
         try:
-            self._shared.parent.mkdir(mode=0o711, exist_ok=True)
-            self._shared.mkdir(mode=0o700)
-            self.pipe.mkdir(mode=0o755)  # not theirs: no client may put another daemon in the place of ours
-            for path in (self._log, self._shared / "memory"):
+            for path in self._elsewhere:
+                path.parent.mkdir(mode=0o711, exist_ok=True)
                 path.mkdir(mode=0o700)
                 os.chown(path, self._uid, self._uid)
-            os.chown(self._shared, self._uid, self._uid)
+            self.pipe.mkdir(mode=0o755)  # not theirs: no client may put another daemon in the place of ours
+            self._log.mkdir(mode=0o700)
+            os.chown(self._log, self._uid, self._uid)
         except OSError as error:
             raise DeviceFailed(f"{self.gpu}: {error.filename} cannot be made: {error.strerror}") from error
 
@@ -161,8 +168,8 @@ class Daemon:
             "CUDA_VISIBLE_DEVICES": self.gpu,
         }
         command = [PROGRAM, "-f"]
-        if self._shared is not None:
-            memory = os.fspath(self._shared / "memory")
+        if self._elsewhere is not None:
+            memory = os.fspath(self._elsewhere.memory)
             command = ["unshare", "--mount", "--propagation=private", "sh", "-c", _IN_OWN_MEMORY, memory, PROGRAM]
         try:
             started = subprocess.Popen(  # noqa: S603
@@ -234,9 +241,8 @@ class Daemon:
                 log.warning("%s stays in %s: %s", self.gpu, compute_mode.EXCLUSIVE, error.message)
                 return  # its folder stays, so that a later agent tries again
         self._file = self._fresh_file()
-        for path in (self.folder, self._shared):
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
+        for path in (self.folder, *(self._elsewhere or ())):
+            shutil.rmtree(path, ignore_errors=True)
 
     async def _end(self) -> None:
         if self.is_running():
@@ -254,7 +260,7 @@ class Daemon:
             self._write(msgspec.structs.replace(self._file, process=None, servers=()))
 
     def _fresh_file(self) -> DaemonFile:
-        return DaemonFile(self.gpu, container_uid=None if self._shared is None else self._uid)
+        return DaemonFile(self.gpu, container_uid=None if self._elsewhere is None else self._uid)
 
     @property
     def _pid(self) -> int:

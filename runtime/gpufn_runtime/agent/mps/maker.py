@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Protocol
 
 from gpufn.errors import DeviceFailed
-from gpufn_runtime.agent.mps.daemon import Daemon, left_in
+from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere, left_in
 
 # That no system gives out, nor the launcher of containers to a worker that shares no GPU.
 _UIDS = range(1_800_000_000, 1_900_000_000)
 
 
 class Make(Protocol):
-    def __call__(self, gpu: str, folder: Path, *, uid: int, shared: Path | None) -> Daemon: ...
+    def __call__(self, gpu: str, folder: Path, *, uid: int, elsewhere: Elsewhere | None) -> Daemon: ...
 
 
 class DaemonMaker:
-    """`root` has a folder for each GPU; `memory`, below /dev/shm, one for each whose clients live in containers."""
+    """`root` has a folder for each GPU; those in `elsewhere` have one for each whose clients live in containers."""
 
-    def __init__(self, root: Path, memory: Path, make: Make = Daemon, own_uid: Callable[[], int] = os.getuid) -> None:
+    def __init__(
+        self, root: Path, elsewhere: Elsewhere, make: Make = Daemon, own_uid: Callable[[], int] = os.getuid
+    ) -> None:
         self._root = root
-        self._memory = memory
+        self._elsewhere = elsewhere
         self._make = make
         self._own_uid = own_uid
 
@@ -48,5 +50,6 @@ class DaemonMaker:
     def _of(self, gpu: str, name: str, container_uid: int | None) -> Daemon:
         folder = self._root / name
         if container_uid is None:
-            return self._make(gpu, folder, uid=self._own_uid(), shared=None)
-        return self._make(gpu, folder, uid=container_uid, shared=self._memory / name)
+            return self._make(gpu, folder, uid=self._own_uid(), elsewhere=None)
+        elsewhere = Elsewhere(*(path / name for path in self._elsewhere))
+        return self._make(gpu, folder, uid=container_uid, elsewhere=elsewhere)

@@ -24,6 +24,7 @@ from tests.conftest import Platform, running_platform
 
 BASE = "gpufn-test-base:latest"
 APPS = Path(__file__).parent / "apps"
+PROGRAMS = Path(__file__).parent / "programs"
 _WITHIN_S = 30.0
 
 
@@ -71,6 +72,7 @@ class Daemon:
                     "--iptables=false",
                     "--ip6tables=false",
                 ],
+                env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
                 stdout=log,
                 stderr=log,
             )

@@ -16,7 +16,7 @@ from gpufn.errors import DeviceFailed, FunctionStartFailed
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps.daemon import Daemon
+from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
 from tests.runtime.agent.mps.machine import Machine
@@ -44,18 +44,18 @@ class Node:
         self.stubborn: set[str] = set()
         self.told = asyncio.Event()
         self.root = root
-        self.memory = root.with_name("memory")
+        self.elsewhere = Elsewhere(root.with_name("elsewhere"), root.with_name("memory"))
         self.timeout_s = 5.0
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
-        maker = DaemonMaker(self.root, self.memory, self._make)
+        maker = DaemonMaker(self.root, self.elsewhere, self._make)
         shares = MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
         shares.end = self._end
         return shares
 
-    def _make(self, gpu: str, folder: Path, *, uid: int, shared: Path | None) -> Daemon:
-        daemon = Daemon(gpu, folder, uid=uid, shared=shared, stop_timeout_s=0.3)
+    def _make(self, gpu: str, folder: Path, *, uid: int, elsewhere: Elsewhere | None) -> Daemon:
+        daemon = Daemon(gpu, folder, uid=uid, elsewhere=elsewhere, stop_timeout_s=0.3)
         daemon.control = Control(daemon.pipe, self.timeout_s)
         return daemon
 
@@ -227,10 +227,10 @@ def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any
         assert machine.server(Path(mounts.pipe))["uid"] == mounts.uid != os.getuid()
         owners = [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in map(Path, (mounts.pipe, mounts.memory))]
         assert owners == [(0, 0o755), (mounts.uid, 0o700)]
-        assert Path(mounts.memory).parent.stat().st_mode & 0o077 == 0
+        assert Path(mounts.pipe).parent.stat().st_mode & 0o077 == 0
         assert (await node.shares.prepare(G, PART, contained=True)).mounts == mounts
         await node.shares.stop()
-        assert not list(node.memory.iterdir())
+        assert not [left for path in node.elsewhere for left in path.iterdir()]
 
     on_node(work)
 
@@ -281,7 +281,7 @@ def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machi
 
 
 def test_an_agent_that_is_not_root_shares_no_gpu_among_containers(tmp_path: Path) -> None:
-    maker = DaemonMaker(tmp_path / "mps", tmp_path / "memory", own_uid=lambda: 1000)
+    maker = DaemonMaker(tmp_path / "mps", Elsewhere(tmp_path, tmp_path), own_uid=lambda: 1000)
     with pytest.raises(DeviceFailed, match="takes an agent that runs as root"):
         maker.make("GPU-1", contained=True)
 

@@ -1,0 +1,92 @@
+"""Workers that share a GPU by MPS, in containers of a real Docker daemon. NVIDIA's programs, hook and library are
+played; the daemon's namespace, the mounts, the user and the proof of a share are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufn.errors import PlatformError
+from gpufn.home import Home
+from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.launchers.docker import Docker
+from gpufn_runtime.agent.launchers.sandbox import Sandbox
+from tests.conftest import Platform
+from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with, until
+from tests.runtime.agent.mps.machine import Machine
+
+pytestmark = pytest.mark.e2e
+
+GPU = {"uuid": "GPU-0", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30, "multiprocessors": 58}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path / "bin")
+    yield made
+    left = made.running()
+    made.end()
+    assert left == []
+
+
+@pytest.fixture
+def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platform]:
+    environ = {"PATH": f"{machine.folder}:{os.environ['PATH']}", "GPUFN_DEVICES": json.dumps([GPU])}
+    with platform_with(daemon, tmp_path / "home", **environ) as platform:
+        platform.gpufn("deploy", APPS / "shared.py")
+        yield platform
+    home = Home(platform.home)
+    assert not [left for folder in (home.mps_elsewhere, home.mps_memory) for left in folder.glob("*")]
+
+
+def _workers(daemon: Daemon) -> list[int]:
+    """Their pids on this host."""
+    containers = daemon.containers(status="running")
+    firsts = [int(pid) for pid in daemon.docker("inspect", "--format", "{{.State.Pid}}", *containers)]
+    return [child for first in firsts for child in processes.children(first)]
+
+
+def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
+    shared: Platform, daemon: Daemon, machine: Machine
+) -> None:
+    first, second = shared.invoke("part"), shared.invoke("neighbour")
+    assert first["environ"] == {
+        "CUDA_VISIBLE_DEVICES": "GPU-0",
+        "CUDA_MPS_PIPE_DIRECTORY": "/gpufn/mps",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+    assert first["uid"] == second["uid"] != 0
+    assert (second["pipes"], second["pipes_are_ours"]) == (["control"], False)
+    assert second["memory"] == ["of-neighbour", "of-part", "of-the-daemon"]
+    workers = _workers(daemon)
+    assert len(workers) == 2
+    pipe = next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe"
+    machine.connect(pipe, *workers)
+    machine.fault(pipe)
+    until(lambda: not set(workers) & set(_workers(daemon)))
+    assert sorted(machine.state(pipe)["terminated"]) == sorted(workers)
+    assert until(lambda: shared.post("part").status_code == 200)
+
+
+def test_a_runtime_for_gpus_that_docker_lacks_is_named(daemon: Daemon) -> None:
+    gpus = [{"Driver": "another", "DeviceIDs": ["GPU-0"], "Capabilities": [["gpu"]]}]
+    sandbox = Sandbox({"command": ["true"]}, {"device_requests": gpus})
+
+    async def start() -> None:
+        asks = Docker(daemon.host)
+        container = await asks.create("gpufn-test-gpu", BASE, sandbox, {})
+        try:
+            await asks.start(container)
+        finally:
+            await asks.remove(container)
+
+    with pytest.raises(PlatformError, match="has no runtime for GPUs: install nvidia-container-toolkit"):
+        asyncio.run(start())
