@@ -40,7 +40,7 @@ class ModelNotReady(CapacityError):
 
 
 class _Oip:
-    """Errors are `{"error": "..."}`, and an input that does not fit is a bad request."""
+    """Errors are `{"error": "..."}`, with the statuses that they have everywhere here."""
 
     def result(self, content_type: str, body: bytes | memoryview) -> Headers:
         if media.media_type(content_type) != media.TENSORS:
@@ -57,9 +57,8 @@ class _Oip:
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         headers = [header for header in problem.headers() if header[0] != b"content-type"]
-        status = 400 if problem.status in (415, 422) else problem.status
         headers.append((b"content-type", media.JSON.encode()))
-        return status, headers, msgspec.json.encode({"error": problem.info.message})
+        return problem.status, headers, msgspec.json.encode({"error": problem.info.message})
 
 
 OIP: Final = _Oip()

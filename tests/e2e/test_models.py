@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_the_clients_mistake_in_the_protocols_form(client: 
     ):
         with pytest.raises(InferenceServerException) as caught:
             client.infer("scores", [tensor])
-        assert (caught.value.status(), caught.value.message()) == ("400", message)
+        assert (caught.value.status(), caught.value.message()) == ("422", message)
     with pytest.raises(InferenceServerException, match="There is no model 'nothing'"):
         client.infer("nothing", [_input("x", ROWS)])
 
@@ -165,7 +165,7 @@ def test_a_shape_outside_the_profile_is_refused_and_the_profile_is_told(
     said = "x: the engine accepts [1, 2] to [2, 8], tuned for [1, 4], not [1, 9]"
     with pytest.raises(InferenceServerException) as caught:
         client.infer("long", [_input("x", np.zeros((1, 9), np.float32))])
-    assert (caught.value.status(), caught.value.message()) == ("400", said)
+    assert (caught.value.status(), caught.value.message()) == ("422", said)
     refused = platform.post("long", {"x": [[0.0] * 9]})
     problem = refused.json()
     assert (refused.status_code, problem["code"], problem["field"], problem["detail"]) == (

@@ -120,7 +120,7 @@ async def test_a_version_is_the_number_of_the_serving_revision(models: Any) -> N
 @pytest.mark.parametrize("length", [str(len(REQUEST) + 1), "-1", "x", "9" * 30])
 async def test_the_head_is_a_part_of_the_body(models: Any, length: str) -> None:
     answer = await models.post(INFER, REQUEST, inference_header_content_length=length)
-    assert error(answer) == (400, "Inference-Header-Content-Length is not the length of a part of the body.")
+    assert error(answer) == (422, "Inference-Header-Content-Length is not the length of a part of the body.")
     assert models.queue.calls == []
 
 
@@ -134,8 +134,8 @@ async def test_a_packed_request_is_unpacked_within_the_limit(
     assert error(too_much)[0] == 413
     for broken in (pack(REQUEST)[:-3], pack(REQUEST) + b"more", REQUEST):
         status, message = error(await models.post(INFER, broken, content_encoding=encoding))
-        assert (status, message.startswith("The body is not what its Content-Encoding says")) == (400, True)
-    assert error(await models.post(INFER, REQUEST, content_encoding="br"))[0] == 400
+        assert (status, message.startswith("The body is not what its Content-Encoding says")) == (422, True)
+    assert error(await models.post(INFER, REQUEST, content_encoding="br"))[0] == 422
 
 
 async def test_a_large_packed_request_is_unpacked_beside_the_loop(models: Any, monkeypatch: Any) -> None:
@@ -146,7 +146,7 @@ async def test_a_large_packed_request_is_unpacked_beside_the_loop(models: Any, m
 
 async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -> None:
     assert error(await models.post(INFER, b"{")) == (
-        400, "this is no inference request: Input data was truncated",
+        422, "this is no inference request: Input data was truncated",
     )  # fmt: skip
     assert error(await models.post("/v2/models/none/infer", REQUEST)) == (404, "There is no model 'none'.")
     assert error(await models.post("/v2/models/embed/infer", REQUEST)) == (
@@ -346,7 +346,7 @@ async def test_tritonclient_works_unmodified(models: Any) -> None:
         "index": "READY",
         "unknown": "404",
         "load": "400",
-        "wrong": "400",
+        "wrong": "422",
     }
 
 
