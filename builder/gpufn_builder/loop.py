@@ -140,7 +140,8 @@ class BuildQueue:
 
     async def _run(self, record: BuildRecord) -> None:
         build = record.build
-        await record.change(state=BuildState.BUILDING, started_at=build.started_at or self._clock.time())
+        started_at = build.started_at or self._clock.time()
+        await record.change(state=BuildState.BUILDING, detail="", started_at=started_at)
         work = asyncio.create_task(self._building.run(build, self._target, record.tell), name=f"work of {build.id}")
         stop_to_look = await record.watch(work.cancel)
         writing = asyncio.create_task(record.keep_up(), name=f"progress of {build.id}")

@@ -68,6 +68,7 @@ from gpufn_gateway.storage import Storage
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.ticks import tick
+from gpufn_gateway.unattended import Unattended
 from gpufn_gateway.webhooks.addresses import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.post import Post
@@ -282,6 +283,7 @@ class _Gateway:
         yield "controller", _control(controller)
         finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
         yield "finishing", finishing.run()
+        yield "unattended", Unattended(bus, builds, clock, leads).run()
         yield "schedules", ScheduleRuns(schedules, registry, clock, leads=leads).run()
         yield "webhooks", Deliveries(bus, self._webhook_secrets, Post(self._addresses), clock).run()
         yield "collection", collection.run()

@@ -7,6 +7,7 @@ cancel   `cancel` is set by compare-and-set and the builder ends it; one that no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
 import msgspec
@@ -107,6 +108,13 @@ class Builds:
             raise
         self.on_build(build.id, Entry(build.id, value, stored_at))
         return build
+
+    async def tell(self, build_id: str, detail: str) -> None:
+        """Why a PENDING build waits, unless it is changed meanwhile."""
+        build, revision = self.get(build_id), self.change(build_id)
+        value = encode(msgspec.structs.replace(build, detail=detail))
+        with contextlib.suppress(Conflict):
+            self.on_build(build_id, Entry(build_id, value, await self._builds.update(build_id, value, revision)))
 
     async def cancel(self, build_id: str) -> Build:
         """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""

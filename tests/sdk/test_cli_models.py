@@ -77,7 +77,14 @@ def _sent(gateway: StubGateway, what: str) -> Any:
 def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None:
     revision = {"number": 1, "state": "building", "builds": [_BUILD]}
     begun = _BUILD | {"stage": None}
-    for build in (_BUILD | {"state": "pending", "stage": None}, begun, _BUILD, _BUILD | {"detail": "chooses threads"}):
+    queued = _BUILD | {"state": "pending", "stage": None, "detail": ""}
+    for build in (
+        queued,
+        queued | {"detail": "no builder runs for cpu"},
+        begun,
+        _BUILD,
+        _BUILD | {"detail": "chooses threads"},
+    ):
         platform.on("GET /v1/functions/net/revisions/1", revision | {"builds": [build]})
     platform.on("GET /v1/functions/net/revisions/1", revision | {"state": "ready", "builds": [_BUILT]})
     platform.on("GET /v1/functions/net", {"code": "function_not_found"}, status=404)
@@ -86,6 +93,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: waits for a builder",
+        "net.onnx on cpu: waits: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
     ]
@@ -357,6 +365,7 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
     ("fields", "text"),
     [
         ({"state": BuildState.PENDING}, "waits for a builder"),
+        ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waits: no builder runs for cpu"),
         ({"state": BuildState.BUILDING}, "starts"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY, "detail": "2 of 3"}, "verify: 2 of 3"),

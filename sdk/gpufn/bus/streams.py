@@ -242,10 +242,12 @@ async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredM
 
 
 class Consumed(msgspec.Struct, frozen=True):
-    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`."""
+    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`. Whether
+    somebody pulls, or holds a delivery, tells `has_taker`."""
 
     waiting: int
     taken: int
+    has_taker: bool = False
 
 
 async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
@@ -256,7 +258,8 @@ async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
         if error.err_code in jetstream.NOT_FOUND:
             return None
         raise
-    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
+    has_taker = info["num_waiting"] > 0 or info["num_ack_pending"] > 0
+    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]), has_taker)
 
 
 async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:

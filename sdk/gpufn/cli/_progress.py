@@ -38,8 +38,10 @@ def phrase(build: BuildView) -> str:
     """Where a build is, in words: `compile: onnxruntime-cpu`."""
     if build.state is BuildState.SUCCEEDED:
         return "built before" if build.cached else "built"
+    if build.state is BuildState.PENDING:
+        return f"waits: {build.detail}" if build.detail else "waits for a builder"
     if build.state is not BuildState.BUILDING:
-        return "waits for a builder" if build.state is BuildState.PENDING else build.state.value
+        return build.state.value
     stage = build.stage.value if build.stage else "starts"
     return f"{stage}: {build.detail}" if build.detail else stage
 
@@ -50,7 +52,7 @@ class _Lines:
 
     def __call__(self, builds: Sequence[BuildView]) -> None:
         for build in builds:
-            reached = build.state, build.stage
+            reached = build.state, build.stage, build.detail if build.state is BuildState.PENDING else ""
             has_begun_only = build.state is BuildState.BUILDING and build.stage is None
             if self._said.get(build.id) != reached and not has_begun_only:
                 self._said[build.id] = reached

@@ -1,0 +1,95 @@
+"""Why a build waits, on a real bus: its record says when no builder runs for its device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.bus import streams
+from gpufn.bus.consumer import Delivery, Pull
+from gpufn.engine import Build, BuildState
+from gpufn.model import ModelFile, ModelSpec
+from gpufn.protocol import subjects
+from gpufn_gateway import unattended
+from gpufn_gateway.unattended import Unattended
+from tests.gateway.whole import Whole, gateway_on, until
+
+MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
+WHY = "no builder runs for NVIDIA L4; `gpufn nodes` shows the devices that there are"
+
+
+class Builder:
+    """Takes builds and keeps them."""
+
+    def __init__(self, gateway: Whole, device: str) -> None:
+        self._gateway = gateway
+        self._device = device
+        self.taken: list[Delivery] = []
+
+    async def start(self) -> None:
+        bus, consumer = self._gateway.bus, subjects.build_consumer(self._device)
+        queue = subjects.build_queue(self._device)
+        await streams.ensure_consumer(bus, subjects.BUILD, consumer, queue, ack_wait_s=30, max_ack_pending=-1)
+        self.pull = Pull(bus, subjects.BUILD, consumer, self.taken.append)
+        self.pull.grant(1)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unattended, "SOON_S", 0.0)
+
+
+def looking(gateway: Whole) -> Unattended:
+    return Unattended(gateway.bus, gateway.builds, gateway.clock, lambda: True)
+
+
+async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        build = await gateway.builds.begin(MODEL, "NVIDIA L4")
+        since = gateway.builds.change(build.id)
+        await looking(gateway).step()
+        told = await gateway.builds.changed(build.id, since, 10)
+        assert (told.state, told.detail) == (BuildState.PENDING, WHY)
+        since = gateway.builds.change(build.id)
+        await looking(gateway).step()
+        assert gateway.builds.change(build.id) == since, "once is enough"
+        builder = Builder(gateway, "NVIDIA L4")
+        await builder.start()
+        await until(lambda: builder.taken)
+        await looking(gateway).step()
+        assert gateway.builds.get(build.id).detail == ""
+        builder.taken[0].ack()
+
+
+async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        builder = Builder(gateway, "cpu")
+        await builder.start()
+        builds = [await gateway.builds.begin(MODEL, "cpu") for _ in range(2)]
+        await until(lambda: builder.taken)
+        await looking(gateway).step()
+        assert [gateway.builds.get(build.id).detail for build in builds] == ["", ""]
+        builder.pull.withdraw()
+        builder.taken[0].ack()
+
+
+async def test_a_build_that_is_begun_meanwhile_is_left_as_it_is(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        build = await gateway.builds.begin(MODEL, "NVIDIA T4")
+        known = gateway.builds.known[build.id]
+        await gateway.builds.cancel(build.id)
+        gateway.builds.known[build.id] = known  # as it was heard of last
+        gateway.builds._changed_at[build.id] -= 1
+        await looking(gateway).step()
+        entry = await gateway.buckets.builds.get(build.id)
+        assert entry is not None
+        assert b"no builder runs" not in entry.value
+
+
+async def test_a_build_that_has_just_been_queued_is_not_looked_at(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unattended, "SOON_S", 60.0)
+    async with gateway_on(nats) as gateway:
+        build: Build = await gateway.builds.begin(MODEL, "NVIDIA A10")
+        await looking(gateway).step()
+        assert gateway.builds.get(build.id).detail == ""
