@@ -16,7 +16,7 @@ _KNOWN_WAITS = (None, WaitReason.STARTING)
 
 def running(record: CallRecord, held: HeldBy | None) -> CallRecord:
     """The record of a call that has not ended, with what the runner that has it says."""
-    if held is None or record.state.ended:
+    if held is None or held.waits_on or record.state.ended:
         return record
     return msgspec.structs.replace(
         record,
@@ -57,9 +57,18 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
 
 
 def waits(
-    record: CallRecord, place: int | None, spec: FunctionSpec | None, function: FunctionStatus | None, now: float
+    record: CallRecord,
+    place: int | None,
+    spec: FunctionSpec | None,
+    function: FunctionStatus | None,
+    now: float,
+    *,
+    held: HeldBy | None = None,
 ) -> dict[str, Any]:
     """`waiting`, `place` and `eta_s` of a call that is queued; `place` None means unknown."""
+    if held is not None and held.waits_on:
+        waiting = Waiting(WaitReason.TURN, f"it waits for its turn on {held.waits_on}")
+        return {"waiting": waiting, "place": None, "eta_s": None}
     waiting = _waiting(record, place, function, now)
     eta_s = None
     if waiting.reason is WaitReason.RETRY:

@@ -186,7 +186,7 @@ class Submissions:
             revision = registry.revisions.get(record.function, {}).get(record.revision)
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
-            view |= call_views.waits(record, place, spec, registry.status(record.function), now)
+            view |= call_views.waits(record, place, spec, registry.status(record.function), now, held=held)
         return view
 
     def _webhook(self, header: bytes | None, principal: Principal) -> Webhook | None:

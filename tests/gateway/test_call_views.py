@@ -70,6 +70,14 @@ def test_a_queued_call_always_says_why_it_waits(
     assert (waiting.reason.value, waiting.detail) == (reason, detail)
 
 
+def test_a_call_that_waits_for_its_turn_on_a_gpu_is_queued_though_a_runner_has_it(make: Any) -> None:
+    held = HeldBy("i", "w-1", "n", 1, 0.0, waits_on="GPU-0")
+    assert call_views.status(record(), held)["state"] is InvocationState.QUEUED
+    told = call_views.waits(record(), 3, None, make.status("f"), NOW, held=held)
+    assert (told["waiting"].reason.value, told["waiting"].detail) == ("turn", "it waits for its turn on GPU-0")
+    assert (told["place"], told["eta_s"]) == (None, None)
+
+
 def test_the_pause_before_an_attempt_is_its_eta(make: Any) -> None:
     waiting = record(attempt=2, not_before=1001.5)
     told = call_views.waits(waiting, 7, make.spec("f"), make.status("f", service_s=1.0), NOW)

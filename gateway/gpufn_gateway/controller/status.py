@@ -52,6 +52,8 @@ class Teller:
         demand = one.demand
         slots = one.spec.spec.slots if one.spec is not None else 1
         ready = counts[WorkerState.READY]
+        if gpus := {worker.waits_on for worker in one.view.in_state(WorkerState.READY)} - {""}:
+            return Waiting(WaitReason.TURN, f"waits for its turn on {min(gpus)}")
         if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
             return None
         if one.view.circuit.openings and not ready:

@@ -28,6 +28,7 @@ class WorkerView:
         self.reported: WorkerState | None = None
         self.slots = 0
         self.in_use = 0
+        self.waits_on = ""  # the GPU that its calls wait for their turn on
         self.idle_since: float | None = None
         self.drain_asked = assignment.desired is Desired.DRAIN
         self.was_ready = False

@@ -347,6 +347,7 @@ class World:
         worker.reported = report.state
         worker.slots = report.slots
         worker.in_use = report.in_use
+        worker.waits_on = report.waits_on
         worker.idle_since = None if report.idle_since is None else now - max(0.0, sent_at - report.idle_since)
         if not report.state.live:
             worker.is_gone = True

@@ -19,6 +19,7 @@ from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
+from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
 
@@ -28,6 +29,7 @@ log = logging.getLogger("gpufn.runner")
 async def serve(settings: RunnerSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}")
     try:
+        clock = SystemClock()
         runner = Runner(
             bus,
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
@@ -36,7 +38,8 @@ async def serve(settings: RunnerSettings) -> None:
             name=new_ulid()[-16:],
             node=settings.node,
             home=settings.home,
-            clock=SystemClock(),
+            clock=clock,
+            turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
         task = asyncio.create_task(runner.run(), name="runner")
         for name in (signal.SIGTERM, signal.SIGINT):

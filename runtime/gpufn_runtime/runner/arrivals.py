@@ -40,7 +40,7 @@ _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 class Arrivals:
     """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that had ended
-    before it began."""
+    before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Arrivals:
         parcels: NodeParcels,
         run: Callable[[Attempt, bytes], None],
         drop: Callable[[Attempt], None],
+        ask: Callable[[Attempt, Callable[[], None]], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
@@ -63,6 +64,7 @@ class Arrivals:
         self._parcels = parcels
         self._run = run
         self._drop = drop
+        self._ask = ask
         self._methods = {method.name: method for method in revision.spec.methods}
         self.intake = Intake(
             bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
@@ -76,7 +78,8 @@ class Arrivals:
 
     def offer(self, delivery: DirectDelivery) -> None:
         """A call that came by the lane: run it now or in a moment, or not here."""
-        if self._places.room() > 0 and not self.intake.others_wait(delivery.message.priority):
+        has_room = self._places.room() > 0 and not self._places.takes_turns
+        if has_room and not self.intake.others_wait(delivery.message.priority):
             self._start(delivery, delivery.message, delivery.body)
         else:
             delivery.nak()
@@ -134,10 +137,16 @@ class Arrivals:
             attempt.touched_at = self._clock.monotonic()
             link.slots.take()
             link.idle_since = None
-            if attempt.is_submitted and (delivery.delivered > 1 or message.attempt > 1):
-                self._spawn(self._run_unless_ended(attempt, body))
+            if link.seat is None:
+                self._begin(attempt, body)
             else:
-                self._run(attempt, body)
+                self._ask(attempt, lambda: self._begin(attempt, body))
+
+    def _begin(self, attempt: Attempt, body: bytes) -> None:
+        if attempt.is_submitted and (attempt.delivery.delivered > 1 or attempt.message.attempt > 1):
+            self._spawn(self._run_unless_ended(attempt, body))
+        else:
+            self._run(attempt, body)
 
     def _refuse(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float

@@ -20,7 +20,8 @@ class Attempt:
 
     __slots__ = (
         "began", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items", "link", "message",
-        "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at", "while_ending_until",
+        "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at", "waits_on",
+        "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +44,7 @@ class Attempt:
         self.parcel = ""  # its input's name in the worker's folder, when it is one
         self.items = 0  # sent to the reader of its stream
         self.granted = 0  # items that it may have sent by now
+        self.waits_on = ""  # the GPU that it waits for its turn on; until then nothing of it has begun
         self.cold = False  # it waited for its worker to start
         self.calls: set[int] = set()  # that it has made of the platform and waits for
         self.progress: Progress | None = None  # as it said last

@@ -152,6 +152,8 @@ class Ends:
         """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
         if self._running.get(attempt.message.id) is attempt:
             del self._running[attempt.message.id]
+        if attempt.link.seat is not None:
+            attempt.link.seat.done(attempt)
 
 
 def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:

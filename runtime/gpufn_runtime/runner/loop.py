@@ -36,6 +36,7 @@ from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
@@ -69,6 +70,7 @@ class Runner:
         node: str,
         home: Home,
         clock: Clock,
+        turns: NodeTurns,
     ) -> None:
         self._bus = bus
         self._assignments = assignments
@@ -76,6 +78,7 @@ class Runner:
         self._node = node
         self._home = home
         self._clock = clock
+        self._turns = turns
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
@@ -144,6 +147,7 @@ class Runner:
                 idle_since=None if link.idle_since is None else sent_at - (now - link.idle_since),
                 cold_start=link.cold_start,
                 modules=link.modules,
+                waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
             )
             for queue in self._queues.values()
@@ -194,6 +198,7 @@ class Runner:
                 self._home.worker_socket(assignment.worker),
                 queue,
                 assignment.created_at,
+                seat=self._turns.seat(assignment.function, assignment.share),
             )
             queue.links[assignment.worker] = link
             await link.listen(self._clock.monotonic())
@@ -281,7 +286,9 @@ class Runner:
     def _held(self, attempt: Attempt) -> HeldBy:
         message = attempt.message
         worker, started_at = attempt.link.worker, attempt.started_at
-        return HeldBy(message.id, worker, self._node, message.attempt, started_at, attempt.progress)
+        return HeldBy(
+            message.id, worker, self._node, message.attempt, started_at, attempt.progress, attempt.waits_on
+        )  # fmt: skip
 
     def _on_doorbell(self, message: Message) -> None:
         function, rung = message.subject.rpartition(".")[2], doorbells.queue_of(message.payload)

@@ -40,6 +40,11 @@ class Places:
                 best = link
         return best
 
+    @property
+    def takes_turns(self) -> bool:
+        """A GPU that its workers share by time is contended: who is next is not for us to say."""
+        return any(link.seat is not None and link.seat.takes_turns for link in self.links.values())
+
     def capacity(self) -> int:
         """Calls that may be here at a time."""
         return self.slots + self._longest_line()
@@ -50,7 +55,7 @@ class Places:
 
     def lane_room(self) -> int:
         """Calls that gateways may bring by the lane at a time."""
-        return self.capacity() if self.line.is_short else 0
+        return self.capacity() if self.line.is_short and not self.takes_turns else 0
 
     def attempts(self) -> Iterator[Attempt]:
         for link in self.links.values():
@@ -61,5 +66,7 @@ class Places:
         self.line.ended(run_s / self._calls_per_run, body_bytes)
 
     def _longest_line(self) -> int:
+        if self.takes_turns:
+            return 0
         workers = sum(link.takes_calls for link in self.links.values())
         return self.line.longest(workers * self._runs_per_worker)

@@ -35,6 +35,7 @@ from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
+from gpufn_runtime.runner.waits import Waits
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,11 @@ class RevisionQueue:
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, parcels=parcels, run=self._run, drop=self._ends.free,
+            clock=clock, settler=settler, parcels=parcels, run=self._run, drop=self._ends.free, ask=self._ask,
+        )  # fmt: skip
+        self._waits = Waits(
+            revision, self._places, clock=clock, settler=settler, parcels=parcels, running=running,
+            free=self._ends.free, freed=self._after_end,
         )  # fmt: skip
         self._intake = self._arrivals.intake
         self._ticking: asyncio.TimerHandle | None = None
@@ -97,6 +102,7 @@ class RevisionQueue:
     def close(self) -> None:
         """Pull nothing more, and let the workers go on without us: they come back to our successor."""
         for link in self.links.values():
+            self._leave_gpu(link)
             link.close()
         self._arrivals.close()
         self._tell_room()
@@ -134,10 +140,16 @@ class RevisionQueue:
     def _let_go(self, link: WorkerLink) -> None:
         """Hear nothing more of this worker; what it has asked of the platform goes with it."""
         self._nested.close_all(link)
+        self._leave_gpu(link)
         link.close()
         self._intake.shrink()
         self._tell_room()
         self._arrivals.serve_line()
+
+    def _leave_gpu(self, link: WorkerLink) -> None:
+        self._waits.hand_back(link)
+        if link.seat is not None:
+            link.seat.leave()
 
     def _retire(self, link: WorkerLink, why: str) -> None:
         self._let_go(link)
@@ -180,6 +192,10 @@ class RevisionQueue:
         """A call that came by the lane."""
         self._arrivals.offer(delivery)
 
+    def _ask(self, attempt: Attempt, begin: Callable[[], None]) -> None:
+        if not self._waits.ask(attempt, begin):
+            self._keep_ticking()
+
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link
         attempt.started_at = self._clock.time()
@@ -201,12 +217,18 @@ class RevisionQueue:
         )  # fmt: skip
         if attempt.is_submitted:
             self._on_start(attempt)
-        if self._ticking is None:
-            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
+        self._keep_ticking()
 
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
-        self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
+        if attempt.waits_on:
+            self._waits.cancel(attempt)
+        else:
+            self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
+
+    def _keep_ticking(self) -> None:
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
     def _tick_attempts(self) -> None:
         self._ticking = None
@@ -222,9 +244,9 @@ class RevisionQueue:
                     self._ends.give_up(attempt)
                     self._intake.shrink()
                     self._after_end(link)
-                elif now - attempt.touched_at >= _TOUCH_EVERY_S:
-                    attempt.touched_at = now
-                    self._touch(attempt)
+                else:
+                    self._touch(attempt, now)
+        busy |= self._waits.tick(now, self._touch)
         line = self._places.line
         if lasting is not line.is_closed:
             line.is_closed = lasting
@@ -233,9 +255,12 @@ class RevisionQueue:
             self._arrivals.hand_back_line()
             self._intake.shrink()
         if busy:
-            self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
+            self._keep_ticking()
 
-    def _touch(self, attempt: Attempt) -> None:
+    def _touch(self, attempt: Attempt, now: float) -> None:
+        if now - attempt.touched_at < _TOUCH_EVERY_S:
+            return
+        attempt.touched_at = now
         try:
             attempt.delivery.touch()
         except GpufnError as error:
@@ -283,7 +308,10 @@ class RevisionQueue:
             self._bus.publish(subjects.progress(attempt.message.id), encode(attempt.progress))
 
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
-        self._nested.open(link, call, body, link.attempts.get(call.parent))
+        parent = link.attempts.get(call.parent)
+        if parent is not None and link.seat is not None:
+            link.seat.done(parent)
+        self._nested.open(link, call, body, parent)
 
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None:
         self._nested.credit(link, call, items)
@@ -307,6 +335,8 @@ class RevisionQueue:
             link.told_at = None
             if link.cold_start is not None:
                 self._supervision.event(link, "ready")
+        if link.seat is not None:
+            link.seat.join()
         if link.is_asked_to_park:
             link.park(self._clock.monotonic())
         self._on_change()
@@ -339,6 +369,7 @@ class RevisionQueue:
 
     def on_parked(self, link: WorkerLink) -> None:
         """What was asked of it meanwhile counts."""
+        self._leave_gpu(link)
         if link.idle_since is None:
             link.idle_since = self._clock.monotonic()
         self._on_change()

@@ -28,6 +28,7 @@ from gpufn.revision import Revision
 from gpufn.sockets import Outbox, peer_uid
 from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.gpu_turns import Seat
 from gpufn_runtime.runner.slots import SlotPool
 
 log = logging.getLogger(__name__)
@@ -59,12 +60,22 @@ class LinkOwner(Protocol):
 
 
 class WorkerLink:
-    def __init__(self, worker: str, revision: Revision, path: Path, owner: LinkOwner, created_at: float) -> None:
+    def __init__(
+        self,
+        worker: str,
+        revision: Revision,
+        path: Path,
+        owner: LinkOwner,
+        created_at: float,
+        *,
+        seat: Seat | None = None,
+    ) -> None:
         self.worker = worker
         self.revision = revision
         self.path = path
         self.state = WorkerState.STARTING
         self.slots = SlotPool(revision.spec.slots)
+        self.seat = seat  # None: it shares no GPU by time
         self.attempts: dict[int, Attempt] = {}
         self.open_calls: set[int] = set()
         self.created_at = created_at  # unix seconds, as is ready_at

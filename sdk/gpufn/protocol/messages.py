@@ -237,6 +237,7 @@ class HeldBy(_Wire, frozen=True, array_like=True, gc=False):
     attempt: int
     started_at: float
     progress: Progress | None = None
+    waits_on: str = ""  # the GPU that it waits for its turn on, and then it has not started
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -266,6 +267,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     idle_since: float | None = None  # None while a slot is in use or before READY
     cold_start: ColdStart | None = None
     modules: tuple[str, ...] = ()
+    waits_on: str = ""  # the GPU that its calls wait for their turn on
     parked: ParkedMemory | None = None  # as it says itself
 
 
@@ -368,6 +370,7 @@ class WaitReason(enum.StrEnum):
     STARTING = "starting"
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
+    TURN = "turn"  # other functions have the GPU that it shares
     RETRY = "retry"  # the pause before its next attempt
     OTHERS = "others"  # calls before it have the slots
     UNKNOWN = "unknown"

@@ -136,6 +136,17 @@ def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
         assert waiting.reason == reason
 
 
+def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
+    empty = world()
+    empty.on_assignment("w", assignment("w"), 100.0)
+    for waits_on, told in (("GPU-0", "waits for its turn on GPU-0"), ("", None)):
+        report = WorkerReport("w", "f", 1, WorkerState.READY, slots=1, in_use=1, waits_on=waits_on)
+        empty.on_runner_report(RunnerReport("a", "r", 100.0, (report,)), 100.0)
+        empty.on_depths({("f", 1): 1}, 100.0, 100.0)
+        waiting = plan(empty, 100.0).statuses["f"].waiting
+        assert (waiting and waiting.detail) == told
+
+
 def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> None:
     empty = world()
     without = revision("f", 1)

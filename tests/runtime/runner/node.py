@@ -33,6 +33,7 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
 from gpufn.workers import Assignment, Desired, Exit, WorkerState
+from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 
 T = TypeVar("T")
@@ -144,6 +145,7 @@ class Node:
             node=NODE,
             home=self.home,
             clock=self.clock,
+            turns=NodeTurns(self.clock, 1, asyncio.get_running_loop().call_later),
         )
 
     async def deploy(self, name: str = "f", *, kind: CallKind = CallKind.SYNC, **options: Any) -> Revision:
@@ -157,14 +159,20 @@ class Node:
         return revision
 
     async def assign(
-        self, revision: Revision, worker: str, desired: Desired = Desired.RUN, park_bytes: int = 0
+        self,
+        revision: Revision,
+        worker: str,
+        desired: Desired = Desired.RUN,
+        *,
+        park_bytes: int = 0,
+        share: DeviceShare = SHARE,
     ) -> None:
         assignment = Assignment(
             worker=worker,
             node=NODE,
             function=revision.function,
             revision=revision.number,
-            share=SHARE,
+            share=share,
             epoch=1,
             created_at=self.clock.time(),
             desired=desired,
@@ -175,9 +183,9 @@ class Node:
     async def unassign(self, worker: str) -> None:
         await self.assignments.delete(subjects.assignment_key(NODE, worker))
 
-    async def worker(self, revision: Revision, worker: str = "w-1") -> FakeWorker:
+    async def worker(self, revision: Revision, worker: str = "w-1", share: DeviceShare = SHARE) -> FakeWorker:
         """Assigned, connected and READY."""
-        await self.assign(revision, worker)
+        await self.assign(revision, worker, share=share)
         fake = await self.connect(worker)
         fake.ready()
         return fake

@@ -1,0 +1,114 @@
+"""Attempts of one Revision that have a slot and wait for their worker's turn on a GPU (gpu_turns.py).
+
+Nothing of them has begun. So one whose time is over has expired, and one whose worker goes is handed back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+
+from gpufn.clock import Clock
+from gpufn.errors import GpufnError, InvocationCancelled, InvocationExpired
+from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.revision import Revision
+from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.places import Places
+from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.worker_link import WorkerLink
+
+log = logging.getLogger(__name__)
+
+
+class Waits:
+    """`running` has what is on this runner, by invocation id, so that a cancel finds it. `free(attempt)` frees its
+    slot; `freed(link)` is told of that when the attempt has ended here."""
+
+    def __init__(
+        self,
+        revision: Revision,
+        places: Places,
+        *,
+        clock: Clock,
+        settler: Settler,
+        parcels: NodeParcels,
+        running: dict[str, Attempt],
+        free: Callable[[Attempt], None],
+        freed: Callable[[WorkerLink], None],
+    ) -> None:
+        self._revision = revision
+        self._places = places
+        self._clock = clock
+        self._settler = settler
+        self._parcels = parcels
+        self._running = running
+        self._free = free
+        self._freed = freed
+
+    def ask(self, attempt: Attempt, begin: Callable[[], None]) -> bool:
+        """Call `begin` now, or in its turn. False: it waits."""
+        seat = attempt.link.seat
+        if seat is None:
+            begin()
+            return True
+
+        def over() -> None:
+            attempt.waits_on = ""
+            self._running.pop(attempt.message.id, None)
+            begin()
+
+        if seat.ask(attempt, over):
+            return True
+        attempt.waits_on = seat.gpu
+        attempt.must_end_at = self._expires_at(attempt)
+        self._running[attempt.message.id] = attempt
+        return False
+
+    def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
+        """Touch them, and end whose time is over. Whether any waits; `now` is monotonic."""
+        waits = list(self._all())
+        for attempt in waits:
+            if now >= attempt.must_end_at:
+                waited_s = self._clock.time() - attempt.message.submitted_at
+                expired = InvocationExpired(f"{waited_s:.1f} s in the queue were too long").info()
+                self._end(attempt, Outcome(OutcomeKind.EXPIRED, expired))
+            else:
+                touch(attempt, now)
+        return bool(waits)
+
+    def cancel(self, attempt: Attempt) -> None:
+        self._end(attempt, Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info()))
+
+    def hand_back(self, link: WorkerLink) -> None:
+        """Its worker takes nothing more."""
+        for attempt in list(link.seat.waits if link.seat is not None else ()):
+            self._leave(attempt)
+            with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+                attempt.delivery.nak()
+
+    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._leave(attempt)
+        keep_s = self._revision.spec.retention_s
+        self._settler.refuse(attempt.delivery, attempt.message, outcome, self._clock.time(), keep_s)
+        self._freed(attempt.link)
+
+    def _leave(self, attempt: Attempt) -> None:
+        attempt.waits_on = ""
+        self._parcels.drop(attempt.link.worker, attempt.parcel)
+        self._free(attempt)
+
+    def _all(self) -> Iterator[Attempt]:
+        for link in self._places.links.values():
+            if link.seat is not None:
+                yield from link.seat.waits
+
+    def _expires_at(self, attempt: Attempt) -> float:
+        """Monotonic; as `InvocationMessage.has_expired` has it."""
+        message, limit_s = attempt.message, self._revision.spec.queue_timeout_s
+        at = message.deadline or math.inf
+        if limit_s is not None and message.attempt == 1:
+            at = min(at, message.submitted_at + limit_s)
+        return self._clock.monotonic() + at - self._clock.time()

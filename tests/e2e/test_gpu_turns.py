@@ -1,0 +1,63 @@
+"""Functions in turn on one GPU that is declared and has never been: who runs does not use it, and who waits says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import running_platform
+
+pytestmark = pytest.mark.e2e
+
+GPUS = [{"uuid": "GPU-0", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}]
+APP = """
+import os, time
+from gpufn import gpu_function
+
+@gpu_function(gpu="any", share="time", max_workers=1)
+def lasting(mark: str) -> str:
+    while not os.path.exists(mark):
+        time.sleep(0.01)
+    return "done"
+
+@gpu_function(gpu="any", share="time", max_workers=1)
+def short() -> str:
+    return "done"
+"""
+
+
+def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    give_up = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    return found
+
+
+def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(APP)
+    environ = {"GPUFN_DEVICES": json.dumps(GPUS), "GPUFN_TURNS_PER_GPU": "1"}
+    with running_platform(tmp_path / "home", environ=environ) as platform:
+        platform.gpufn("deploy", app)
+        assert platform.invoke("short") == "done"
+
+        def status(call: str) -> Any:
+            return platform.client.get(f"/v1/invocations/{call}").json()
+
+        mark = tmp_path / "mark"
+        first = platform.gpufn("submit", "lasting", json.dumps({"mark": str(mark)})).strip()
+        _until(lambda: status(first)["state"] == "running")
+        second = platform.gpufn("submit", "short").strip()
+        told = _until(lambda: (status(second)["waiting"] or {}).get("reason") == "turn" and status(second))
+        assert (told["state"], told["waiting"]["detail"]) == ("queued", "it waits for its turn on GPU-0")
+        assert "waits for its turn on GPU-0" in platform.gpufn("status", second)
+        _until(lambda: "waits for its turn on GPU-0" in platform.gpufn("why", "short"))
+        mark.touch()
+        for call in (first, second):
+            assert json.loads(platform.gpufn("result", call, "--wait")) == "done"
