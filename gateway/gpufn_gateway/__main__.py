@@ -45,6 +45,7 @@ from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.lane import Lane
+from gpufn_gateway.maps import Maps
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.readers import Readers
@@ -56,6 +57,7 @@ from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
@@ -216,6 +218,7 @@ class _Gateway:
                 bundle_bodies=self._readers.of_bundles,
             ).routes(),
             *InvocationRoutes(self._submissions).routes(),
+            *MapRoutes(Maps(bus, self._calls, self._readers.of_calls, self._addresses)).routes(),
             *DeadLetterRoutes(DeadLetters(bus, registry, clock)).routes(),
             *ArtifactRoutes(self._artifacts, self._open.settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),

@@ -10,7 +10,7 @@ from gpufn.bus import dead_letters, records
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import DeadLetterNotFound
-from gpufn.ids import invocation_id_for, is_invocation_id
+from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol.messages import CallRecord, DeadLetter
 from gpufn_gateway import call_views
 from gpufn_gateway.registry import Registry
@@ -37,7 +37,7 @@ class DeadLetters:
 
     async def read(self, function: str, invocation: str) -> tuple[DeadLetter, bytes]:
         """The letter and its payload. Raises DeadLetterNotFound."""
-        found = await dead_letters.read(self._bus, function, invocation) if is_invocation_id(invocation) else None
+        found = await dead_letters.read(self._bus, function, invocation) if names_invocation(invocation) else None
         if found is None:
             raise DeadLetterNotFound
         return found
@@ -70,7 +70,7 @@ class DeadLetters:
 
     async def drop(self, function: str, invocation: str) -> None:
         """Raises DeadLetterNotFound."""
-        if not is_invocation_id(invocation) or not await dead_letters.drop(self._bus, function, invocation):
+        if not names_invocation(invocation) or not await dead_letters.drop(self._bus, function, invocation):
             raise DeadLetterNotFound
 
     async def drop_all(self, function: str) -> int:

@@ -28,6 +28,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.FunctionNotFound: 404,
     errors.RevisionNotFound: 404,
     errors.InvocationNotFound: 404,
+    errors.MapNotFound: 404,
     errors.BuildNotFound: 404,
     errors.ScheduleNotFound: 404,
     errors.DeadLetterNotFound: 404,

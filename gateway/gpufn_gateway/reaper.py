@@ -53,7 +53,7 @@ class Reaper:
 
     async def step(self) -> int:
         """Returns how many calls are out of their queues."""
-        stored = await streams.messages_per_subject(self._bus, subjects.ASYNC)
+        stored = await streams.messages_per_subject(self._bus, subjects.ASYNC, subjects.ASYNC_FILTER)
         self._next = {queue: self._next.get(queue, 1) for queue in stored}
         return sum([await self._look(queue) for queue in stored])
 

@@ -12,7 +12,7 @@ from gpufn import media
 from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id
+from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
 from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
@@ -23,7 +23,7 @@ from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers
 from gpufn_gateway.sse import left
-from gpufn_gateway.webhooks.addresses import Addresses
+from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 _LONGEST_KEY = 255
@@ -57,7 +57,7 @@ class Submissions:
                 raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         key = headers.get(b"idempotency-key")
         own = invocation or _id(call.target.name, call.principal, key)
-        webhook = self._webhook(headers.get(WEBHOOK), call.principal)
+        webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
         record = await self._submit(call, own, call.submit_deadline, webhook)
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         answer = [
@@ -189,15 +189,8 @@ class Submissions:
             view |= call_views.waits(record, place, spec, registry.status(record.function), now, held=held)
         return view
 
-    def _webhook(self, header: bytes | None, principal: Principal) -> Webhook | None:
-        if header is None:
-            return None
-        url = header.decode("latin-1")
-        self._addresses.check(url)
-        return Webhook(url, principal.owner)
-
     async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
-        found = await records.read(self._bus, invocation) if is_invocation_id(invocation) else None
+        found = await records.read(self._bus, invocation) if names_invocation(invocation) else None
         if found is None:
             raise InvocationNotFound
         if not (may_read and principal.may(READ)):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gpufn._graph import Graph as Graph
     from gpufn._graph import gather as gather
     from gpufn._image import Image as Image
+    from gpufn._map import Map as Map
     from gpufn._models import Model as Model
     from gpufn.errors import CapacityError as CapacityError
     from gpufn.errors import FunctionRaised as FunctionRaised
@@ -75,6 +76,7 @@ __all__ = [  # noqa: RUF022  grouped by what they are for
     # Call and manage
     "Function",
     "Call",
+    "Map",
     "gather",
     "Graph",
     "Client",
@@ -103,6 +105,7 @@ _HOMES = {
     "Context": "_context",
     "Function": "_function",
     "Call": "_function",
+    "Map": "_map",
     "gather": "_graph",
     "Graph": "_graph",
     "Client": "_client",

@@ -2,29 +2,25 @@
 
     Client    one method per endpoint; what it raises is from `gpufn.errors`
 
-`_answers` and `_streams` read what comes back, `_http_transport` brings `.remote` and its siblings here.
-
-A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
-when a gateway that answered before refuses, which is what a restart looks like. A submitted call gets its id here,
-so submitting is safe to repeat, too.
+`_requests` sends (and says what is repeated), `_answers` and `_streams` read what comes back, `_http_maps` has the
+endpoints of maps, and `_http_transport` brings `.remote` and its siblings here. A submitted call gets its id here, so
+submitting is safe to repeat, too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from gpufn import media, values
-from gpufn._answers import answer_of, decoded, error_of
+from gpufn._answers import answer_of, decoded
+from gpufn._http_maps import MapRequests
+from gpufn._requests import MANAGE_TIMEOUT_S
 from gpufn._streams import events_of, items_of, lines_of
 from gpufn._views import (
     AllReplayed,
@@ -58,11 +54,8 @@ from gpufn._views import (
     WhyView,
 )
 from gpufn.errors import (
-    GatewayUnavailable,
-    GpufnError,
     PayloadTooLarge,
 )
-from gpufn.home import Home
 from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
@@ -72,55 +65,18 @@ from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
 
 if TYPE_CHECKING:
-    import httpx
-
     from gpufn._bundle import AnyFunction
 
 T = TypeVar("T")
 
-DEFAULT_URL = "http://127.0.0.1:8090"
 EVENTS = "text/event-stream"
 
-_CONNECT_TIMEOUT_S = 5.0
-_MANAGE_TIMEOUT_S = 60.0
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 _CHUNK_BYTES = 1 << 20  # of an upload
-_KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
 _JSON = {"content-type": values.JSON}
-_PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
 
 
-def find_url(environ: Mapping[str, str] = os.environ) -> str:
-    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default."""
-    if url := environ.get("GPUFN_URL"):
-        return url
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
-    return DEFAULT_URL
-
-
-def _address(url: str) -> str:
-    """`url` without a slash at its end; what has no scheme is http. Raises GatewayUnavailable for what leads nowhere.
-
-    >>> _address("localhost:8090"), _address("https://gpu.example.org/")
-    ('http://localhost:8090', 'https://gpu.example.org')
-    """
-    whole = (url if "://" in url else f"http://{url}").rstrip("/")
-    try:
-        parts = urlsplit(whole)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise GatewayUnavailable(f"{url!r} is not an address: write for example {DEFAULT_URL}")
-    return whole
-
-
-class _Up(msgspec.Struct):
-    url: str
-
-
-class Client:
+class Client(MapRequests):
     """One gateway. Without arguments: GPUFN_URL and GPUFN_API_KEY, else the platform on this machine.
 
     >>> with Client("http://127.0.0.1:1") as client:
@@ -129,39 +85,6 @@ class Client:
         ...
     gpufn.errors.GatewayUnavailable: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?
     """
-
-    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
-        import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
-
-        self.url = _address(url or find_url())
-        key = api_key or os.environ.get("GPUFN_API_KEY")
-        try:
-            self._http = httpx.Client(
-                base_url=self.url,
-                headers={"authorization": f"Bearer {key}"} if key else {},
-                timeout=httpx.Timeout(_MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
-                follow_redirects=False,
-                trust_env=False,
-                verify=self.url.startswith(
-                    "https:"
-                ),  # the certificates take 70 ms to read, and http has no use for them
-            )
-        except (httpx.InvalidURL, ValueError) as error:
-            raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None
-        self._endless = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-        self._failures = httpx.TransportError
-        self._answered = False
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     # Invoke
 
@@ -431,7 +354,7 @@ class Client:
         """How a build stands: at its next change, after the one that `since` names (a view's `change`) or else from
         now, or after `wait_s`, which is 60 at most. Raises BuildNotFound."""
         params = {"wait": f"{wait_s:g}"} | ({} if since is None else {"since": str(since)})
-        return self._json(BuildView, "GET", f"/v1/builds/{id}", params=params, timeout=_MANAGE_TIMEOUT_S + wait_s)
+        return self._json(BuildView, "GET", f"/v1/builds/{id}", params=params, timeout=MANAGE_TIMEOUT_S + wait_s)
 
     def build_report(self, id: str, *, page: bool = False) -> bytes:  # noqa: A002
         """What was built, compared and measured: as JSON, or as a `page` of HTML."""
@@ -538,80 +461,6 @@ class Client:
     def openapi(self) -> dict[str, Any]:
         """OpenAPI 3.1 of the deployed functions."""
         return self._json(dict[str, Any], "GET", "/openapi.json")
-
-    # Requests
-
-    def _status(self, path: str) -> int:
-        try:
-            return self._request("GET", path, check=False).status_code
-        except GatewayUnavailable:
-            return 0
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self._request("HEAD", path)
-        except GpufnError as error:
-            if getattr(error, "status", None) == 404:
-                return False
-            raise
-        return True
-
-    def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        return decoded(kind, self._request(method, path, **options).content)
-
-    def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
-        for pause in (*_PAUSES_S, None):
-            try:
-                response = self._http.request(method, path, **options)
-            except self._failures as error:
-                if pause is None or not self._may_repeat(method, error):
-                    raise self._unavailable(error) from None
-                time.sleep(pause)
-            else:
-                self._answered = True
-                if check and response.status_code >= 300:
-                    raise error_of(response.status_code, response.headers, response.content)
-                return response
-        raise AssertionError("the last try returns or raises")
-
-    @contextlib.contextmanager
-    def _stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
-        request = self._http.build_request(method, path, timeout=self._endless, **options)
-        try:
-            response = self._http.send(request, stream=True)
-        except self._failures as error:
-            raise self._unavailable(error) from None
-        self._answered = True
-        with contextlib.closing(response):
-            if response.status_code >= 300:
-                raise error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
-            yield response
-
-    def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
-        try:
-            yield from response.iter_raw()
-        except self._failures as error:
-            raise self._unavailable(error) from None
-
-    def _may_repeat(self, method: str, error: Exception) -> bool:
-        import httpx  # noqa: PLC0415
-
-        if method == "POST" or isinstance(error, (httpx.TimeoutException, httpx.LocalProtocolError)):
-            return False
-        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
-            return False  # what answers does not speak HTTP
-        return self._answered or not isinstance(error, httpx.ConnectError)
-
-    def _unavailable(self, error: Exception) -> GatewayUnavailable:
-        import httpx  # noqa: PLC0415
-
-        if isinstance(error, httpx.ConnectError) and ("SSL" in str(error) or "Name or service" in str(error)):
-            return GatewayUnavailable(f"no gateway answers at {self.url}: {error}")
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
-        if isinstance(error, httpx.TimeoutException):
-            return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
-        return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
 
 
 class _FileContent:

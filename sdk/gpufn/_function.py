@@ -10,19 +10,20 @@ A remote call: the arguments are encoded (`gpufn.values`), the current Transport
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import inspect
 import sys
 import weakref
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from gpufn import _transport
+from gpufn._decode import decode, remote_traceback
 from gpufn._hooks import hooks
-from gpufn.errors import FunctionRaised, InvalidInput, InvalidSpec
+from gpufn._threads import in_thread, run_coroutine
+from gpufn._transport import MapTarget
+from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.ids import is_invocation_id
 from gpufn.image import ImageSpec
 from gpufn.invocation import InvocationState
@@ -31,17 +32,13 @@ from gpufn.priority import Priority, priority_of
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
-
+    from gpufn._map import AsyncMap, Map
     from gpufn._options import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")  # what a call here returns
 V = TypeVar("V")  # what a remote call returns
 T = TypeVar("T")
-
-_WINDOW = 32  # calls of one `map` that are under way at a time
-_AIO_THREADS = 128
 
 
 def kind_of(function: Callable[..., Any]) -> CallKind:
@@ -83,8 +80,8 @@ class Call(Generic[V]):
 
     def result(self, timeout: float | None = None) -> V:
         """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
-        with _remote_traceback():
-            return cast("V", _decode(_transport.current().result(self.id, timeout_s=timeout)))
+        with remote_traceback():
+            return cast("V", decode(_transport.current().result(self.id, timeout_s=timeout)))
 
     def cancel(self) -> bool:
         """False when it had ended already."""
@@ -106,13 +103,13 @@ class AsyncCall(Generic[V]):
         self._call = call
 
     async def status(self) -> InvocationState:
-        return await _in_thread(self._call.status)
+        return await in_thread(self._call.status)
 
     async def result(self, timeout: float | None = None) -> V:
-        return await _in_thread(self._call.result, timeout)
+        return await in_thread(self._call.result, timeout)
 
     async def cancel(self) -> bool:
-        return await _in_thread(self._call.cancel)
+        return await in_thread(self._call.cancel)
 
 
 class Remote(Generic[P, R, V]):
@@ -139,11 +136,11 @@ class Remote(Generic[P, R, V]):
         if self._kind.streams:
             return cast("V", list(self.stream(*args, **kwargs)))
         content_type, body = self._encode(args, kwargs)
-        with _remote_traceback():
+        with remote_traceback():
             answer = _transport.current().call(
                 self._function_name, self._method_name, content_type, body, priority=self._priority
             )
-            return cast("V", _decode(answer))
+            return cast("V", decode(answer))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         """Submit and return at once; the Call knows when it ended, and how."""
@@ -156,33 +153,51 @@ class Remote(Generic[P, R, V]):
             raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
         return self._items(*self._encode(args, kwargs))
 
-    def map(self, *iterables: Iterable[Any], window: int = _WINDOW, return_exceptions: bool = False) -> Iterator[V]:
-        """Results in the order of the arguments, as they come; at most `window` calls are under way.
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        window: int | None = None,
+        progress: bool = False,
+        id: str | None = None,  # noqa: A002
+        after: str | None = None,
+    ) -> Map[V]:
+        """One call per item: their results in the order of the arguments, or `ordered=False` as they come.
 
-        The first failure is raised, or with `return_exceptions` takes its result's place.
+        An item's failure is raised when its turn comes, or with `return_exceptions` takes its result's place. At most
+        `window` items are ahead of what was read (10,000), so the arguments may be endless. With the `id` of a map it
+        goes on behind the items that were accepted of it, and gives results `after` its cursor.
         """
-        return self.starmap(zip(*iterables, strict=False), window=window, return_exceptions=return_exceptions)
+        from gpufn import _map  # noqa: PLC0415
+
+        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
+        return _map.begin(self, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
     def starmap(
-        self, arguments: Iterable[Iterable[Any]], *, window: int = _WINDOW, return_exceptions: bool = False
-    ) -> Iterator[V]:
+        self,
+        arguments: Iterable[Iterable[Any]],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        window: int | None = None,
+        progress: bool = False,
+        id: str | None = None,  # noqa: A002
+        after: str | None = None,
+    ) -> Map[V]:
         """As `map`, with a tuple of arguments per call."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+        from gpufn import _map  # noqa: PLC0415
 
-        if window < 1:
-            raise InvalidInput(f"window is at least 1, not {window}")
-        pending: deque[Future[_Caught[V]]] = deque()
-        pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{self._function_name}")
-        run = cast("Callable[..., V]", self.remote)
-        try:
-            for args in arguments:
-                pending.append(pool.submit(contextvars.copy_context().run, _caught, run, *args))
-                while pending and (len(pending) >= window or pending[0].done()):
-                    yield _outcome(pending.popleft(), return_exceptions)
-            while pending:
-                yield _outcome(pending.popleft(), return_exceptions)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
+        return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
+
+    def target(self) -> MapTarget:
+        """What its maps call."""
+        return MapTarget(self._function_name, self._method_name, self._priority)
+
+    def encoded(self, arguments: Iterable[Any]) -> bytes:
+        """One item of a map."""
+        return self._encode(tuple(arguments), {})[1]
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
@@ -199,14 +214,14 @@ class Remote(Generic[P, R, V]):
         return values.NATIVE, values.encode_call(args, kwargs)
 
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
-        with _remote_traceback(), contextlib.ExitStack() as stack:
+        with remote_traceback(), contextlib.ExitStack() as stack:
             items = _transport.current().stream(
                 self._function_name, self._method_name, content_type, body, priority=self._priority
             )
             if callable(close := getattr(items, "close", None)):
                 stack.callback(close)
             for item in items:
-                yield _decode(item)
+                yield decode(item)
 
 
 class _WithOptions(Remote[P, R, V]):
@@ -245,48 +260,50 @@ class AsyncRemote(Generic[P, R, V]):
         raise InvalidInput(f"{name}.aio is no call: use {name}.aio.remote(...)")
 
     async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return await _in_thread(functools.partial(self._remote.remote, *args, **kwargs))
+        return await in_thread(functools.partial(self._remote.remote, *args, **kwargs))
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
-        return await _in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
+        return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
 
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
         items = self._remote.stream(*args, **kwargs)
         try:
-            while (item := await _in_thread(next, items, _END)) is not _END:
+            while (item := await in_thread(next, items, _END)) is not _END:
                 yield item
         finally:
             if callable(close := getattr(items, "close", None)):
-                await _in_thread(close)
+                await in_thread(close)
 
     def map(
-        self, *iterables: Iterable[Any], window: int = _WINDOW, return_exceptions: bool = False
-    ) -> AsyncIterator[V]:
-        return self.starmap(zip(*iterables, strict=False), window=window, return_exceptions=return_exceptions)
+        self,
+        *iterables: Iterable[Any],
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        window: int | None = None,
+        progress: bool = False,
+        id: str | None = None,  # noqa: A002
+        after: str | None = None,
+    ) -> AsyncMap[V]:
+        from gpufn import _map  # noqa: PLC0415
 
-    async def starmap(
+        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
+        return _map.begin_async(self._remote, self.remote, zip(*iterables, strict=False), _length(iterables), options)
+
+    def starmap(
         self,
         arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
         *,
-        window: int = _WINDOW,
+        ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> AsyncIterator[V]:
-        import asyncio  # noqa: PLC0415
+        window: int | None = None,
+        progress: bool = False,
+        id: str | None = None,  # noqa: A002
+        after: str | None = None,
+    ) -> AsyncMap[V]:
+        from gpufn import _map  # noqa: PLC0415
 
-        if window < 1:
-            raise InvalidInput(f"window is at least 1, not {window}")
-        pending: deque[asyncio.Task[V]] = deque()
-        run = cast("Callable[..., Any]", self.remote)
-        try:
-            async for args in _each(arguments):
-                pending.append(asyncio.ensure_future(run(*args)))
-                while pending and (len(pending) >= window or pending[0].done()):
-                    yield await _awaited(pending.popleft(), return_exceptions)
-            while pending:
-                yield await _awaited(pending.popleft(), return_exceptions)
-        finally:
-            for task in pending:
-                task.cancel()
+        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
+        return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 
 # By name, then by where it was written: a notebook declares the same function many times, and the last one counts.
@@ -534,82 +551,14 @@ def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[s
     return named
 
 
+def _length(iterables: Collection[Any]) -> int | None:
+    """Of the shortest; None when one does not say."""
+    lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+    return min(lengths) if lengths and len(lengths) == len(iterables) else None
+
+
 def _blank(cls: type[T]) -> T:
     return object.__new__(cls)
-
-
-def _decode(answer: tuple[str, bytes]) -> Any:
-    from gpufn import values  # noqa: PLC0415
-
-    return values.decode_value(*answer, allow_pickle=True)
-
-
-@contextlib.contextmanager
-def _remote_traceback() -> Iterator[None]:
-    """An exception of the user's code shows where it was raised, below our own stack."""
-    try:
-        yield
-    except FunctionRaised as error:
-        if error.traceback and not getattr(error, "__notes__", None):
-            error.add_note(f"\nIn the worker:\n{error.traceback.rstrip()}")
-        raise
-
-
-class _Caught(NamedTuple, Generic[T]):
-    """How a call in a thread ended: raised again where it is awaited, it shows no frame of the thread pool."""
-
-    value: T | None = None
-    error: BaseException | None = None
-
-    def get(self) -> T:
-        if self.error is not None:
-            raise self.error
-        return cast("T", self.value)
-
-
-def _caught(function: Callable[..., T], *args: Any) -> _Caught[T]:
-    try:
-        return _Caught(function(*args))
-    except BaseException as error:
-        return _Caught(error=error)
-
-
-def _outcome(future: Future[_Caught[V]], return_exceptions: bool) -> V:
-    caught = future.result()
-    return cast("V", caught.error) if return_exceptions and caught.error is not None else caught.get()
-
-
-async def _awaited(task: Any, return_exceptions: bool) -> Any:
-    try:
-        return await task
-    except Exception as error:
-        if return_exceptions:
-            return error
-        raise
-
-
-async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
-
-    return ThreadPoolExecutor(_AIO_THREADS, thread_name_prefix="gpufn-aio")
-
-
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    import asyncio  # noqa: PLC0415
-
-    context = contextvars.copy_context()
-    caught = await asyncio.get_running_loop().run_in_executor(_threads(), context.run, _caught, function, *args)
-    return caught.get()
 
 
 def _run_hooks(instance: Any, hook: str) -> None:
@@ -618,14 +567,3 @@ def _run_hooks(instance: Any, hook: str) -> None:
             run_coroutine(getattr(instance, name)())
         else:
             getattr(instance, name)()
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its result, also when this thread runs a loop already."""
-    import asyncio  # noqa: PLC0415
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    return _threads().submit(asyncio.run, coroutine).result()

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gpufn import values
 from gpufn._client import Client
+from gpufn._map_ends import End
+from gpufn._transport import MapTarget
+from gpufn._views import MapView
 from gpufn.errors import FunctionNotFound
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
@@ -86,6 +89,24 @@ class HttpTransport:
 
     def cancel(self, invocation: str) -> bool:
         return self.client.cancel(invocation)
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        with _told_to_deploy(target.function):
+            return self.client.send_items(
+                _path(target.function, target.method), map_id, first, items,
+                content_type=values.NATIVE, accept=values.NATIVE, last=is_last, priority=target.priority,
+            )  # fmt: skip
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        return self.client.outcomes_raw(map_id, after)
+
+    def map_status(self, map_id: str) -> MapView:
+        return self.client.map(map_id)
+
+    def cancel_map(self, map_id: str) -> bool:
+        return self.client.cancel_map(map_id)
 
 
 @contextlib.contextmanager

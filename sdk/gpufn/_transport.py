@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
+
+if TYPE_CHECKING:
+    from gpufn._map_ends import End
+    from gpufn._views import MapView
 
 
 class Transport(Protocol):
@@ -62,6 +66,39 @@ class Transport(Protocol):
     def cancel(self, invocation: str) -> bool:
         """False when it had ended already."""
         ...
+
+
+class MapTarget(NamedTuple):
+    """What a map calls. `priority` None: the function's own class."""
+
+    function: str
+    method: str = ""
+    priority: Priority | None = None
+
+
+@runtime_checkable
+class KeepsMaps(Protocol):
+    """A Transport to where maps are kept (`gpufn._map`)."""
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        """Submit items `first` and following, encoded; again, they are the same ones."""
+        ...
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        """The ends behind a cursor, as they come. Closing the iterator stops that."""
+        ...
+
+    def map_status(self, map_id: str) -> MapView:
+        """Raises MapNotFound."""
+        ...
+
+    def cancel_map(self, map_id: str) -> bool:
+        """False when all its items had ended."""
+        ...
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]: ...
 
 
 _installed: Transport | None = None

@@ -51,6 +51,29 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     serving: bool = False
 
 
+class MapView(msgspec.Struct, frozen=True, kw_only=True):
+    """A map: how many of its items were accepted, and how many of those have ended. `state` is open, while more may
+    come, or running, ended, cancelled."""
+
+    id: str
+    function: str = ""
+    revision: int = 0
+    state: str = "open"
+    submitted_at: float = 0.0
+    accepted: int = 0
+    ended: int = 0
+
+
+class MapCancellation(MapView, frozen=True, kw_only=True):
+    """`cancelled` is False when all its items had ended."""
+
+    cancelled: bool
+
+
+class Maps(msgspec.Struct, frozen=True):
+    maps: list[MapView]
+
+
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     """A Build: how far it is, and how it ended. `progress` is of all its stages, 0 to 1; `change` grows."""
 

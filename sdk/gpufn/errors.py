@@ -3,7 +3,7 @@
     GpufnError                 code, message, retryable
     ├─ RequestError            the caller can mend it
     │  ├─ InvalidSpec          InvalidInput         InvalidBundle
-    │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound
+    │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound   MapNotFound
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  └─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
@@ -110,6 +110,12 @@ class InvocationNotFound(RequestError):
     """There is no invocation with this id; it may have been removed after its retention."""
 
     code = "invocation_not_found"
+
+
+class MapNotFound(RequestError):
+    """There is no map with this id; it may have been forgotten, 30 days after its last item."""
+
+    code = "map_not_found"
 
 
 class BuildNotFound(RequestError):

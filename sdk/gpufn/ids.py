@@ -15,12 +15,14 @@ from typing import NewType
 FunctionName = NewType("FunctionName", str)
 RevisionNumber = NewType("RevisionNumber", int)
 InvocationId = NewType("InvocationId", str)
+MapId = NewType("MapId", str)
 WorkerId = NewType("WorkerId", str)
 NodeId = NewType("NodeId", str)
 Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
+_ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
 
 def _base32(value: int, length: int) -> str:
@@ -96,7 +98,36 @@ def new_worker_id() -> WorkerId:
 
 
 def is_invocation_id(text: str) -> bool:
+    """Of a call by itself: a ULID, which a client may have chosen."""
     return _ULID.fullmatch(text) is not None
+
+
+def new_map_id() -> MapId:
+    return MapId(new_ulid())
+
+
+def item_id(map_id: str, index: int) -> InvocationId:
+    """The invocation id of a map's item, so that an item that is sent again is the same call.
+
+    >>> item_id("01k9xq3zr7c8m2v5t0w4y6b1d3", 17)
+    '01k9xq3zr7c8m2v5t0w4y6b1d3-17'
+    """
+    return InvocationId(f"{map_id}-{index}")
+
+
+def item_of(invocation: str) -> tuple[MapId, int] | None:
+    """The map and the index that `item_id` put together; None for a call by itself.
+
+    >>> item_of("01k9xq3zr7c8m2v5t0w4y6b1d3-17"), item_of("01k9xq3zr7c8m2v5t0w4y6b1d3")
+    (('01k9xq3zr7c8m2v5t0w4y6b1d3', 17), None)
+    """
+    match = _ITEM.fullmatch(invocation)
+    return None if match is None else (MapId(match[1]), int(match[2]))
+
+
+def names_invocation(text: str) -> bool:
+    """Of a call by itself, or of a map's item."""
+    return is_invocation_id(text) or item_of(text) is not None
 
 
 def invocation_id_for(function: str, caller: str, idempotency_key: str) -> InvocationId:

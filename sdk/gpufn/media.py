@@ -17,6 +17,10 @@ BYTES: Final = "application/octet-stream"
 PROBLEM: Final = "application/problem+json"
 EVENTS: Final = "text/event-stream"
 ITEMS: Final = "application/vnd.gpufn.items"
+LINES: Final = "application/x-ndjson"
+# The items of a chunk of a map, in the SDK's encoding: each as 4 bytes, big endian, of its length, and the arguments.
+CALLS: Final = "application/vnd.gpufn.calls"
+OUTCOMES: Final = "application/vnd.gpufn.outcomes"
 # An Open Inference Protocol request or response body as it came: a JSON head, `;header-bytes=N` long, and the tensors'
 # bytes after it; without the parameter all of it is JSON.
 TENSORS: Final = "application/vnd.gpufn.tensors"
@@ -69,3 +73,15 @@ class RecordKind(enum.IntEnum):
 
 # A record of `ITEMS`: its kind, the length of the content type, the length of the body; then both.
 RECORD: Final = struct.Struct("!BBI")
+
+
+class OutcomeKind(enum.IntEnum):
+    RESULT = 0
+    PROBLEM = 1
+    ELSEWHERE = 2  # a result that is too large to be here: it is asked for by the item's id
+    NOTHING = 3  # sent now and then, to say that the gateway is there
+
+
+# A record of `OUTCOMES`: its kind, the lengths of content type and body; the item's index, the place of its end among
+# all ends, and how many of the map had ended by then; then content type and body.
+OUTCOME: Final = struct.Struct("!BBIQQQ")

@@ -33,6 +33,7 @@ from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.maps import Maps
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
@@ -41,6 +42,7 @@ from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
+from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
@@ -118,6 +120,7 @@ class Whole:
                 bundle_bodies=bodies,
             ).routes(),
             *InvocationRoutes(submissions).routes(),
+            *MapRoutes(Maps(bus, calls, call_bodies, addresses)).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self.registry, clock)).routes(),
             *ScheduleRoutes(self.schedules, self.registry, bodies, clock).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from gpufn import Client, _transport, gpu_function, values
-from gpufn._client import find_url
 from gpufn._http_transport import HttpTransport
+from gpufn._requests import find_url
 from gpufn.errors import (
     FunctionNotFound,
     FunctionRaised,
@@ -185,7 +185,7 @@ def test_an_invoke_is_never_sent_twice(gateway: StubGateway) -> None:
 def test_a_submit_is_repeated_under_its_own_id_when_the_connection_breaks(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufn._client._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("gpufn._requests._PAUSES_S", (0.0, 0.0))
     path = f"/v1/functions/f/invocations/{'0' * 26}"
     gateway.on(f"PUT {path}", status=0)
     gateway.on(f"PUT {path}", _STATUS, status=202)

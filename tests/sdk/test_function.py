@@ -143,7 +143,7 @@ def test_map_takes_no_more_arguments_than_it_needs() -> None:
     with run_locally():
         results = plus.map(numbers(), window=2)
         assert next(results) == 1
-        results.close()  # type: ignore[attr-defined]
+        results.close()
     assert len(taken) <= 3
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from gpufn.errors import InvalidInput
+from gpufn.protocol.messages import Webhook
 from gpufn.urls import check_webhook
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -47,6 +48,15 @@ class Addresses:
             return  # a name
         if why is not None:
             raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {why}", field="webhook")
+
+
+def webhook_of(header: bytes | None, owner: str, addresses: Addresses) -> Webhook | None:
+    """Where a request asks for the end of its calls to be told; `owner` is whose they are. Raises InvalidInput."""
+    if header is None:
+        return None
+    url = header.decode("latin-1")
+    addresses.check(url)
+    return Webhook(url, owner)
 
 
 def _inner(ip: Address) -> Address:

@@ -260,7 +260,10 @@ class Runner:
             queue.offer(delivery)
 
     def _on_cancel(self, message: Message) -> None:
-        self._cancel_attempt(_cancel.decode(message.payload).invocation)
+        wanted = _cancel.decode(message.payload).invocation
+        self._cancel_attempt(wanted)
+        for invocation in [each for each in self._running if each.startswith(f"{wanted}-")]:  # a map's items
+            self._cancel_attempt(invocation)
 
     def _cancel_attempt(self, invocation: str) -> None:
         attempt = self._running.get(invocation)

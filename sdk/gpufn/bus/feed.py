@@ -245,6 +245,29 @@ class Follower:
         self._ready: deque[StoredMessage] = deque()
         self._wake = asyncio.Event()
         self._feed: Feed | None = None
+        self._pending: int | None = None
+
+    @property
+    def is_drained(self) -> bool:
+        """Every message that was there has been taken, as far as is known."""
+        return not self._ready and self._feed is not None and self._pending == 0
+
+    async def some(self, timeout_s: float) -> list[StoredMessage]:
+        """Those that have arrived, at least one; none after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._ready:
+                    if self._feed is None:
+                        await self._open()
+                        continue
+                    self._wake.clear()
+                    await self._wake.wait()
+        found = list(self._ready)
+        self._ready.clear()
+        if self._feed is not None:
+            for _ in found:
+                self._feed.take()
+        return found
 
     async def next(self) -> StoredMessage:
         while not self._ready:
@@ -263,12 +286,14 @@ class Follower:
             self._feed = await Feed.open(
                 self._bus, self._stream, self._filter, self._on_message, self._on_lost, since_seq=self._next_seq
             )
+            self._pending = self._feed.pending
         except PlatformError as error:
             log.info("cannot follow %s: %s", self._filter, error)
             await reopen_pause()
 
     def _on_message(self, message: StoredMessage, pending: int) -> None:
         self._next_seq = message.seq + 1
+        self._pending = pending
         self._ready.append(message)
         self._wake.set()
 

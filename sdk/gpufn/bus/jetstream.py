@@ -77,6 +77,16 @@ def store_headers(
     return headers
 
 
+def batch_headers(batch: str, place: int) -> dict[str, str]:
+    """Headers of the message at `place`, from 1, in a batch that is stored whole or not at all."""
+    return {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place)}
+
+
+def commit_headers(expected_last: int) -> dict[str, str]:
+    """What the last message of a batch has beside them; see `store_headers`."""
+    return {"Nats-Batch-Commit": "1", **store_headers(expected_last=expected_last)}
+
+
 def read_pub_ack(payload: bytes, subject: str) -> Stored:
     """Raises QueueFull, Conflict, or another error of ours when the message was not stored."""
     ack = _pub_ack.decode(payload)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn.bus import streams
+from gpufn.bus import maps, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
-from gpufn.ids import id_at, is_stem, place_in
+from gpufn.ids import id_at, is_stem, item_of, place_in
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
@@ -57,14 +57,15 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
 
 
 def may_have_no_record(call: CallRecord) -> bool:
-    """Whether it waits, or was delivered, where its id says: one with an id of its own has a record, and so has one
-    that is tried again."""
-    return call.queue_seq > 0 and call.queue_seq == place_in(call.id)
+    """Whether it waits, or was delivered, where its id says, or is an item of a map: one with an id of its own has a
+    record, and so has one that is tried again."""
+    is_item = call.attempt == 1 and item_of(call.id) is not None
+    return is_item or (call.queue_seq > 0 and call.queue_seq == place_in(call.id))
 
 
 async def find(bus: Bus, invocation: str) -> CallRecord | None:
     """A call in ASYNC by its id; None when it is not where its id says."""
-    seq = place_in(invocation)
+    seq = place_in(invocation) or await maps.place_of(bus, invocation)
     stored = await streams.message_at(bus, subjects.ASYNC, seq)
     if stored is None or not stored.subject.startswith(_QUEUES):
         return None
@@ -75,7 +76,7 @@ async def find(bus: Bus, invocation: str) -> CallRecord | None:
 async def recent(
     bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
 ) -> list[CallRecord]:
-    """The newest calls in the queues of a function (``*``: of all) that match, newest first.
+    """The newest calls in the queues of a function (``*``: of all) that match, newest first; no items of maps.
 
     Their arguments are read along, so those before the last 100,000 are not looked at, nor those before 64 MiB.
     """
@@ -89,7 +90,7 @@ async def recent(
         part = await _between(bus, subjects.async_queues(function), start, end)
         left -= sum(len(message.payload) for message in part)
         calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(part))
-        found += [call for call in calls if matches(call)]
+        found += [call for call in calls if item_of(call.id) is None and matches(call)]
         end = start
     return found[:limit]
 

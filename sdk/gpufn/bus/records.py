@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
+_MOST_WAITING = 100_000
 
 _summary = summary_of(CallRecord)
 _held_by = msgspec.msgpack.Decoder(HeldBy)
@@ -288,6 +289,14 @@ def _changed_at(record: CallRecord) -> float:
     return record.ended_at or (record.attempts[-1].ended_at if record.attempts else record.submitted_at)
 
 
+async def waiting_of_map(bus: Bus, function: str, map_id: str) -> list[CallRecord]:
+    """The items of a map that have failed and are to be tried again."""
+    found = subjects.map_results(function, map_id)
+    return await newest(
+        bus, subjects.RESULTS, found, _summary, limit=_MOST_WAITING, matches=lambda each: not each.state.ended
+    )
+
+
 async def where(bus: Bus, invocation: str) -> HeldBy | None:
     """Which worker runs an invocation right now; None when no runner has it."""
     try:
@@ -325,7 +334,8 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
     if cancelled is None:
         return False
-    await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
+    if cancelled.queue_seq:
+        await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
     bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
     return True
 

@@ -51,7 +51,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
     },
     subjects.ASYNC: {
         **_QUEUE,
-        "subjects": [subjects.ASYNC_FILTER],
+        "subjects": [subjects.ASYNC_FILTER, subjects.MAPS_FILTER],
         "storage": "file",
         "compression": "s2",
         "allow_direct": True,
@@ -82,6 +82,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
     subjects.RESULTS: {
         **_RECORD,
         "subjects": [subjects.RESULTS_FILTER],
+        "allow_direct": True,
         "max_msgs_per_subject": 1,
         "allow_msg_ttl": True,  # each record carries its own retention; max_age is for those that do not
         "max_bytes": 16_384 * _MIB,
@@ -157,14 +158,14 @@ async def ensure_streams(bus: Bus) -> None:
 
 async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
     """Queued + running per (function, revision). Whole or an error: a missing number must never look like zero."""
-    sync = await _counts(bus, subjects.SYNC)
-    asynchronous = await _counts(bus, subjects.ASYNC)
+    sync = await _counts(bus, subjects.SYNC, subjects.SYNC_FILTER)
+    asynchronous = await _counts(bus, subjects.ASYNC, subjects.ASYNC_FILTER)
     return {owner: Depth(sync.get(owner, 0), asynchronous.get(owner, 0)) for owner in sync.keys() | asynchronous.keys()}
 
 
-async def _counts(bus: Bus, stream: str) -> dict[tuple[str, int], int]:
+async def _counts(bus: Bus, stream: str, queues: str) -> dict[tuple[str, int], int]:
     counts: dict[tuple[str, int], int] = {}
-    for subject, count in (await messages_per_subject(bus, stream)).items():
+    for subject, count in (await messages_per_subject(bus, stream, queues)).items():
         owner = subjects.queue_owner(subject)
         counts[owner] = counts.get(owner, 0) + count
     return counts
@@ -241,6 +242,13 @@ async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredM
     return await _message(bus, stream, {"next_by_subj": subject, "seq": seq})
 
 
+async def count(bus: Bus, stream: str, subject: str) -> int:
+    """How many messages of `subject`, which may hold wildcards, there are. The stream must allow direct reads."""
+    body = msgspec.json.encode({"seq": 1, "next_by_subj": subject, "batch": 1})
+    answer = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    return 0 if answer.status else int((answer.headers or {})["Nats-Num-Pending"]) + 1
+
+
 class Consumed(msgspec.Struct, frozen=True):
     """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`. Whether
     somebody pulls, or holds a delivery, tells `has_taker`."""
@@ -280,9 +288,11 @@ async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessag
     )
 
 
-async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = None) -> int:
-    """Remove the messages of `subject` (those with a lower sequence, if given); returns how many."""
+async def purge(bus: Bus, stream: str, subject: str, *, below_seq: int | None = None, keep: int | None = None) -> int:
+    """Remove the messages of `subject` (with a lower sequence, or all but the newest `keep`); returns how many."""
     body: dict[str, Any] = {"filter": subject}
+    if keep is not None:
+        body["keep"] = keep
     if below_seq is not None:
         body["seq"] = below_seq
     return int((await bus.js(f"STREAM.PURGE.{stream}", body))["purged"])

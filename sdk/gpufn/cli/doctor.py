@@ -94,7 +94,8 @@ def _home() -> Iterator[Finding]:
 
 
 def _gateway() -> Iterator[Finding]:
-    from gpufn._client import Client, find_url  # noqa: PLC0415
+    from gpufn._client import Client  # noqa: PLC0415
+    from gpufn._requests import find_url  # noqa: PLC0415
 
     url = find_url()
     running = Instance.running(Home.from_env())

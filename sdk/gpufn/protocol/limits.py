@@ -7,6 +7,7 @@ a parcel           PARCEL_BYTES    a body that is handed on by reference between
 a kept result      RECORD_BYTES    in its CallRecord; a larger one is a blob beside it
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
+a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ REQUEST_BYTES = 64 << 20
 PARCEL_BYTES = REQUEST_BYTES
 CHECKPOINT_BYTES = 4 << 20
 RECORD_BYTES = 1 << 20
+CHUNK_ITEMS = 999
 
 
 def inline_bytes(max_payload: int) -> int:

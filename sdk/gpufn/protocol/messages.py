@@ -195,6 +195,27 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
 
 
+class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was accepted of a Map until then: its items below `accepted`. Each Chunk's entry is stored right behind its
+    items, those from `first` on; `digest` is of its body, so that it is known when it comes again.
+
+    Nothing more is accepted of a map that is closed or cancelled.
+    """
+
+    id: str
+    function: str
+    revision: int
+    method: str
+    submitted_at: float  # its first item
+    first: int
+    accepted: int
+    chunk: int  # counts them, from 1
+    digest: str = ""
+    is_closed: bool = False
+    is_cancelled: bool = False
+    is_ended: bool = False  # all its items have
+
+
 class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A Schedule and how far it is: what is due until `done_until` has been submitted, the last as `invocation`.
 
@@ -212,7 +233,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancel(_Wire, frozen=True, array_like=True, gc=False):
-    """To all runners: end this invocation if it is yours."""
+    """To all runners: end this invocation if it is yours; of a map's id, all of its items."""
 
     invocation: str
 

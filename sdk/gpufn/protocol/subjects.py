@@ -23,6 +23,7 @@ WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of calls whose end is to 
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
+MAPS_FILTER = f"{PREFIX}.map.>"  # in ASYNC, so that a chunk's items and its entry are stored together or not at all
 RESULTS_FILTER = f"{PREFIX}.res.>"
 DEAD_LETTERS_FILTER = f"{PREFIX}.dlq.>"
 LOGS_FILTER = f"{PREFIX}.log.>"
@@ -96,12 +97,28 @@ def async_consumer(function: str, revision: int, priority: str = "normal") -> st
 
 
 def result(function: str, invocation: str) -> str:
-    return f"{PREFIX}.res.{function}.{invocation}"
+    """Of a map's item, its index is a token of its own: `map_results` has all, and `result(function, "*")` none."""
+    return f"{PREFIX}.res.{function}.{invocation.replace('-', '.')}"
 
 
 def any_result(invocation: str) -> str:
     """Matches the record of `invocation`, whichever function it belongs to."""
-    return f"{PREFIX}.res.*.{invocation}"
+    return result("*", invocation)
+
+
+def map_results(function: str, map_id: str) -> str:
+    """Matches the records of a map's items."""
+    return f"{PREFIX}.res.{function}.{map_id}.*"
+
+
+def item_index(subject: str) -> int:
+    """Of the item whose record is at `subject`, which matches `map_results`."""
+    return int(subject.rpartition(".")[2])
+
+
+def map_log(function: str, map_id: str) -> str:
+    """What was accepted of a map: an entry per chunk."""
+    return f"{PREFIX}.map.{function}.{map_id}"
 
 
 def webhook(function: str) -> str:

@@ -1,0 +1,61 @@
+"""A chunk of a map as it comes: its items, and whether they fit the signature. Pure.
+
+application/x-ndjson          the arguments of one item per line, a JSON object
+application/vnd.gpufn.calls   `gpufn.media.CALLS`, which the worker checks
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpufn import media
+from gpufn.errors import InvalidInput, PayloadTooLarge, UnsupportedMediaType
+from gpufn.protocol.limits import CHUNK_ITEMS
+from gpufn_gateway.signature import Signature
+
+_LENGTH_BYTES: Final = 4
+_ENCODINGS: Final = {media.LINES: media.JSON, media.CALLS: media.NATIVE}
+
+
+def encoding_of(content_type: bytes | None) -> str:
+    """The content type of each item. Raises UnsupportedMediaType."""
+    kind = media.media_type((content_type or media.LINES.encode()).decode("latin-1"))
+    if kind not in _ENCODINGS:
+        raise UnsupportedMediaType(
+            f"Items are sent as {media.LINES}, the arguments of one per line; not as {kind[:80]}."
+        )
+    return _ENCODINGS[kind]
+
+
+def split(encoding: str, body: bytes) -> list[bytes]:
+    """The arguments of each item. Raises InvalidInput, or PayloadTooLarge for too many."""
+    items = _lines(body) if encoding == media.JSON else _calls(body)
+    if len(items) > CHUNK_ITEMS:
+        raise PayloadTooLarge(f"These are {len(items):,} items; send at most {CHUNK_ITEMS} at a time.")
+    return items
+
+
+def check(items: list[bytes], signature: Signature, first: int) -> None:
+    """JSON arguments, of items `first` and following. Raises InvalidInput with the field, such as `items[17].text`."""
+    for index, item in enumerate(items, first):
+        try:
+            signature.check(item)
+        except InvalidInput as error:
+            where = f"items[{index}]"
+            field = f"{where}.{error.field}" if error.field else where
+            raise InvalidInput(f"{where}: {error.message}", field=field) from None
+
+
+def _lines(body: bytes) -> list[bytes]:
+    return [line for line in body.split(b"\n") if line.strip()]
+
+
+def _calls(body: bytes) -> list[bytes]:
+    items, at = [], 0
+    while at < len(body):
+        start = at + _LENGTH_BYTES
+        at = start + int.from_bytes(body[at:start], "big")
+        if at > len(body) or start > len(body):
+            raise InvalidInput("the chunk is cut short")
+        items.append(body[start:at])
+    return items

@@ -1,0 +1,217 @@
+"""Maps: their chunks are accepted, their outcomes followed, and what has not ended is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from gpufn import media
+from gpufn.bus import maps, records, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.feed import Follower
+from gpufn.bus.maps import Items, Logged
+from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
+from gpufn.ids import is_invocation_id, item_id
+from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import CallRecord, Cancel, MapEntry, encode, unpack_record
+from gpufn_gateway import chunks, map_views, negotiation
+from gpufn_gateway.auth import READ, Principal
+from gpufn_gateway.bodies import Receive
+from gpufn_gateway.call_bodies import CallBodies, CallBody
+from gpufn_gateway.calls import Arguments, Calls
+from gpufn_gateway.outcomes import Cursor, Outcomes
+from gpufn_gateway.registry import Target
+from gpufn_gateway.submit import WEBHOOK
+from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
+
+_MOST_KNOWN: Final = 1024
+_BATCHES_AT_ONCE: Final = 16  # a stream takes 50, of all gateways together
+_CANCELS_AT_ONCE: Final = 256
+_LOOK_AGAIN_S: Final = 1.0  # whether an open map was closed
+
+
+class OutOfStep(Conflict):
+    """The items do not follow those that were accepted of this map."""
+
+    retryable = False
+
+
+class Maps:
+    def __init__(self, bus: Bus, calls: Calls, bodies: CallBodies, addresses: Addresses) -> None:
+        self._bus = bus
+        self._calls = calls
+        self._bodies = bodies
+        self._addresses = addresses
+        self._known: dict[str, Logged] = {}  # the newest entries that this gateway stored; another may have a newer one
+        self._batches = asyncio.Semaphore(_BATCHES_AT_ONCE)
+
+    async def accept(
+        self, name: str, map_id: str, first: int, headers: dict[bytes, bytes], receive: Receive, *, closes: bool
+    ) -> dict[str, Any]:
+        """Store items `first` and those that follow; `closes`: they are the last. A chunk that comes again is the same
+        one. Raises OutOfStep, InvocationCancelled, QueueFull."""
+        if not is_invocation_id(map_id):
+            raise InvalidInput("a map's id is a ULID: 26 characters of 0-9 and a-z", field="id")
+
+        async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
+            encoding = chunks.encoding_of(headers.get(b"content-type"))
+            body = await self._bodies.read(headers, receive, may_be_parcel=False)
+            if encoding == media.JSON:
+                chunks.check(chunks.split(encoding, body), target.signature, first)
+            return Arguments(encoding, negotiation.wanted(headers.get(b"accept")), CallBody(body))
+
+        call = await self._calls.prepare(name, headers, receive, waits=False, read=read)
+        items = Items(
+            chunks.split(call.content_type, call.body),
+            call.content_type,
+            call.accept,
+            call.submit_deadline,
+            call.trace,
+            webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses),
+            call.priority,
+            call.principal.owner,
+        )
+        known = self._known.get(map_id)
+        if known is None or known.entry.accepted != first:
+            known = await maps.last(self._bus, map_id)
+        while True:
+            if known is not None and _repeats(known.entry, call.target, first, items, closes):
+                break
+            _check(None if known is None else known.entry, call.target, first)
+            try:
+                async with self._batches:
+                    target = maps.Target(call.target.revision, call.target.method.name)
+                    known = await maps.append(self._bus, known, map_id, target, items, now=call.now, closes=closes)
+                break
+            except QueueFull:
+                raise self._calls.queue_full(call.target) from None
+            except Conflict:
+                known = await maps.last(self._bus, map_id)
+        self._remember(known)
+        return map_views.accepted(known.entry)
+
+    async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
+        entry = (await self._read(map_id, principal, may_read=True)).entry
+        return map_views.status(entry, await maps.count_ended(self._bus, entry))
+
+    async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
+        """The maps of a function (``*``: of all), newest first."""
+        found = await maps.recent(self._bus, function, limit)
+        counts = await asyncio.gather(*(maps.count_ended(self._bus, entry) for entry in found))
+        return [map_views.status(entry, ended) for entry, ended in zip(found, counts, strict=True)]
+
+    async def outcomes(
+        self, map_id: str, principal: Principal, after: Cursor, encoding: Outcomes
+    ) -> AsyncIterator[bytes]:
+        """The ends of its items behind `after`, each once, as they come. It ends when the map is closed and all have
+        ended."""
+        return self._outcomes(await self._read(map_id, principal), after, encoding)
+
+    async def _outcomes(self, known: Logged, after: Cursor, encoding: Outcomes) -> AsyncIterator[bytes]:
+        entry, (seq, ended) = known.entry, after
+        results = subjects.map_results(entry.function, entry.id)
+        async with Follower(self._bus, subjects.RESULTS, results, seq + 1) as follower:
+            while True:
+                if ended >= entry.accepted:
+                    known = await maps.last(self._bus, entry.id) or known
+                    entry = known.entry
+                    if ended >= entry.accepted and (entry.is_closed or entry.is_cancelled):
+                        if not entry.is_ended:
+                            await maps.end(self._bus, known)
+                        return
+                elif entry.is_ended and follower.is_drained:
+                    return  # what is missing was forgotten
+                written = []
+                for message in await follower.some(_LOOK_AGAIN_S):
+                    record, body = unpack_record(message.payload)
+                    if record.state.ended:
+                        ended += 1
+                        at = Cursor(message.seq, ended)
+                        written.append(encoding.outcome(subjects.item_index(message.subject), at, record, body))
+                if written:
+                    yield b"".join(written)
+
+    async def cancel(self, map_id: str, principal: Principal) -> tuple[dict[str, Any], bool]:
+        """Its status then; False when all had ended already. Asked for again, it does what is left to do."""
+        known = await self._read(map_id, principal)
+        while not (known.entry.is_cancelled or known.entry.is_ended):
+            try:
+                known = await maps.cancel(self._bus, known)
+            except Conflict:
+                known = await self._read(map_id, principal)
+        self._known.pop(map_id, None)
+        cancelled = 0 if known.entry.is_ended else await self._cancel_items(known.entry)
+        return map_views.status(known.entry, await maps.count_ended(self._bus, known.entry)), cancelled > 0
+
+    async def _cancel_items(self, entry: MapEntry) -> int:
+        """The last first: runners take them from the other end. Returns how many."""
+        results = subjects.map_results(entry.function, entry.id)
+        recorded = await streams.messages_per_subject(self._bus, subjects.RESULTS, results)
+        with_record = {subjects.item_index(subject) for subject in recorded}
+        left = (index for index in range(entry.accepted - 1, -1, -1) if index not in with_record)
+        log = await maps.entries(self._bus, entry)
+        queued = (self._queued(entry, log, index) for index in left)
+        cancelled = 0
+        while group := list(itertools.islice(queued, _CANCELS_AT_ONCE)):
+            cancelled += await self._cancel_all(group)
+        self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
+        return cancelled + await self._cancel_all(await records.waiting_of_map(self._bus, entry.function, entry.id))
+
+    async def _cancel_all(self, waiting: list[CallRecord]) -> int:
+        now = self._calls.clock.time()
+        return sum(await asyncio.gather(*(records.cancel(self._bus, record, now) for record in waiting)))
+
+    def _queued(self, entry: MapEntry, log: list[Logged], index: int) -> CallRecord:
+        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
+        record = CallRecord(
+            id=item_id(entry.id, index),
+            function=entry.function,
+            revision=entry.revision,
+            method=entry.method,
+            state=InvocationState.QUEUED,
+            submitted_at=entry.submitted_at,
+            queue_seq=maps.place(log, index),
+        )
+        return record if revision is None else msgspec.structs.replace(record, keep_s=revision.spec.retention_s)
+
+    async def _read(self, map_id: str, principal: Principal, *, may_read: bool = False) -> Logged:
+        found = await maps.last(self._bus, map_id) if is_invocation_id(map_id) else None
+        if found is None:
+            raise MapNotFound
+        if not (may_read and principal.may(READ)):
+            principal.need_invoke(found.entry.function)
+        return found
+
+    def _remember(self, newest: Logged) -> None:
+        self._known.pop(newest.entry.id, None)
+        self._known[newest.entry.id] = newest
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+
+def _repeats(entry: MapEntry, target: Target, first: int, items: Items, closes: bool) -> bool:
+    """This chunk was accepted: its answer was lost."""
+    is_same_place = (entry.first, entry.accepted) == (first, first + len(items.bodies))
+    is_of_same = (entry.function, entry.method) == (target.name, target.method.name)
+    return is_same_place and is_of_same and entry.is_closed is closes and entry.digest == items.digest
+
+
+def _check(entry: MapEntry | None, target: Target, first: int) -> None:
+    """Whether the items from `first` on may be appended."""
+    if entry is None:
+        if first:
+            raise OutOfStep("Nothing was accepted of this map: send its items from number 0 on.")
+        return
+    if (entry.function, entry.method) != (target.name, target.method.name):
+        raise OutOfStep(f"Map {entry.id} is of another function or method: choose another id.")
+    if entry.is_cancelled:
+        raise InvocationCancelled(f"Map {entry.id} was cancelled.")
+    if entry.is_closed:
+        raise OutOfStep(f"Map {entry.id} was closed behind {entry.accepted:,} items: choose another id.")
+    if entry.accepted != first:
+        raise OutOfStep(f"{entry.accepted:,} items were accepted of this map: go on with number {entry.accepted}.")

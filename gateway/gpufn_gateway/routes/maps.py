@@ -1,0 +1,76 @@
+"""Maps: send items, see how far they are, follow their ends, cancel what is left, list."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from gpufn.errors import InvalidInput
+from gpufn_gateway import outcomes
+from gpufn_gateway.auth import READ
+from gpufn_gateway.maps import Maps
+from gpufn_gateway.outcomes import Cursor, Outcomes
+from gpufn_gateway.routes.invocations import deployed_name
+from gpufn_gateway.routes.requests import flag, headers_of, json_answer, number, principal_of
+from gpufn_gateway.sse import pump
+
+
+class MapRoutes:
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    def routes(self) -> list[Route]:
+        one = "/v1/maps/{id}"
+        return [
+            Route("/v1/functions/{fn}/maps/{id}/items/{first}", self.accept, methods=["PUT"]),
+            Route("/v1/maps", self.index, methods=["GET"]),
+            Route(one, self.show, methods=["GET"]),
+            Route(one, self.cancel, methods=["DELETE"]),
+            Route(f"{one}/outcomes", self.outcomes, methods=["GET"]),
+        ]
+
+    async def accept(self, request: Request) -> Response:
+        params = request.path_params
+        text = params["first"]
+        if not (text.isdecimal() and len(text) <= 12):
+            raise InvalidInput(f"the place of the first item is a number from 0 on, not {text[:40]!r}", field="first")
+        closes = flag(request, "last")
+        headers = headers_of(request)
+        view = await self._maps.accept(
+            params["fn"], params["id"].lower(), int(text), headers, request.receive, closes=closes
+        )
+        return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}"})
+
+    async def show(self, request: Request) -> Response:
+        return json_answer(await self._maps.status(request.path_params["id"], principal_of(request)))
+
+    async def cancel(self, request: Request) -> Response:
+        status, cancelled = await self._maps.cancel(request.path_params["id"], principal_of(request))
+        return json_answer({**status, "cancelled": cancelled})
+
+    async def outcomes(self, request: Request) -> _Outcomes:
+        after = Cursor.read(request.query_params.get("after"))
+        encoding = outcomes.wanted(request.headers.get("accept", ""))
+        ends = await self._maps.outcomes(request.path_params["id"], principal_of(request), after, encoding)
+        return _Outcomes(ends, encoding)
+
+    async def index(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        name = request.query_params.get("function")
+        limit = int(number(request, "limit", 20, 1, 1000))
+        found = await self._maps.recent("*" if name is None else deployed_name(name), limit)
+        return json_answer({"maps": found})
+
+
+class _Outcomes:
+    def __init__(self, ends: AsyncIterator[bytes], encoding: Outcomes) -> None:
+        self._ends = ends
+        self._encoding = encoding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", self._encoding.content_type.encode()), (b"cache-control", b"no-store")]
+        await pump(receive, send, headers, self._ends, heartbeat=self._encoding.heartbeat)

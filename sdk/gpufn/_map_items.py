@@ -1,0 +1,168 @@
+"""A map's items on their way to a gateway: in chunks, and no more ahead of the reader than its window.
+
+What has come while one chunk was sent goes with the next: few items go at once, and many go many at a time.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from gpufn.errors import BusUnavailable, CapacityError, GatewayUnavailable, GpufnError
+from gpufn.protocol.limits import CHUNK_ITEMS
+
+_CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
+_LINGER_S: Final = 0.002  # items that are there at once should share a chunk
+_PATIENCE_S: Final = 60.0
+_SHORTEST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 5.0
+
+# Send the items from a place on; the last argument tells that they are the last ones.
+Send = Callable[[int, Sequence[bytes], bool], Any]
+
+
+class Outbox:
+    """`put` items, then `close`; `total` is their number once the gateway has accepted all."""
+
+    def __init__(self, send: Send, *, window: int, first: int = 0, taken: int = 0) -> None:
+        """`first`: the index of the first item. `taken`: how many ends the reader has taken already."""
+        self._send = send
+        self._window = window
+        self._lock = threading.Condition()
+        self._items: deque[bytes] = deque()
+        self._bytes = 0
+        self._put = self.first = first
+        self._taken = taken
+        self._is_closed = False
+        self._stopped = False
+        self.total: int | None = None
+
+    def start(
+        self,
+        source: Iterable[Any] | None,
+        encode: Callable[[Any], bytes],
+        *,
+        accepted: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Take the items of `source` in a thread, without what was accepted before; None: somebody else puts them.
+        `accepted` is called once, when the first chunk has been; `failed` at most once."""
+        context = contextvars.copy_context()
+        if source is not None:
+            threading.Thread(
+                target=context.run, args=(self._take_from, source, encode, failed), name="gpufn-map-items", daemon=True
+            ).start()
+        threading.Thread(target=self._run, args=(accepted, failed), name="gpufn-map-send", daemon=True).start()
+
+    def wait_for_room(self) -> bool:
+        """Until one more item may be put; False when no more are wanted."""
+        with self._lock:
+            while not self._stopped and (self._put - self._taken >= self._window or self._bytes > 2 * _CHUNK_BYTES):
+                self._lock.wait()
+            return not self._stopped
+
+    def put(self, item: bytes) -> None:
+        with self._lock:
+            self._items.append(item)
+            self._bytes += len(item)
+            self._put += 1
+            if len(self._items) in (1, CHUNK_ITEMS):
+                self._lock.notify_all()
+
+    def close(self) -> None:
+        """There are no more."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+
+    def taken(self, count: int) -> None:
+        """The reader has taken so many more ends."""
+        with self._lock:
+            self._taken += count
+            self._lock.notify_all()
+
+    def stop(self) -> None:
+        """Take and send no more."""
+        with self._lock:
+            self._stopped = True
+            self._lock.notify_all()
+
+    def _take_from(
+        self, source: Iterable[Any], encode: Callable[[Any], bytes], failed: Callable[[Exception], None]
+    ) -> None:
+        skipped = 0
+        try:
+            items = iter(source)
+            while self.wait_for_room():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    self.close()
+                    return
+                if skipped < self.first:
+                    skipped += 1
+                else:
+                    self.put(encode(item))
+        except Exception as error:
+            self.stop()
+            failed(error)
+
+    def _run(self, accepted: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        at, is_first = self.first, True
+        try:
+            while (chunk := self._next_chunk()) is not None:
+                items, is_last = chunk
+                self._send_surely(at, items, is_last)
+                at += len(items)
+                if is_first:
+                    accepted()
+                    is_first = False
+                if is_last:
+                    self.total = at
+                    return
+        except Exception as error:
+            self.stop()
+            failed(error)
+
+    def _next_chunk(self) -> tuple[list[bytes], bool] | None:
+        with self._lock:
+            while not (self._items or self._is_closed or self._stopped):
+                self._lock.wait()
+            self._lock.wait_for(
+                lambda: len(self._items) >= CHUNK_ITEMS or self._is_closed or self._stopped, timeout=_LINGER_S
+            )
+            if self._stopped:
+                return None
+            items: list[bytes] = []
+            size = 0
+            while (
+                self._items and len(items) < CHUNK_ITEMS and (not items or size + len(self._items[0]) <= _CHUNK_BYTES)
+            ):
+                items.append(self._items.popleft())
+                size += len(items[-1])
+            self._bytes -= size
+            self._lock.notify_all()
+            return items, self._is_closed and not self._items
+
+    def _send_surely(self, first: int, items: Sequence[bytes], is_last: bool) -> None:
+        """A chunk that is sent again is the same one. While the queue is full it waits for as long as that takes."""
+        give_up = time.monotonic() + _PATIENCE_S
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                self._send(first, items, is_last)
+                return
+            except CapacityError as error:
+                wait_s = min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S)
+            except (GatewayUnavailable, BusUnavailable):
+                if time.monotonic() > give_up:
+                    raise
+                wait_s = pause_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            with self._lock:
+                if self._lock.wait_for(lambda: self._stopped, timeout=wait_s):
+                    raise GpufnError("the map was stopped while its queue was full")

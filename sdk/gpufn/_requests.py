@@ -1,0 +1,178 @@
+"""Requests to a gateway: its address, its connections, what is tried again, and what failures become.
+
+A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
+when a gateway that answered before refuses, which is what a restart looks like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gpufn._answers import decoded, error_of
+from gpufn.errors import GatewayUnavailable, GpufnError
+from gpufn.home import Home
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+DEFAULT_URL = "http://127.0.0.1:8090"
+MANAGE_TIMEOUT_S = 60.0
+
+_CONNECT_TIMEOUT_S = 5.0
+_KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
+_PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
+
+
+def find_url(environ: Mapping[str, str] = os.environ) -> str:
+    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default."""
+    if url := environ.get("GPUFN_URL"):
+        return url
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
+    return DEFAULT_URL
+
+
+def _address(url: str) -> str:
+    """`url` without a slash at its end; what has no scheme is http. Raises GatewayUnavailable for what leads nowhere.
+
+    >>> _address("localhost:8090"), _address("https://gpu.example.org/")
+    ('http://localhost:8090', 'https://gpu.example.org')
+    """
+    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        parts = urlsplit(whole)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise GatewayUnavailable(f"{url!r} is not an address: write for example {DEFAULT_URL}")
+    return whole
+
+
+class _Up(msgspec.Struct):
+    url: str
+
+
+class Requests:
+    """One gateway, by the kinds of requests that its endpoints need."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
+        import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
+
+        self.url = _address(url or find_url())
+        key = api_key or os.environ.get("GPUFN_API_KEY")
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers={"authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx.Timeout(MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
+                follow_redirects=False,
+                trust_env=False,
+                verify=self.url.startswith(
+                    "https:"
+                ),  # the certificates take 70 ms to read, and http has no use for them
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None
+        self._endless = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
+        self._failures = httpx.TransportError
+        self._answered = False
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _status(self, path: str) -> int:
+        try:
+            return self._request("GET", path, check=False).status_code
+        except GatewayUnavailable:
+            return 0
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self._request("HEAD", path)
+        except GpufnError as error:
+            if getattr(error, "status", None) == 404:
+                return False
+            raise
+        return True
+
+    def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        return decoded(kind, self._request(method, path, **options).content)
+
+    def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
+        for pause in (*_PAUSES_S, None):
+            try:
+                response = self._http.request(method, path, **options)
+            except self._failures as error:
+                if pause is None or not self._may_repeat(method, error):
+                    raise self._unavailable(error) from None
+                time.sleep(pause)
+            else:
+                self._answered = True
+                if check and response.status_code >= 300:
+                    raise error_of(response.status_code, response.headers, response.content)
+                return response
+        raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def _stream(
+        self, method: str, path: str, *, silent_s: float | None = None, **options: Any
+    ) -> Iterator[httpx.Response]:
+        """`silent_s`: it broke when nothing has come for so long."""
+        import httpx  # noqa: PLC0415
+
+        timeout = httpx.Timeout(silent_s, connect=_CONNECT_TIMEOUT_S)
+        request = self._http.build_request(method, path, timeout=timeout, **options)
+        try:
+            response = self._http.send(request, stream=True)
+        except self._failures as error:
+            raise self._unavailable(error) from None
+        self._answered = True
+        with contextlib.closing(response):
+            if response.status_code >= 300:
+                raise error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
+            yield response
+
+    def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
+        try:
+            yield from response.iter_raw()
+        except self._failures as error:
+            raise self._unavailable(error) from None
+
+    def _may_repeat(self, method: str, error: Exception) -> bool:
+        import httpx  # noqa: PLC0415
+
+        if method == "POST" or isinstance(error, (httpx.TimeoutException, httpx.LocalProtocolError)):
+            return False
+        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+            return False  # what answers does not speak HTTP
+        return self._answered or not isinstance(error, httpx.ConnectError)
+
+    def _unavailable(self, error: Exception) -> GatewayUnavailable:
+        import httpx  # noqa: PLC0415
+
+        if isinstance(error, httpx.ConnectError) and ("SSL" in str(error) or "Name or service" in str(error)):
+            return GatewayUnavailable(f"no gateway answers at {self.url}: {error}")
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
+        if isinstance(error, httpx.TimeoutException):
+            return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
+        return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")

@@ -1,0 +1,236 @@
+"""Maps: items accepted in chunks, their ends followed. The bus is a real one; the runner is played."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus import maps, objects, queues, records, streams
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.errors import ErrorInfo
+from gpufn.ids import item_id, new_map_id
+from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import CallRecord
+from gpufn_gateway.outcomes import Cursor
+from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+
+NO = ErrorInfo("function_raised", "no", error_type="ValueError")
+
+
+def lines(*texts: str) -> bytes:
+    return b"".join(msgspec.json.encode({"texts": [text]}) + b"\n" for text in texts)
+
+
+async def put(gateway: Whole, function: str, map_id: str, first: int, content: bytes, *, last: bool = False) -> Any:
+    url = f"/v1/functions/{function}/maps/{map_id}/items/{first}"
+    headers = {"content-type": "application/x-ndjson", "accept": "application/json"}
+    return await gateway.http.put(url, content=content, headers=headers, params={"last": "true"} if last else {})
+
+
+async def queued_ids(gateway: Whole, function: str) -> list[str]:
+    queue = subjects.async_queue(function, 1)
+    return [message.id for _, message in await queues.queued(gateway.bus, subjects.ASYNC, queue, 1, 1000)]
+
+
+async def end(gateway: Whole, function: str, invocation: str, body: bytes = b"1", **fields: Any) -> None:
+    """As a runner ends an item: it has no record before."""
+    given: dict[str, Any] = {"state": InvocationState.SUCCEEDED, "content_type": "application/json"} | fields
+    record = CallRecord(id=invocation, function=function, revision=1, submitted_at=0.5, ended_at=1.0, **given)
+    assert await records.end(gateway.bus, record, body)
+
+
+async def read(gateway: Whole, map_id: str, **params: Any) -> list[dict[str, Any]]:
+    answer = await gateway.http.get(f"/v1/maps/{map_id}/outcomes", params=params)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines() if line]
+
+
+async def test_items_are_calls_in_the_queue(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("queued"), DIGEST)
+        map_id = new_map_id()
+        answer = await put(gateway, "queued", map_id, 0, lines("a", "b"))
+        assert answer.status_code == 202
+        assert answer.json()["accepted"] == 2
+        assert answer.headers["location"] == f"/v1/maps/{map_id}"
+        await put(gateway, "queued", map_id, 2, lines("c"))
+        assert await queued_ids(gateway, "queued") == [item_id(map_id, index) for index in range(3)]
+        status = (await gateway.http.get(f"/v1/maps/{map_id}")).json()
+        assert (status["state"], status["accepted"], status["ended"]) == ("open", 3, 0)
+        item = (await gateway.http.get(f"/v1/invocations/{map_id}-2")).json()
+        assert (item["state"], item["function"]) == ("queued", "queued")
+        assert (await gateway.http.get(f"/v1/invocations/{map_id}-3")).status_code == 404
+        depths = await streams.depths(gateway.bus)
+        assert depths["queued", 1].asynchronous == 3
+
+
+async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("again"), DIGEST)
+        map_id = new_map_id()
+        first = await put(gateway, "again", map_id, 0, lines("a", "b"))
+        assert (await put(gateway, "again", map_id, 0, lines("a", "b"))).json() == first.json()
+        assert len(await queued_ids(gateway, "again")) == 2
+        assert problem(await put(gateway, "again", map_id, 0, lines("a", "x"))) == (409, "conflict")
+        answer = await put(gateway, "again", map_id, 3, lines("c"))
+        assert problem(answer) == (409, "conflict")
+        assert "go on with number 2" in answer.json()["detail"]
+        assert answer.json()["retryable"] is False
+
+
+async def test_a_gateway_that_knows_an_older_entry_looks_again(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as one, gateway_on(nats) as other:
+        await one.deploys.deploy(make.spec("two-doors"), DIGEST)
+        await until(lambda: "two-doors" in other.registry.functions)
+        map_id = new_map_id()
+        await put(one, "two-doors", map_id, 0, lines("a"))
+        assert (await put(other, "two-doors", map_id, 1, lines("b"))).json()["accepted"] == 2
+        assert (await put(one, "two-doors", map_id, 1, lines("b"))).json()["accepted"] == 2
+        assert (await put(one, "two-doors", map_id, 2, lines("c"))).json()["accepted"] == 3
+        assert len(await queued_ids(one, "two-doors")) == 3
+
+
+async def test_ends_come_in_their_order_and_a_cursor_goes_on_behind_them(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("ends"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "ends", map_id, 0, lines("a", "b", "c"), last=True)
+        await end(gateway, "ends", item_id(map_id, 2), b"22")
+        await end(gateway, "ends", item_id(map_id, 0), b"", state=InvocationState.FAILED, error=NO)
+        await end(gateway, "ends", item_id(map_id, 1), b"11")
+        found = await read(gateway, map_id)
+        assert [each["index"] for each in found] == [2, 0, 1]
+        assert [each.get("result") for each in found] == [22, None, 11]
+        assert found[1]["error"]["code"] == "function_raised"
+        assert [each["index"] for each in await read(gateway, map_id, after=found[1]["cursor"])] == [1]
+        assert await read(gateway, map_id, after=found[2]["cursor"]) == []
+        assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["state"] == "ended"
+        assert (await gateway.http.get(f"/v1/invocations/{map_id}-1/result")).json() == 11
+
+
+async def test_an_item_that_waits_for_another_attempt_has_not_ended(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("tries"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "tries", map_id, 0, lines("a"), last=True)
+        ((seq, message),) = await queues.queued(gateway.bus, subjects.ASYNC, subjects.async_queue("tries", 1), 1)
+        again = msgspec.structs.replace(message, attempt=2, not_before=5.0)
+        stored = await gateway.bus.publish_stored(subjects.async_queue("tries", 1), pack(again), msg_id="again")
+        await records.retry(gateway.bus, again, b"{}", stored.seq)
+        await streams.delete_message(gateway.bus, subjects.ASYNC, seq)
+        record = await records.read(gateway.bus, message.id)
+        assert record is not None
+        assert (record[0].state, record[0].attempt, record[0].queue_seq) == (InvocationState.QUEUED, 2, stored.seq)
+        await end(gateway, "tries", message.id, b"7", attempt=2)
+        assert [each["result"] for each in await read(gateway, map_id)] == [7]
+
+
+async def test_what_has_not_ended_is_cancelled(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("stopped"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "stopped", map_id, 0, lines("a", "b", "c"))
+        await end(gateway, "stopped", item_id(map_id, 1), b"1")
+        answer = (await gateway.http.delete(f"/v1/maps/{map_id}")).json()
+        assert (answer["state"], answer["cancelled"], answer["ended"]) == ("cancelled", True, 3)
+        assert await queued_ids(gateway, "stopped") == [item_id(map_id, 1)]  # its runner was about to ack
+        states = {each["index"]: each["state"] for each in await read(gateway, map_id)}
+        assert states == {0: "cancelled", 1: "succeeded", 2: "cancelled"}
+        assert problem(await put(gateway, "stopped", map_id, 3, lines("d"))) == (409, "invocation_cancelled")
+        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["cancelled"] is False
+
+
+async def test_one_item_is_cancelled_by_itself(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("one-less"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "one-less", map_id, 0, lines("a"))
+        await put(gateway, "one-less", map_id, 1, lines("b", "c"))
+        assert (await gateway.http.delete(f"/v1/invocations/{map_id}-2")).json()["cancelled"] is True
+        assert await queued_ids(gateway, "one-less") == [item_id(map_id, 0), item_id(map_id, 1)]
+
+
+async def test_a_large_result_is_fetched_by_its_item(nats: Any, make: Any, tmp_path: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("large"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "large", map_id, 0, lines("a"), last=True)
+        (path := tmp_path / "result").write_bytes(b"x" * 3000)
+        item = item_id(map_id, 0)
+        digest, size = await objects.keep_file(gateway.bus, subjects.RESULT_FILES, path, owner=item, ttl_s=60)
+        kind = "application/octet-stream"
+        await end(gateway, "large", item, b"", blob=digest, size=size, content_type=kind)
+        (found,) = await read(gateway, map_id)
+        assert "result" not in found
+        assert (await gateway.http.get(found["links"]["result"])).content == b"x" * 3000
+
+
+async def test_the_end_of_a_map_outlives_its_records(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("brief"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "brief", map_id, 0, lines("a", "b"), last=True)
+        for index in range(2):
+            await end(gateway, "brief", item_id(map_id, index))
+        assert len(await read(gateway, map_id)) == 2
+        await streams.purge(gateway.bus, subjects.RESULTS, subjects.result("brief", item_id(map_id, 0)))
+        await streams.purge(gateway.bus, subjects.ASYNC, subjects.async_queue("brief", 1))
+        assert [each["index"] for each in await read(gateway, map_id)] == [1]
+        assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["state"] == "ended"
+        assert (await gateway.http.get(f"/v1/invocations/{map_id}-0")).status_code == 404
+
+
+async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("picky"), DIGEST)
+        map_id = new_map_id()
+        answer = await put(gateway, "picky", map_id, 0, lines("a") + b'{"texts":[1]}\n')
+        assert problem(answer) == (422, "invalid_input")
+        assert answer.json()["field"] == "items[1].texts[0]"
+        assert await maps.last(gateway.bus, map_id) is None
+        too_many = await put(gateway, "picky", map_id, 0, lines("a") * 1000)
+        assert problem(too_many) == (413, "payload_too_large")
+        assert problem(await put(gateway, "picky", "no-ulid", 0, lines("a"))) == (422, "invalid_input")
+        assert problem(await put(gateway, "nobody", map_id, 0, lines("a"))) == (404, "function_not_found")
+        assert problem(await gateway.http.get(f"/v1/maps/{map_id}")) == (404, "map_not_found")
+
+
+async def test_a_full_queue_takes_no_part_of_a_chunk(
+    make: Any, problem: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = dict(streams.STREAMS[subjects.ASYNC]) | {"max_msgs_per_subject": 3}
+    monkeypatch.setattr(streams, "STREAMS", dict(streams.STREAMS) | {subjects.ASYNC: short})
+    with EmbeddedServer.start(tmp_path) as nats:
+        async with gateway_on(nats) as gateway:
+            await gateway.deploys.deploy(make.spec("full"), DIGEST)
+            map_id = new_map_id()
+            await put(gateway, "full", map_id, 0, lines("a", "b"))
+            answer = await put(gateway, "full", map_id, 2, lines("c", "d"))
+            assert problem(answer) == (429, "queue_full")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert (await put(gateway, "full", map_id, 2, lines("c"))).json()["accepted"] == 3
+            assert len(await queued_ids(gateway, "full")) == 3
+
+
+async def test_maps_are_listed_and_their_items_are_not_calls_of_their_own(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("listed"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "listed", map_id, 0, lines("a", "b"))
+        await put(gateway, "listed", map_id, 2, lines("c"), last=True)
+        await end(gateway, "listed", item_id(map_id, 0))
+        (found,) = (await gateway.http.get("/v1/maps?function=listed")).json()["maps"]
+        assert (found["id"], found["state"], found["accepted"], found["ended"]) == (map_id, "running", 3, 1)
+        assert (await gateway.http.get("/v1/functions/listed/calls")).json()["calls"] == []
+
+
+@pytest.mark.parametrize("text", ["x", "1", "-1.2", "1.2.3"])
+def test_a_cursor_is_one_that_was_given(text: str) -> None:
+    with pytest.raises(Exception, match="cursor"):
+        Cursor.read(text)
+    assert Cursor.read(str(Cursor(7, 3))) == (7, 3)
