@@ -14,7 +14,7 @@ import uvloop
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
-from gpufn.errors import GpufnError
+from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
@@ -60,7 +60,7 @@ def main() -> int:
         uvloop.run(serve(settings))
     except GpufnError as error:
         print(f"gpufn builder: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
-        return EXIT_CONFIGURATION
+        return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
     return 0
 
 
