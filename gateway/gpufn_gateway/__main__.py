@@ -44,6 +44,7 @@ from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.oip import Inference
@@ -175,6 +176,7 @@ class _Gateway:
         self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
         self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
         self._calls = Calls(
+        self._uses = KeyUses.on(bus, opened.name, opened.clock)
             bus=bus,
             queue=opened.caller,
             registry=registry,
@@ -183,6 +185,7 @@ class _Gateway:
             bodies=self._readers.of_calls,
             clock=opened.clock,
             parcels=opened.parcels,
+            uses=self._uses,
         )
         self._addresses = Addresses(opened.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
@@ -281,6 +284,7 @@ class _Gateway:
                 invoke=self._invoke,
                 server=server,
                 clock=clock,
+                uses=self._uses,
             ),
         )
         yield "controller", _control(controller)

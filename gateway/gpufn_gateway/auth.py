@@ -19,14 +19,16 @@ import msgspec
 from gpufn.errors import Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ApiKey
+from gpufn.protocol.messages import ApiKey, KeyLimits
 from gpufn.protocol.subjects import is_function_name
+from gpufn_gateway.quotas import check as check_limits
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
 ADMIN, DEPLOY, READ, INVOKE_ALL, HI = "admin", "deploy", "read", "invoke:*", "hi"
 _PREFIX = "gpufn_"
 _MAX_LABEL = 200
+_NO_LIMITS: Final = KeyLimits()
 
 
 class NotProtected(GpufnError):
@@ -40,6 +42,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     id: str
     scopes: frozenset[str]
+    limits: KeyLimits | None = None
 
     @property
     def owner(self) -> str:
@@ -82,7 +85,8 @@ class Access:
 
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
-        self._principals[key.id] = Principal(key.id, frozenset(key.scopes))
+        limits = None if key.limits == _NO_LIMITS else key.limits
+        self._principals[key.id] = Principal(key.id, frozenset(key.scopes), limits)
 
     def remove(self, key_id: str) -> None:
         self._keys.pop(key_id, None)
@@ -130,18 +134,19 @@ class Access:
             self._local_hosts.add(host)
 
 
-def new_key(label: str, scopes: tuple[str, ...], now: float) -> tuple[ApiKey, str]:
+def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits = _NO_LIMITS) -> tuple[ApiKey, str]:
     """A key to store and the secret to show once. Raises InvalidInput."""
     if not scopes:
         raise InvalidInput("a key needs at least one scope", field="scopes")
     for scope in scopes:
         _check_scope(scope)
+    check_limits(limits)
     if len(label) > _MAX_LABEL:
         raise InvalidInput(f"a label has at most {_MAX_LABEL} characters", field="label")
     key_id = new_ulid()[-12:]
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label), secret
+    return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label, limits), secret
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,8 @@
 """What every call goes through before it is queued, whichever way its result is wanted.
 
-1. who asks (`Access`)   2. what it names (`Registry`)   3. its body, within limits   4. whether it fits the signature
-5. whether anybody could serve it (`admission`)   6. its deadline   7. a doorbell when no worker is ready
+1. who asks (`Access`)   2. what it names (`Registry`), and whether the key's limits allow it now (`KeyUses`)
+3. its body, within limits   4. whether it fits the signature   5. whether anybody could serve it (`admission`)
+6. its deadline   7. a doorbell when no worker is ready
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import contextlib
 import math
 import re
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol
+from contextlib import AbstractAsyncContextManager
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -34,9 +36,13 @@ from gpufn_gateway import admission, negotiation
 from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
+from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.parcels import GatewayParcels, Parcel
+from gpufn_gateway.problems import Headers
 from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.telemetry import Telemetry
+
+P = TypeVar("P", bound=PendingCall)
 
 _LONGEST_TIMEOUT_S: Final = 7 * 86400.0
 _DOORBELL_APART_S: Final = 0.002  # the controller reads the whole depth at each ring
@@ -112,9 +118,11 @@ class Calls:
         telemetry: Telemetry,
         bodies: CallBodies,
         clock: Clock,
+        uses: KeyUses,
         parcels: GatewayParcels | None = None,
     ) -> None:
         self.queue = queue
+        self.uses = uses
         self._parcels = parcels
         self.clock = clock
         self.telemetry = telemetry
@@ -144,6 +152,7 @@ class Calls:
         target = self.registry.resolve(name)
         principal.need_invoke(target.name)
         try:
+            self.uses.admit(principal)
             priority = _priority(headers.get(b"x-gpufn-priority"), target.revision.spec, principal)
             timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
             if (deadline := headers.get(b"x-gpufn-deadline")) is not None:
@@ -199,13 +208,26 @@ class Calls:
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
-        """Queue it for a result. Raises BusUnavailable."""
-        pending = self.queue.invoke(_request(call))
-        self._ring_if_cold(call.target)
-        return pending
+        """Queue it for a result. Raises BusUnavailable, Limited."""
+        return self._start(call, self.queue.invoke)
 
     def start_stream(self, call: PreparedCall) -> PendingStream:
-        pending = self.queue.open_stream(_request(call))
+        return self._start(call, self.queue.open_stream)
+
+    def _start(self, call: PreparedCall, queue: Callable[[CallRequest], P]) -> P:
+        try:
+            at_end = self.uses.begin(call.principal)
+        except GpufnError as error:
+            self.telemetry.of(call.target.name).refused(error.code)
+            raise
+        try:
+            pending = queue(_request(call))
+        except GpufnError:
+            if at_end is not None:
+                at_end(None)
+            raise
+        if at_end is not None:
+            pending.future.add_done_callback(at_end)
         self._ring_if_cold(call.target)
         return pending
 
@@ -219,6 +241,15 @@ class Calls:
         """It has ended: its large body is not needed any more."""
         if call.parcel is not None and self._parcels is not None:
             self._parcels.discard(call.parcel)
+
+    def queueing(self, call: PreparedCall) -> AbstractAsyncContextManager[None]:
+        """A submitted call is stored inside. Raises Limited."""
+        status = self.registry.status(call.target.name)
+        return self.uses.queueing(call.principal, admission.retry_after_s(call.target.revision, status))
+
+    def limits(self, call: PreparedCall) -> Headers:
+        """What the answer tells of its key's limits."""
+        return self.uses.headers(call.principal)
 
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.status(target.name))

@@ -110,7 +110,7 @@ class Invoke:
         stats.ended(reply.kind, self._calls.clock.time() - call.now, reply.queue_s)
         if reply.cold_start is not None:
             stats.started_cold(reply.cold_start)
-        about = reply_headers(reply, call.target.revision_header)
+        about = reply_headers(reply, call.target.revision_header) + self._calls.limits(call)
         if reply.kind is OutcomeKind.SUCCEEDED:
             result = self._calls.result(reply, body)
             await send_result(send, wording, reply.content_type, result, about)
@@ -125,5 +125,5 @@ class Invoke:
         elif isinstance(error, InvocationExpired):
             error = self._calls.expired(call.target, error)
         self._calls.telemetry.of(call.target.name).failed(error.code)
-        about = [(b"x-gpufn-invocation", pending.id.encode())]
+        about = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
         await send_problem(send, wording, problems.problem_of(error), about)

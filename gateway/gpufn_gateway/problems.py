@@ -42,6 +42,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.FunctionRaised: 500,
     errors.CapacityError: 503,
     errors.QueueFull: 429,
+    errors.RateLimited: 429,
     errors.InvocationEnded: 500,
     errors.InvocationTimedOut: 504,
     errors.InvocationCancelled: 409,
@@ -88,12 +89,22 @@ class RouteError(errors.RequestError):
         self.allow = allow
 
 
+class Limited(errors.RateLimited):
+    """With the header fields that tell the limits."""
+
+    def __init__(self, message: str, *, retry_after_s: float, headers: Headers) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.headers = headers
+
+
 class Problem(msgspec.Struct, frozen=True):
-    """An error, ready to be sent. `allow` lists the methods that would be allowed, when it is 405."""
+    """An error, ready to be sent. `allow` lists the methods that would be allowed, when it is 405; `limits` are the
+    header fields of a key's limits, when one is used up."""
 
     status: int
     info: ErrorInfo
     allow: str = ""
+    limits: Headers = []
 
     @property
     def code(self) -> str:
@@ -122,6 +133,7 @@ class Problem(msgspec.Struct, frozen=True):
             headers.append((b"retry-after", b"%d" % max(1, math.ceil(retry_after_s))))
         if self.allow:
             headers.append((b"allow", self.allow.encode()))
+        headers += self.limits
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if self.status in (408, 413):
@@ -133,6 +145,8 @@ def problem_of(error: BaseException) -> Problem:
     """The problem for any exception. One that is not ours is logged with an incident id, and only the id is told."""
     if isinstance(error, RouteError):
         return Problem(error.status, error.info(), error.allow)
+    if isinstance(error, Limited):
+        return msgspec.structs.replace(from_info(error.info()), limits=error.headers)
     if not isinstance(error, GpufnError):
         incident = new_ulid()
         log.error("incident %s", incident, exc_info=error)

@@ -94,6 +94,7 @@ class CallStream:
             (b"x-accel-buffering", b"no"),
             (b"x-gpufn-invocation", pending.id.encode()),
             (b"x-gpufn-revision", call.target.revision_header),
+            *self._calls.limits(call),
         ]
         try:
             await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)

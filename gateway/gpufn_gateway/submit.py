@@ -21,7 +21,7 @@ from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive, Send
 from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
-from gpufn_gateway.problems import Headers
+from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.sse import left
 from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
@@ -66,12 +66,25 @@ class Submissions:
             (b"location", f"/v1/invocations/{record.id}".encode()),
             (b"x-gpufn-invocation", record.id.encode()),
             (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
+            *self._calls.limits(call),
         ]
         await send({"type": "http.response.start", "status": 202, "headers": answer})
         await send({"type": "http.response.body", "body": body})
 
     async def _submit(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
+    ) -> CallRecord:
+        try:
+            async with self._calls.queueing(call):
+                return await self._store(call, invocation, deadline, webhook)
+        except Limited as error:
+            if invocation is not None and await records.read(self._bus, invocation) is not None:
+                return await self._store(call, invocation, deadline, webhook)  # it is there, and takes no place more
+            self._calls.telemetry.of(call.target.name).refused(error.code)
+            raise
+
+    async def _store(
+        self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
         target = call.target
         try:

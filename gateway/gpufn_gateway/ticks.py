@@ -9,6 +9,7 @@ from typing import Final
 from gpufn.bus.calls import Caller
 from gpufn.clock import Clock
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.lane import Lane
 from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.server import Server
@@ -23,7 +24,14 @@ _MINUTE: Final = 600
 
 
 async def tick(
-    *, caller: Caller, lane: Lane, parcels: GatewayParcels, invoke: Invoke, server: Server, clock: Clock
+    *,
+    caller: Caller,
+    lane: Lane,
+    parcels: GatewayParcels,
+    invoke: Invoke,
+    uses: KeyUses,
+    server: Server,
+    clock: Clock,
 ) -> None:
     """Until cancelled."""
     loop = asyncio.get_running_loop()
@@ -38,6 +46,7 @@ async def tick(
                 caller.tick(now)
             if beat % _SECOND == 0:
                 lane.tick(loop.time())
+                uses.tell()
                 server.sweep(loop.time())
             if beat % _MINUTE == 0:
                 parcels.sweep()

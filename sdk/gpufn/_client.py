@@ -60,7 +60,7 @@ from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
 from gpufn.priority import Priority
-from gpufn.protocol.messages import LogLine
+from gpufn.protocol.messages import KeyLimits, LogLine
 from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
 
@@ -430,9 +430,23 @@ class Client(MapRequests):
         """The API keys, without their secrets."""
         return self._json(Keys, "GET", "/v1/keys").keys
 
-    def create_key(self, label: str, scopes: Sequence[str]) -> KeyView:
-        """Make an API key; its secret is in the answer, this once."""
-        body = msgspec.json.encode({"label": label, "scopes": list(scopes)})
+    def create_key(
+        self,
+        label: str,
+        scopes: Sequence[str],
+        *,
+        rate: float | None = None,
+        burst: int | None = None,
+        concurrency: int | None = None,
+        queued: int | None = None,
+    ) -> KeyView:
+        """Make an API key; its secret is in the answer, this once.
+
+        Its limits: `rate` in calls per second, of which `burst` may come at once; `concurrency`, calls that are waited
+        for at a time; `queued`, submitted calls that have not ended.
+        """
+        limits = KeyLimits(rate, burst, concurrency, queued)
+        body = msgspec.json.encode({"label": label, "scopes": list(scopes), "limits": limits})
         return self._json(KeyView, "POST", "/v1/keys", content=body, headers=_JSON)
 
     def delete_key(self, id: str) -> None:  # noqa: A002

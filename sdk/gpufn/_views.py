@@ -11,7 +11,7 @@ from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
 from gpufn.priority import Priority
-from gpufn.protocol.messages import AttemptRecord, Progress, Waiting, WorkerCounts
+from gpufn.protocol.messages import AttemptRecord, KeyLimits, Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 from gpufn.schedule import Missed
 
@@ -241,6 +241,7 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float | None = None
     key: str | None = None
 
+    limits: KeyLimits = KeyLimits()
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """When a function is called by itself. `next_at` is None while it is paused; `invocation` its last call."""

@@ -10,7 +10,7 @@
     ├─ FunctionRaised          the user's code raised: type, message, traceback text
     │  └─ ResultNotEncodable   it returned what cannot be sent
     ├─ CapacityError           come back later; carries retry_after_s
-    │  └─ QueueFull            NoCapacity           ColdStartTooSlow
+    │  └─ QueueFull            NoCapacity           ColdStartTooSlow     RateLimited
     ├─ InvocationEnded         it did not finish
     │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
     ├─ FunctionStartFailed     its workers fail to start; the last error is the message
@@ -233,6 +233,12 @@ class QueueFull(CapacityError):
     """The function's queue is full."""
 
     code = "queue_full"
+
+
+class RateLimited(CapacityError):
+    """The API key has used up one of its limits."""
+
+    code = "rate_limited"
 
 
 class NoCapacity(CapacityError):

@@ -33,6 +33,7 @@ from gpufn_gateway.bodies import BodyBudget, BodyReader
 from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.calls import Calls
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.functions import FunctionRoutes
@@ -154,6 +155,7 @@ class Gateway:
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
         self.reason: str | None = None
+        self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
         self.calls = Calls(
@@ -164,6 +166,7 @@ class Gateway:
             telemetry=self.telemetry,
             bodies=call_bodies,
             clock=clock,
+            uses=KeyUses("gw-test", self.bus, self.count, clock),
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls)
@@ -194,6 +197,9 @@ class Gateway:
             *operations.routes(),
         ]
         self.app = App(self.invoke, Inference(self.calls, self.invoke, call_bodies), self.access, routes)
+
+    async def count(self, key: str) -> int:
+        return self.stored.get(key, 0)
 
     def deploy(self, spec: FunctionSpec, number: int = 1, engines: Any = None, **fields: Any) -> None:
         """As the watches would tell it."""

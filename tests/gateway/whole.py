@@ -33,6 +33,7 @@ from gpufn_gateway.deploys import Deploys
 from gpufn_gateway.engines import Engines
 from gpufn_gateway.finishing import Finishing
 from gpufn_gateway.invoke import Invoke
+from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.registry import Registry
@@ -71,7 +72,7 @@ DIGEST = digest_of(BUNDLE)
 class Whole:
     """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
 
-    def __init__(self, bus: Bus, buckets: Buckets) -> None:
+    def __init__(self, bus: Bus, buckets: Buckets, name: str = "gw-test") -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
         self.buckets = buckets
@@ -80,11 +81,12 @@ class Whole:
         self.keys = buckets.keys
         self.access = Access(loopback=True)
         self.registry = Registry(clock, self.access)
-        self.caller = Caller(bus, name="gw-test", clock=clock)
+        self.caller = Caller(bus, name=name, clock=clock)
         telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
         calls = Calls(
+        self.uses = KeyUses.on(bus, name, clock)
             bus=bus,
             queue=self.caller,
             registry=self.registry,
@@ -93,6 +95,7 @@ class Whole:
             bodies=call_bodies,
             clock=clock,
         )
+            uses=self.uses,
         addresses = Addresses(("127.0.0.0/8", "::1/128"))
         submissions = Submissions(bus, calls, addresses)
         self.post = Post(addresses)
@@ -159,14 +162,14 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def gateway_on(nats: Any) -> AsyncIterator[Whole]:
+async def gateway_on(nats: Any, name: str = "gw-test") -> AsyncIterator[Whole]:
     bus = await Bus.connect(nats.url, name="gateway")
     try:
         await streams.ensure_streams(bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(bus, bucket)
         await objects.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
-        whole = Whole(bus, await Buckets.open(bus))
+        whole = Whole(bus, await Buckets.open(bus), name)
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()
         whole.caller.start()

@@ -416,7 +416,22 @@ def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:
 def test_a_new_key_is_on_standard_output_alone(gateway: StubGateway) -> None:
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["deploy"], "label": "ci"}, status=201)
     result = _gpufn("keys", "create", "ci", "--scope", "deploy")
-    assert (result.stdout, gateway.requests[-1].json) == ("s3cret\n", {"label": "ci", "scopes": ["deploy"]})
+    assert (result.stdout, gateway.requests[-1].json) == (
+        "s3cret\n",
+        {"label": "ci", "scopes": ["deploy"], "limits": {}},
+    )
+
+
+def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> None:
+    limits = {"rate": 10.0, "burst": 100, "concurrency": 8, "queued": 1000}
+    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["hi"], "limits": limits}, status=201)
+    gateway.on("GET /v1/keys", {"keys": [{"id": "k1", "scopes": ["hi"], "created_at": 1.0, "limits": limits}]})
+    options = ("--rate", "600/min", "--burst", "100", "--concurrency", "8", "--queued", "1000")
+    assert _gpufn("keys", "create", "ci", "--scope", "hi", *options).exit_code == 0
+    assert gateway.requests[-1].json == {"label": "ci", "scopes": ["hi"], "limits": limits}
+    assert "10/s (burst 100), 8 at a time, 1,000 queued" in _gpufn("keys", "ls").stdout
+    for wrong in (("--rate", "50"), ("--rate", "0/s"), ("--rate=-5/s",), ("--concurrency", "0"), ("--queued", "x")):
+        assert _gpufn("keys", "create", *wrong).exit_code == 2
 
 
 def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> None:

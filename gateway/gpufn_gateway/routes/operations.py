@@ -13,7 +13,7 @@ from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import Conflict, InvalidInput
-from gpufn.protocol.messages import ApiKey, NodeReport, encode
+from gpufn.protocol.messages import ApiKey, KeyLimits, NodeReport, encode
 from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
@@ -26,6 +26,7 @@ from gpufn_gateway.telemetry import Telemetry
 class _NewKey(msgspec.Struct, forbid_unknown_fields=True):
     scopes: tuple[str, ...]
     label: str = ""
+    limits: KeyLimits = KeyLimits()
 
 
 class _Node(NodeReport, frozen=True):
@@ -104,14 +105,14 @@ class OperationRoutes:
     async def create_key(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
         wanted = await read_json(request, _NewKey, self._bodies)
-        key, secret = new_key(wanted.label, wanted.scopes, self._clock.time())
+        key, secret = new_key(wanted.label, wanted.scopes, self._clock.time(), wanted.limits)
         if not self._access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
                 "the first key needs the scope admin: without one nobody could make another", field="scopes"
             )
         stored_at = await self._keys.create(key.id, encode(key))
         self._registry.on_key(key.id, Entry(key.id, encode(key), stored_at))
-        return json_answer({"id": key.id, "key": secret, "scopes": key.scopes, "label": key.label}, 201)
+        return json_answer(_shown(key) | {"key": secret}, 201)
 
     async def delete_key(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
@@ -127,4 +128,10 @@ class OperationRoutes:
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
-    return {"id": key.id, "label": key.label, "scopes": key.scopes, "created_at": key.created_at}
+    return {
+        "id": key.id,
+        "label": key.label,
+        "scopes": key.scopes,
+        "created_at": key.created_at,
+        "limits": key.limits,
+    }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from gpufn.cli._render import Json, ago, print_json, print_table, say
+from gpufn.protocol.messages import KeyLimits
+
+_RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 app = typer.Typer(
     add_completion=False,
@@ -18,11 +23,20 @@ app = typer.Typer(
 
 
 @app.command()
-def create(
+def create(  # noqa: PLR0917  Typer passes them by name
     label: Annotated[str, typer.Argument(help="What it is for, for those who list keys.")] = "",
     scope: Annotated[
-        list[str] | None, typer.Option(help="invoke:FUNCTION, invoke:*, deploy, read or admin; may be given again.")
+        list[str] | None,
+        typer.Option(help="invoke:FUNCTION, invoke:*, hi, deploy, read or admin; may be given again."),
     ] = None,
+    rate: Annotated[str | None, typer.Option(help="So many calls, such as 50/s, 600/min or 1000/h.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(help="So many of the rate's calls at once; else as many as in a second.", min=1)
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)
+    ] = None,
+    queued: Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)] = None,
     json: Json = False,
 ) -> None:
     """Make a key and show it, this once. Without --scope it may do everything.
@@ -32,7 +46,14 @@ def create(
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client:
-        key = client.create_key(label, scope or ["admin"])
+        key = client.create_key(
+            label,
+            scope or ["admin"],
+            rate=None if rate is None else per_second(rate),
+            burst=burst,
+            concurrency=concurrency,
+            queued=queued,
+        )
     if json:
         print_json(key)
     else:
@@ -50,8 +71,32 @@ def list_keys(json: Json = False) -> None:
     if json:
         print_json(keys)
         return
-    rows = [(key.id, key.label, ", ".join(key.scopes), ago(key.created_at)) for key in keys]
-    print_table(("id", "label", "scopes", "created"), rows, empty="no keys: the gateway serves this machine only")
+    rows = [(key.id, key.label, ", ".join(key.scopes), _limits(key.limits), ago(key.created_at)) for key in keys]
+    titles = ("id", "label", "scopes", "limits", "created")
+    print_table(titles, rows, empty="no keys: the gateway serves this machine only")
+
+
+def per_second(rate: str) -> float:
+    """
+    >>> per_second("50/s"), per_second("90/min"), per_second("1800/h")
+    (50.0, 1.5, 0.5)
+    """
+    match = _RATE.fullmatch(rate.strip())
+    if match is None or not float(match["calls"]):
+        raise typer.BadParameter(f"{rate!r} is not a rate: write for example 50/s, 600/min or 1000/h")
+    return float(match["calls"]) / _SECONDS[match["per"]]
+
+
+def _limits(limits: KeyLimits) -> str:
+    parts = []
+    if limits.rate is not None:
+        burst = "" if limits.burst is None else f" (burst {limits.burst:,})"
+        parts.append(f"{limits.rate:.4g}/s{burst}")
+    if limits.concurrency is not None:
+        parts.append(f"{limits.concurrency:,} at a time")
+    if limits.queued is not None:
+        parts.append(f"{limits.queued:,} queued")
+    return ", ".join(parts) or "-"
 
 
 @app.command("rm")

@@ -451,7 +451,35 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class ApiKey(msgspec.Struct, frozen=True):
     """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
-    ``deploy``, ``read`` or ``admin``."""
+    ``hi``, ``deploy``, ``read`` or ``admin``."""
+
+class KeyUse(_Wire, frozen=True, array_like=True, gc=False):
+    """What a gateway let pass of an API key's calls: since it told last, and of those that are waited for, how many
+    run."""
+
+    key: str
+    admitted: int
+    running: int
+
+
+class GatewayReport(msgspec.Struct, frozen=True):
+    """To the other gateways, each second in which there is something to tell."""
+
+    gateway: str
+    uses: tuple[KeyUse, ...] = ()
+
+
+class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an API key may use; None is no limit. `rate` is in calls per second, of which `burst` may come at once
+    (else as many as in a second); `concurrency` is of calls that are waited for, `queued` of submitted ones that have
+    not ended.
+    """
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    queued: int | None = None
+
 
     id: str
     sha256: str
@@ -461,3 +489,4 @@ class ApiKey(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
+    limits: KeyLimits = KeyLimits()

@@ -52,6 +52,7 @@ NODE_REPORTS = f"{PREFIX}.hb.node.*"
 DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
+GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
 DOORBELLS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"
@@ -184,6 +185,10 @@ def device_report(node: str) -> str:
 
 
 def runner_report(node: str) -> str:
+def gateway_report(gateway: str) -> str:
+    return f"{PREFIX}.hb.gateway.{gateway}"
+
+
     return f"{PREFIX}.hb.runner.{node}"
 
 

@@ -1,0 +1,126 @@
+"""Calls are held against the limits of their API key (`quotas` decides), and gateways tell each other what was used.
+
+A key without limits costs nothing here. With one gateway the limits hold exactly. With several, each tells the others
+once a second: of rate and concurrency, a key may get as much more as it uses at the others within that second. How many
+calls are queued is asked of the bus, which knows of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.decoded import decoded
+from gpufn.clock import Clock
+from gpufn.errors import BusUnavailable
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import GatewayReport, encode
+from gpufn_gateway.auth import Principal
+from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.quotas import Use
+
+log = logging.getLogger(__name__)
+
+_report = msgspec.msgpack.Decoder(GatewayReport)
+
+
+class Publisher(Protocol):
+    def publish(self, subject: str, payload: bytes) -> None: ...
+
+
+class KeyUses:
+    """`count(key)`: how many submitted calls of a key have not ended."""
+
+    def __init__(self, name: str, bus: Publisher, count: Callable[[str], Awaitable[int]], clock: Clock) -> None:
+        self._name = name
+        self._bus = bus
+        self._count = count
+        self._clock = clock
+        self._uses: dict[str, Use] = {}
+        self._counting: dict[str, asyncio.Lock] = {}
+
+    @classmethod
+    def on(cls, bus: Bus, name: str, clock: Clock) -> KeyUses:
+        """On a real bus, hearing what other gateways tell."""
+
+        async def count(key: str) -> int:
+            stored = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queues_of(key))
+            return sum(stored.values())
+
+        self = cls(name, bus, count, clock)
+        bus.subscribe(subjects.GATEWAY_REPORTS, decoded(_report, self.heard))
+        return self
+
+    def admit(self, principal: Principal) -> None:
+        """One call is made. Raises Limited."""
+        if (use := self._use(principal)) is not None and (refusal := use.admit(now := self._clock.monotonic())):
+            raise Limited(refusal.message, retry_after_s=refusal.retry_after_s, headers=use.headers(now))
+
+    def begin(self, principal: Principal) -> Callable[[object], None] | None:
+        """A call that is waited for begins: what is to be called at its end, if anything. Raises Limited."""
+        use = self._use(principal)
+        if use is None:
+            return None
+        began = self._clock.monotonic()
+        if (refusal := use.begin(began)) is not None:
+            raise Limited(refusal.message, retry_after_s=refusal.retry_after_s, headers=use.headers(began))
+        return lambda _: use.end(self._clock.monotonic() - began)
+
+    @contextlib.asynccontextmanager
+    async def queueing(self, principal: Principal, retry_after_s: float, calls: int = 1) -> AsyncIterator[None]:
+        """Submitted calls are stored inside. Raises Limited: it is worth trying again after `retry_after_s`."""
+        use = self._use(principal)
+        if use is None:
+            yield
+            return
+        await self._look_at_queue(use)
+        if (why := use.queue(calls)) is not None:
+            raise Limited(why, retry_after_s=retry_after_s, headers=use.headers(self._clock.monotonic()))
+        try:
+            yield
+        finally:
+            use.stored(calls)
+
+    async def _look_at_queue(self, use: Use) -> None:
+        if not use.needs_count(self._clock.monotonic()):
+            return
+        async with self._counting.setdefault(use.key, asyncio.Lock()):
+            if use.needs_count(self._clock.monotonic()):
+                storing = use.storing
+                use.counted(await self._count(use.key), storing, self._clock.monotonic())
+
+    def headers(self, principal: Principal) -> Headers:
+        """How much is left, for the answer."""
+        use = self._use(principal)
+        return [] if use is None else use.headers(self._clock.monotonic())
+
+    def tell(self) -> None:
+        """About once a second."""
+        uses = tuple(told for use in self._uses.values() if (told := use.tell()) is not None)
+        if uses:
+            try:
+                self._bus.publish(subjects.gateway_report(self._name), encode(GatewayReport(self._name, uses)))
+            except BusUnavailable as error:
+                log.debug("other gateways do not hear what keys have used: %s", error)
+
+    def _use(self, principal: Principal) -> Use | None:
+        if principal.limits is None:
+            return None
+        use = self._uses.get(principal.id)
+        if use is None or use.limits is not principal.limits:
+            use = self._uses[principal.id] = Use(principal.id, principal.limits, self._clock.monotonic())
+        return use
+
+    def heard(self, report: GatewayReport) -> None:
+        """What another gateway told; our own is not for us."""
+        now = self._clock.monotonic()
+        for told in report.uses if report.gateway != self._name else ():
+            if (use := self._uses.get(told.key)) is not None:
+                use.heard(report.gateway, told, now)

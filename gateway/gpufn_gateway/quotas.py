@@ -1,0 +1,194 @@
+"""What one API key has used of its limits, and whether there is more. Pure; `now` is monotonic, in seconds.
+
+rate          a bucket of `burst` calls that fills by `rate` a second. Calls that other gateways let pass are taken out
+              when they tell of them, so it may be empty by more than all
+concurrency   calls that are waited for: here exactly, and at other gateways as they told last
+queued        submitted calls that have not ended. The bus has counted them at some time; what came here since is added
+              and what ended is not noticed until the next count, so that they are never more than that
+
+A refusal says when to come back: as soon as one more call may be made, as far as that is known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from gpufn.errors import InvalidInput
+from gpufn.protocol.messages import KeyLimits, KeyUse
+
+_MOST: Final = 1_000_000
+_SHORTEST_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
+_TOLD_S: Final = 3.5  # what another gateway told holds for so long; it tells each second
+_COUNT_HOLDS_S: Final = 1.0  # others submit as well
+_COUNT_AGAIN_S: Final = 0.05  # sooner than this a full queue is not counted again
+_WEIGHT: Final = 0.1  # of the newest call in the mean
+_ALMOST_ONE: Final = 1 - 1e-9
+
+
+class Refusal(NamedTuple):
+    message: str
+    retry_after_s: float
+
+
+def check(limits: KeyLimits) -> None:
+    """Raises InvalidInput."""
+    if limits.rate is not None and not 0 < limits.rate <= _MOST:
+        raise InvalidInput(
+            f"a rate is more than 0 and at most {_MOST:,} calls per second, not {limits.rate:g}", field="limits.rate"
+        )
+    for name in ("burst", "concurrency", "queued"):
+        value = getattr(limits, name)
+        if value is not None and not 1 <= value <= _MOST:
+            raise InvalidInput(f"{name} is a number of calls from 1 to {_MOST:,}, not {value}", field=f"limits.{name}")
+    if limits.burst is not None and limits.rate is None:
+        raise InvalidInput(
+            "a burst is how many calls may come at once of a rate: give a rate, too", field="limits.burst"
+        )
+
+
+class Bucket:
+    """Calls that may be made: `burst` at once, and `rate` a second from then on.
+
+    >>> bucket = Bucket(rate=2.0, burst=3, now=0.0)
+    >>> [bucket.take(0.0) for _ in range(4)], bucket.wait_s(0.0), bucket.take(0.5)
+    ([True, True, True, False], 0.5, True)
+    """
+
+    def __init__(self, rate: float, burst: int, now: float) -> None:
+        self.rate = rate
+        self.burst = burst
+        self._left = float(burst)
+        self._at = now
+
+    def left(self, now: float) -> float:
+        """Below 0 when others took more than there was."""
+        self._left = min(float(self.burst), self._left + max(0.0, now - self._at) * self.rate)
+        self._at = max(self._at, now)
+        return self._left
+
+    def take(self, now: float) -> bool:
+        if self.left(now) < _ALMOST_ONE:
+            return False
+        self._left -= 1.0
+        return True
+
+    def taken_elsewhere(self, calls: int, now: float) -> None:
+        self.left(now)
+        self._left -= calls
+
+    def wait_s(self, now: float) -> float:
+        """Until there is one."""
+        return max(0.0, 1.0 - self.left(now)) / self.rate
+
+    def full_in_s(self, now: float) -> float:
+        return (self.burst - self.left(now)) / self.rate
+
+
+class Use:
+    """Of one key, at this gateway."""
+
+    def __init__(self, key: str, limits: KeyLimits, now: float) -> None:
+        self.key = key
+        self.limits = limits
+        self._bucket: Bucket | None = None
+        if limits.rate is not None:
+            self._bucket = Bucket(limits.rate, limits.burst or max(1, math.ceil(limits.rate)), now)
+        self._running = 0
+        self._mean_s = 0.0  # what its calls take
+        self._elsewhere: dict[str, tuple[int, float]] = {}  # gateway → its running calls, and when it said so
+        self._admitted = 0  # since they were told
+        self._told = 0  # running, as others know
+        self._queued = 0  # at most
+        self._counted_at = -math.inf
+        self.storing = 0  # of these, on their way to the bus
+
+    # --- rate ---------------------------------------------------------------------------------------------------------
+
+    def admit(self, now: float) -> Refusal | None:
+        """One call is made, unless it is refused."""
+        if self._bucket is None or self._bucket.take(now):
+            self._admitted += 1
+            return None
+        return Refusal(f"This key may make {_per_second(self._bucket.rate)}.", self._bucket.wait_s(now))
+
+    # --- concurrency --------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> Refusal | None:
+        """A call that is waited for begins, unless it is refused; `end` ends it."""
+        most = self.limits.concurrency
+        if most is not None and self._running + self._running_elsewhere(now) >= most:
+            retry_after_s = min(max(self._mean_s / most, _SHORTEST_RETRY_S), _LONGEST_RETRY_S)
+            return Refusal(f"This key may have {most:,} calls at a time.", retry_after_s)
+        self._running += 1
+        return None
+
+    def end(self, took_s: float) -> None:
+        self._running -= 1
+        self._mean_s += _WEIGHT * (took_s - self._mean_s)
+
+    def _running_elsewhere(self, now: float) -> int:
+        return sum(running for running, at in self._elsewhere.values() if now - at < _TOLD_S)
+
+    # --- queue --------------------------------------------------------------------------------------------------------
+
+    def needs_count(self, now: float) -> bool:
+        """What the bus has of this key's calls must be counted before the next one is queued."""
+        if self.limits.queued is None:
+            return False
+        age_s = now - self._counted_at
+        return age_s > _COUNT_HOLDS_S or (self._queued >= self.limits.queued and age_s > _COUNT_AGAIN_S)
+
+    def counted(self, stored: int, storing: int, now: float) -> None:
+        """`storing` were on their way when the count began: they may be among the `stored` or not."""
+        self._queued = stored + storing
+        self._counted_at = now
+
+    def queue(self, calls: int) -> str | None:
+        """So many calls are being queued, until `stored`; or why they may not be."""
+        most = self.limits.queued
+        if most is not None and self._queued + calls > most:
+            return f"This key may have {most:,} submitted calls that have not ended, and has {self._queued:,}."
+        self._queued += calls
+        self.storing += calls
+        return None
+
+    def stored(self, calls: int) -> None:
+        self.storing -= calls
+
+    # --- between gateways, and for clients ----------------------------------------------------------------------------
+
+    def tell(self) -> KeyUse | None:
+        """What others have not heard; None when there is nothing."""
+        if not (self._admitted or self._running or self._told):
+            return None
+        use = KeyUse(self.key, self._admitted, self._running)
+        self._admitted, self._told = 0, self._running
+        return use
+
+    def heard(self, gateway: str, use: KeyUse, now: float) -> None:
+        self._elsewhere[gateway] = use.running, now
+        if self._bucket is not None and use.admitted:
+            self._bucket.taken_elsewhere(use.admitted, now)
+
+    def headers(self, now: float) -> list[tuple[bytes, bytes]]:
+        """RateLimit-Policy and RateLimit, as draft-ietf-httpapi-ratelimit-headers has them."""
+        policies, states = [], []
+        if (bucket := self._bucket) is not None:
+            window_s = max(1, math.ceil(bucket.burst / bucket.rate))
+            policies.append(b'"rate";q=%d;w=%d' % (bucket.burst, window_s))
+            left = max(0, math.floor(bucket.left(now) + 1e-9))
+            states.append(b'"rate";r=%d;t=%d' % (left, math.ceil(bucket.full_in_s(now))))
+        if (most := self.limits.concurrency) is not None:
+            policies.append(b'"concurrency";q=%d;qu="concurrent-requests"' % most)
+            states.append(b'"concurrency";r=%d' % max(0, most - self._running - self._running_elsewhere(now)))
+        if not policies:
+            return []
+        return [(b"ratelimit-policy", b", ".join(policies)), (b"ratelimit", b", ".join(states))]
+
+
+def _per_second(rate: float) -> str:
+    if rate >= 1:
+        return f"{rate:g} calls per second"
+    return f"one call in {1 / rate:.4g} s"

@@ -1,0 +1,154 @@
+"""Calls against the limits of their key, over HTTP: one gateway without a bus, then two on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn.bus import records, streams
+from gpufn.bus.connection import Bus
+from gpufn.ids import new_invocation_id
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import KeyLimits
+from gpufn_gateway.auth import new_key
+from tests.gateway.test_durable import GOOD, end
+from tests.gateway.whole import DIGEST, Whole, gateway_on, until
+
+INVOKE = "/v1/functions/embed/invoke"
+
+
+def key_with(*gateways: Any, **limits: Any) -> dict[str, str]:
+    """A request's headers."""
+    key, secret = new_key("", ("admin",), 0.0, KeyLimits(**limits))
+    for gateway in gateways:
+        gateway.access.put(key)
+    return {"authorization": f"Bearer {secret}"}
+
+
+async def test_a_rate_is_held_and_each_answer_says_how_much_is_left(gateway: Any, make: Any, problem: Any) -> None:
+    gateway.deploy(make.spec("embed"))
+    key = key_with(gateway, rate=2, burst=3)
+    answers = [await gateway.post(INVOKE, GOOD, **key) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    assert [answer.headers["ratelimit"] for answer in answers[:4]] == [
+        '"rate";r=2;t=1', '"rate";r=1;t=1', '"rate";r=0;t=2', '"rate";r=0;t=2',
+    ]  # fmt: skip
+    refused = answers[3]
+    assert problem(refused) == (429, "rate_limited")
+    assert (refused.json()["retryable"], refused.json()["retry_after_s"]) == (True, 0.5)
+    assert refused.headers["ratelimit-policy"] == '"rate";q=3;w=2'
+    assert refused.headers["retry-after"] == "1"
+    gateway.clock.now += 0.5
+    assert (await gateway.post(INVOKE, GOOD, **key)).status_code == 200
+
+
+async def test_a_key_without_limits_hears_of_none_and_takes_nothing_of_others(gateway: Any, make: Any) -> None:
+    gateway.deploy(make.spec("embed"))
+    limited, free = key_with(gateway, rate=1), key_with(gateway)
+    assert (await gateway.post(INVOKE, GOOD, **limited)).status_code == 200
+    answers = [await gateway.post(INVOKE, GOOD, **free) for _ in range(3)]
+    assert [(answer.status_code, answer.headers.get("ratelimit")) for answer in answers] == [(200, None)] * 3
+    assert (await gateway.post(INVOKE, GOOD, **limited)).status_code == 429
+    assert (await gateway.get("/v1/functions", **limited)).status_code == 200  # only calls count
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_calls_at_a_time_are_bounded_however_they_end(
+    gateway: Any, make: Any, problem: Any, connection: Any, *, settle: Any, accept: str
+) -> None:
+    gateway.deploy(make.spec("embed"))
+    gateway.queue.answer = lambda call: None
+    key = key_with(gateway, concurrency=2)
+    clients = [connection(INVOKE, GOOD, accept=accept, **key) for _ in range(2)]
+    tasks = [client.start(gateway.app) for client in clients]
+    await until(lambda: len(gateway.queue.calls) == 2)
+    refused = await gateway.post(INVOKE, GOOD, accept=accept, **key)
+    assert problem(refused) == (429, "rate_limited")
+    assert refused.headers["ratelimit"] == '"concurrency";r=0'
+    gateway.queue.calls[0].reply(b"[]")
+    clients[1].left.set()
+    gateway.clock.now += 1.0
+    while not tasks[1].done():
+        gateway.invoke.tick(gateway.clock.now)
+        await asyncio.sleep(0)
+    await tasks[0]
+    gateway.queue.answer = lambda call: call.reply(b"[]")
+    for _ in range(3):
+        assert (await gateway.post(INVOKE, GOOD, **key)).status_code == 200
+        await settle()
+
+
+async def test_a_call_that_the_bus_did_not_take_gives_its_place_back(gateway: Any, make: Any) -> None:
+    from gpufn.errors import BusUnavailable
+
+    gateway.deploy(make.spec("embed"))
+    gateway.queue.refuses = BusUnavailable("no")
+    key = key_with(gateway, concurrency=1)
+    assert [(await gateway.post(INVOKE, GOOD, **key)).status_code for _ in range(2)] == [503, 503]
+    gateway.queue.refuses = None
+    assert (await gateway.post(INVOKE, GOOD, **key)).status_code == 200
+
+
+async def put(gateway: Whole, key: dict[str, str], invocation: str | None = None) -> httpx.Response:
+    url = f"/v1/functions/queued/invocations/{invocation or new_invocation_id()}"
+    return await gateway.http.put(url, content=GOOD, headers=key)
+
+
+async def stored(bus: Bus) -> int:
+    return sum((await streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queues("queued"))).values())
+
+
+async def test_submitted_calls_of_a_key_are_bounded_until_they_end(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("queued"), DIGEST)
+        key = key_with(gateway, queued=3)
+        first = new_invocation_id()
+        answers = await asyncio.gather(put(gateway, key, first), *(put(gateway, key) for _ in range(9)))
+        assert sorted(answer.status_code for answer in answers) == [202] * 3 + [429] * 7
+        assert await stored(gateway.bus) == 3
+        taken = next(answer.json()["id"] for answer in answers if answer.status_code == 202)
+        assert (await put(gateway, key, taken)).status_code == 202  # the same call again is no other
+        refused = await put(gateway, key)
+        assert problem(refused) == (429, "rate_limited")
+        assert "3 submitted calls that have not ended" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) >= 1
+        record = (await records.read(gateway.bus, taken)) or pytest.fail("it is gone")
+        await end(gateway, taken)
+        await streams.delete_message(gateway.bus, subjects.ASYNC, record[0].queue_seq)
+        while (await put(gateway, key)).status_code != 202:
+            pass
+        assert await stored(gateway.bus) == 3
+
+
+async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_rest(nats: Any, make: Any) -> None:
+    async with gateway_on(nats, "gw-1") as one, gateway_on(nats, "gw-2") as other:
+        await one.deploys.deploy(make.spec("embed"), DIGEST)
+        await until(lambda: "embed" in other.registry.functions)
+        key = key_with(one, other, rate=0.001, burst=5)
+        url = "/v1/functions/embed/submit"
+        assert [(await each.http.post(url, content=GOOD, headers=key)).status_code for each in (one, one, other)] == [
+            202, 202, 202,
+        ]  # fmt: skip
+        one.uses.tell()
+        principal = other.access.authenticate({b"authorization": key["authorization"].encode()})
+        await until(lambda: b'"rate";r=2' in dict(other.uses.headers(principal))[b"ratelimit"])
+        other.uses.tell()
+        await until(lambda: b'"rate";r=2' in dict(one.uses.headers(principal))[b"ratelimit"])
+        used_up = [(await one.http.post(url, content=GOOD, headers=key)).status_code for _ in range(3)]
+        assert used_up == [202, 202, 429]
+
+
+async def test_limits_are_given_with_a_key_and_listed(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        limits = {"rate": 50.0, "concurrency": 8, "queued": 1000}
+        made = await gateway.http.post("/v1/keys", json={"scopes": ["admin"], "limits": limits})
+        assert (made.status_code, made.json()["limits"]) == (201, limits)
+        gateway.http.headers["authorization"] = f"Bearer {made.json()['key']}"
+        assert (await gateway.http.get("/v1/keys")).json()["keys"][0]["limits"] == limits
+        for wrong in ({"rate": -1}, {"concurrency": 0}, {"queued": "many"}, {"speed": 3}):
+            refused = await gateway.http.post("/v1/keys", json={"scopes": ["read"], "limits": wrong})
+            assert problem(refused) == (422, "invalid_input")
+        assert (await gateway.http.delete(f"/v1/keys/{made.json()['id']}")).status_code == 204
