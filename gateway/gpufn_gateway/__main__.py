@@ -62,6 +62,7 @@ from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
+from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
@@ -229,6 +230,7 @@ class _Gateway:
             *ScheduleRoutes(self._open.schedules, registry, bodies, clock).routes(),
             *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
+            *UsageRoutes(buckets.usage, clock).routes(),
             *OperationRoutes(
                 registry=registry,
                 counters=self._telemetry,

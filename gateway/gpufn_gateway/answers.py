@@ -85,6 +85,8 @@ async def send_problem(send: Send, wording: Wording, problem: Problem, about: He
 def reply_headers(reply: ResultReply, revision: bytes) -> Headers:
     """Which call this was, who ran it, and how long its parts took."""
     timing = b"queue;dur=%.1f, run;dur=%.1f" % (reply.queue_s * 1e3, reply.run_s * 1e3)
+    if reply.gpu_s:
+        timing += b", gpu;dur=%.1f" % (reply.gpu_s * 1e3)
     if (cold := reply.cold_start) is not None:
         timing += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold.phases.items())
     return [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.protocol import subjects
+from gpufn.usage import KEPT_S
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Buckets:
     schedules: KeyValue
     builds: KeyValue
     engines: KeyValue
+    usage: KeyValue
 
     @classmethod
     async def open(cls, bus: Bus) -> Buckets:
@@ -34,4 +36,5 @@ class Buckets:
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
+            usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S),
         )

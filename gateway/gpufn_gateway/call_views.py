@@ -46,6 +46,7 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
         "progress": None if held is None else held.progress,
         "queue_s": record.queue_s,
         "run_s": record.run_s,
+        "gpu_s": record.gpu_s,
         "timings": _timings(record),
         "size": record.size,
         "error": record.error,

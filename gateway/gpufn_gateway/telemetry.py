@@ -118,6 +118,12 @@ class Telemetry(Collector):
         dropped = CounterMetricFamily(
             "gpufn_dropped_outcomes", "Ends of submitted calls that had ended already", labels=["node"]
         )
+        gpu = CounterMetricFamily(
+            "gpufn_gpu_seconds", "GPU seconds that calls are charged", labels=["node", "function", "revision"]
+        )
         for report in self._runners():
             dropped.add_metric([report.node], report.dropped_outcomes)
-        yield from (calls, refusals, latency, queue, cold, phases, dropped)
+            for traffic in report.traffic:
+                if traffic.gpu_seconds:
+                    gpu.add_metric([report.node, traffic.function, str(traffic.revision)], traffic.gpu_seconds)
+        yield from (calls, refusals, latency, queue, cold, phases, dropped, gpu)

@@ -50,6 +50,8 @@ from gpufn._views import (
     RevisionView,
     Schedules,
     ScheduleView,
+    Usages,
+    UsageView,
     WebhookSecret,
     WhyView,
 )
@@ -278,6 +280,15 @@ class Client(MapRequests):
         params = {option: str(value) for option, value in wanted.items() if value is not None}
         path = "/v1/calls" if name is None else f"/v1/functions/{name}/calls"
         return self._json(Calls, "GET", path, params=params).calls
+
+    def usage(
+        self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None
+    ) -> list[UsageView]:
+        """What calls took, per day, function and API key (``platform``: none). `since` and `until` are days of UTC, as
+        ``2026-11-21``; without them the last seven."""
+        wanted = {"function": function, "key": key, "since": since, "until": until}
+        params = {option: value for option, value in wanted.items() if value is not None}
+        return self._json(Usages, "GET", "/v1/usage", params=params).usage
 
     # Dead letters
 

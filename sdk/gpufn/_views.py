@@ -14,6 +14,7 @@ from gpufn.priority import Priority
 from gpufn.protocol.messages import AttemptRecord, KeyLimits, Progress, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 from gpufn.schedule import Missed
+from gpufn.usage import Usage
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +186,7 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     queue_s: float | None = None
     run_s: float | None = None
+    gpu_s: float = 0.0  # GPU seconds that its attempts are charged
     error: dict[str, Any] | None = None
     waiting: Waiting | None = None
     attempts: tuple[AttemptRecord, ...] = ()
@@ -266,6 +268,19 @@ class Schedules(msgspec.Struct, frozen=True):
 
 class WebhookSecret(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
+
+
+class UsageView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the calls of one function took that one API key made on one day of UTC, as 2026-11-21."""
+
+    day: str
+    function: str
+    key: str
+    usage: Usage
+
+
+class Usages(msgspec.Struct, frozen=True):
+    usage: list[UsageView]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

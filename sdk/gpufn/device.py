@@ -83,6 +83,8 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Several GPUs are always exclusive. Under MPS `vram_bytes` is a limit for each process and `sm_percent` a ceiling,
     100 for none. Who shares a GPU is of one `trust_domain`, and under MPS all live in containers (`contained`) or none.
+    `gpu_part` is what it is charged of each GPU: all of it, and under MPS its ceiling, or without one its part of the
+    GPU's memory.
     """
 
     cpu_device: str
@@ -94,3 +96,4 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
     sm_percent: int = 100
     trust_domain: str = ""
     contained: bool = False
+    gpu_part: float = 1.0

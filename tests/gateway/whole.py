@@ -47,6 +47,7 @@ from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
+from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.submit import Submissions
@@ -131,6 +132,7 @@ class Whole:
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),
             *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
+            *UsageRoutes(buckets.usage, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
                 counters=telemetry,

@@ -42,6 +42,22 @@ def test_calls_of_all_functions_name_theirs(gateway: StubGateway) -> None:
     assert ("function=f" in query, "state=running" in query, "since=" in query, "limit=5" in query) == (True,) * 4
 
 
+def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
+    took = {"calls": 2, "failed": 1, "run_s": 90.0, "gpu_s": 22.5}
+    days = ("2026-11-20", "2026-11-21")
+    rows = [{"day": day, "function": "f", "key": "platform", "usage": took} for day in days]
+    gateway.on("GET /v1/usage", {"usage": rows})
+    table = [line.split() for line in _gpufn("usage", "f", "--since", "1d").stdout.splitlines()[1:]]
+    assert table == [[day, "f", "platform", "2", "1", "90", "s", "22.5"] for day in days]
+    assert "function=f&since=20" in gateway.requests[-1].path
+    added = _gpufn("usage", "--by", "function").stdout.splitlines()
+    assert [line.split() for line in added] == [
+        ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS"], ["f", "4", "2", "3", "min", "45.0"],
+    ]  # fmt: skip
+    told = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
+    assert told == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
+
+
 def test_a_time_that_is_none_is_refused(gateway: StubGateway) -> None:
     result = _gpufn("calls", "--since", "yesterday")
     assert (result.exit_code, result.stderr) == (1, "gpufn: --since: write 90s, 15m, 2h or 3d, not 'yesterday'\n")

@@ -150,9 +150,18 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         sm_percent=wants.sm_percent or 100,
         trust_domain=wants.trust_domain,
         contained=request.is_contained(fit.offer.report),
+        gpu_part=_gpu_part(wants, fit.gpus),
     )
     left = size(fit.offer.left_bytes - request.memory_bytes)
     return Placement(node, share, f"{_named(fit.gpus)} on {node}, {left} of its memory left")
+
+
+def _gpu_part(wants: Resources, gpus: tuple[Device, ...]) -> float:
+    if wants.share is not Share.MPS or not gpus:
+        return 1.0
+    if wants.sm_percent is not None:
+        return wants.sm_percent / 100
+    return (wants.vram_bytes or 0) / gpus[0].memory_bytes
 
 
 def _named(gpus: tuple[Device, ...]) -> str:

@@ -19,6 +19,7 @@ from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
+from gpufn.usage import KEPT_S
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
@@ -35,6 +36,7 @@ async def serve(settings: RunnerSettings) -> None:
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             functions=await KeyValue.open(bus, subjects.FUNCTIONS),
             revisions=await KeyValue.open(bus, subjects.REVISIONS),
+            usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S),
             name=new_ulid()[-16:],
             node=settings.node,
             home=settings.home,

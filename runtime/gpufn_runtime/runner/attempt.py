@@ -19,9 +19,9 @@ class Attempt:
     """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
 
     __slots__ = (
-        "began", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items", "link", "message",
-        "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at", "waits_on",
-        "while_ending_until",
+        "began", "busy_from", "busy_s", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items",
+        "link", "message", "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at",
+        "waits_on", "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,8 @@ class Attempt:
         self.touched_at = 0.0
         self.must_end_at = math.inf
         self.parcel = ""  # its input's name in the worker's folder, when it is one
+        self.busy_from: float | None = None  # as its link's BusyTime says, while it runs
+        self.busy_s = 0.0  # of its worker's time, once it has ended
         self.items = 0  # sent to the reader of its stream
         self.granted = 0  # items that it may have sent by now
         self.waits_on = ""  # the GPU that it waits for its turn on; until then nothing of it has begun
@@ -51,6 +53,11 @@ class Attempt:
         self.checkpoint_seq = 0  # where the last one is stored, of this attempt or of one before it
         self.ending: OutcomeKind | None = None
         self.while_ending_until = math.inf
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU seconds that it is charged, once it has ended."""
+        return self.busy_s * self.link.gpus_charged
 
     @property
     def is_direct(self) -> bool:

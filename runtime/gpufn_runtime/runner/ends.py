@@ -24,6 +24,7 @@ from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -37,7 +38,8 @@ _MOST_ON_FAILED_GPUS = 3  # deliveries of one call: it may be what makes GPUs fa
 
 
 class Ends:
-    """`running` has what runs on this runner, by invocation id. `ended`, `failed` and `run_seconds` count."""
+    """`running` has what runs on this runner, by invocation id. `ended`, `failed`, `run_seconds` and `gpu_seconds`
+    count."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Ends:
         output: Output,
         parcels: NodeParcels,
         running: dict[str, Attempt],
+        meter: Meter,
     ) -> None:
         self._clock = clock
         self._settler = settler
@@ -55,8 +58,9 @@ class Ends:
         self._output = output
         self._parcels = parcels
         self._running = running
+        self._meter = meter
         self.ended = self.failed = 0
-        self.run_seconds = 0.0
+        self.run_seconds = self.gpu_seconds = 0.0
 
     def free(self, attempt: Attempt) -> None:
         """Its slot can take another."""
@@ -65,9 +69,10 @@ class Ends:
 
     def by_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> float:
         """Settle what its worker says, and free its slot; returns how long it ran."""
-        self.free(attempt)
         held_s = self._clock.monotonic() - attempt.began
+        self.free(attempt)
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
+        attempt.busy_s = min(attempt.busy_s, run_s)
         self.ended += 1
         self.run_seconds += run_s
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
@@ -80,6 +85,7 @@ class Ends:
             body = b""
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
         if not _hands_back(attempt, outcome):
+            self._charge(attempt, outcome, run_s)
             self._settler.settle(
                 attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
             )
@@ -129,7 +135,13 @@ class Ends:
         outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
         if not _hands_back(attempt, outcome):
             run_s = self._clock.monotonic() - attempt.began
+            self._charge(attempt, outcome, run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
+
+    def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
+        self.gpu_seconds += attempt.gpu_s
+        is_failed = outcome.kind is not OutcomeKind.SUCCEEDED
+        self._meter.count(attempt.message, is_failed=is_failed, run_s=run_s, gpu_s=attempt.gpu_s)
 
     def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
         """A large result: its name in the caller's folder, or why the caller cannot have it."""
@@ -150,6 +162,9 @@ class Ends:
 
     def _forget(self, attempt: Attempt) -> None:
         """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
+        if attempt.busy_from is not None:
+            attempt.busy_s = attempt.link.busy.end(attempt.busy_from, self._clock.monotonic())
+            attempt.busy_from = None
         if self._running.get(attempt.message.id) is attempt:
             del self._running[attempt.message.id]
         if attempt.link.seat is not None:

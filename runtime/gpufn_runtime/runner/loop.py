@@ -38,6 +38,7 @@ from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
+from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -66,6 +67,7 @@ class Runner:
         assignments: KeyValue,
         functions: KeyValue,
         revisions: KeyValue,
+        usage: KeyValue,
         name: str,
         node: str,
         home: Home,
@@ -83,6 +85,7 @@ class Runner:
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
         self._parcels = NodeParcels(home.parcels)
+        self._meter = Meter(usage, node, clock)
         self._settler = Settler(bus, clock, self._parcels)
         self._circuits = Circuits(bus, self._caller)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
@@ -109,6 +112,7 @@ class Runner:
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
         self._home.claim_parcels()
         self._parcels.keep_only(set(self._desired))
+        metering = asyncio.get_running_loop().create_task(self._meter.run(), name="meter")
         try:
             while True:
                 try:
@@ -122,6 +126,8 @@ class Runner:
             for queue in self._queues.values():
                 queue.close()
             await self._settler.finish()
+            metering.cancel()
+            await asyncio.wait([metering])
 
     def step(self, now: float) -> None:
         again, self._attach_again = self._attach_again, set()
@@ -199,6 +205,7 @@ class Runner:
                 queue,
                 assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
+                gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
             )
             queue.links[assignment.worker] = link
             await link.listen(self._clock.monotonic())
@@ -223,6 +230,7 @@ class Runner:
             output=self._output,
             running=self._running,
             parcels=self._parcels,
+            meter=self._meter,
             inbox=subjects.runner_inbox(self._name),
             on_change=self.report,
             on_room=self._lane.room,

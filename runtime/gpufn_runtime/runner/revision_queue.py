@@ -29,6 +29,7 @@ from gpufn_runtime.runner.attempt import Attempt, may_run_s
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import LASTS_S
+from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -58,6 +59,7 @@ class RevisionQueue:
         output: Output,
         running: dict[str, Attempt],
         parcels: NodeParcels,
+        meter: Meter,
         inbox: str,
         on_change: Callable[[], None],
         on_room: Callable[[Revision, int], None],
@@ -77,7 +79,7 @@ class RevisionQueue:
         self._places = Places(revision.spec)
         self.links = self._places.links
         self._ends = Ends(
-            clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, running=running
+            clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, running=running, meter=meter
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
@@ -163,6 +165,7 @@ class RevisionQueue:
             ended=self._ends.ended,
             failed=self._ends.failed,
             run_seconds=self._ends.run_seconds,
+            gpu_seconds=self._ends.gpu_seconds,
             direct=sum(attempt.is_direct for attempt in self._places.attempts())
             + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._places.line),
         )
@@ -200,6 +203,7 @@ class RevisionQueue:
         message, link = attempt.message, attempt.link
         attempt.started_at = self._clock.time()
         attempt.began = self._clock.monotonic()
+        attempt.busy_from = link.busy.begin(attempt.began)
         attempt.must_end_at = attempt.began + may_run_s(message, self.revision.spec.timeout_s, attempt.started_at)
         attempt.cold = link.cold_start is not None and message.submitted_at < (link.ready_at or 0.0)
         link.attempts[attempt.number] = attempt

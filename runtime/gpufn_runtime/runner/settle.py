@@ -79,6 +79,7 @@ class Settler:
                 started_at=attempt.started_at,
                 queue_s=max(0.0, attempt.started_at - message.submitted_at),
                 run_s=run_s,
+                gpu_s=sum(each.gpu_s for each in message.attempts) + attempt.gpu_s,
                 worker=attempt.link.worker,
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 size=len(body),
@@ -99,6 +100,7 @@ class Settler:
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 items=attempt.items,
                 parcel=parcel,
+                gpu_s=attempt.gpu_s,
             )
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
@@ -268,6 +270,7 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRe
         ended_at=now,
         started_at=attempt.started_at,
         worker=attempt.link.worker,
+        gpu_s=attempt.gpu_s,
         code="" if error is None else error.code,
         message="" if error is None else error.message[:_KEPT_MESSAGE_CHARS],
     )

@@ -28,6 +28,7 @@ from gpufn.revision import Revision
 from gpufn.sockets import Outbox, peer_uid
 from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.busy_time import BusyTime
 from gpufn_runtime.runner.gpu_turns import Seat
 from gpufn_runtime.runner.slots import SlotPool
 
@@ -60,6 +61,8 @@ class LinkOwner(Protocol):
 
 
 class WorkerLink:
+    """`gpus_charged`: what its calls are charged of GPUs while they run, 0.25 for a quarter of one."""
+
     def __init__(
         self,
         worker: str,
@@ -69,12 +72,15 @@ class WorkerLink:
         created_at: float,
         *,
         seat: Seat | None = None,
+        gpus_charged: float = 0.0,
     ) -> None:
         self.worker = worker
         self.revision = revision
         self.path = path
         self.state = WorkerState.STARTING
         self.slots = SlotPool(revision.spec.slots)
+        self.busy = BusyTime()
+        self.gpus_charged = gpus_charged
         self.seat = seat  # None: it shares no GPU by time
         self.attempts: dict[int, Attempt] = {}
         self.open_calls: set[int] = set()

@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("functions:rollback", "Make an earlier revision the active one."),
     "rm": ("functions:rm", "Delete a function; queued calls are cancelled, running ones finish."),
     "schedules": ("schedules:app", "List, add and pause what functions are called by themselves for."),
+    "usage": ("usage:usage", "Show what calls took: how long they ran, and the GPU seconds that they are charged."),
     "nodes": ("nodes:nodes", "List the nodes and their devices."),
     "top": ("top:top", "Watch the devices and the workers on them, live."),
     "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),

@@ -36,6 +36,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     code: str = ""
     message: str = ""
+    gpu_s: float = 0.0  # GPU seconds that it is charged
 
 
 # --- the data path ---------------------------------------------------------------------------------------------------
@@ -114,6 +115,7 @@ class ResultReply(_Wire, tag=1, frozen=True, array_like=True, gc=False):
     cold_start: ColdStart | None = None
     items: int = 0  # how many ItemReplies came before
     parcel: str = ""
+    gpu_s: float = 0.0
 
 
 class ItemReply(_Wire, tag=2, frozen=True, array_like=True, gc=False):
@@ -157,6 +159,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     content_type: str = ""
     queue_s: float | None = None
     run_s: float | None = None
+    gpu_s: float = 0.0  # that its attempts are charged
     cold_start: ColdStart | None = None
     worker: str = ""
     digest: str = ""
@@ -304,6 +307,7 @@ class RevisionTraffic(msgspec.Struct, frozen=True):
     ended: int = 0
     failed: int = 0
     run_seconds: float = 0.0
+    gpu_seconds: float = 0.0  # as `Usage.gpu_s`
     direct: int = 0
 
 

@@ -38,6 +38,7 @@ REVISIONS = "gpufn_revisions"  # <function>.<revision> → Revision
 ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
+USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
 WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → what its webhooks are signed with
 BUNDLES = "gpufn_bundles"

@@ -110,6 +110,23 @@ def test_what_is_shared_by_mps_goes_where_mps_is() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("wants", "charged"),
+    [
+        (part(6, 25), 0.25),
+        (part(6), 0.25),
+        (part(6, 100), 1.0),
+        (Resources(gpu=("any",), gpu_count=2), 1.0),
+        (Resources(gpu=("any",), share=Share.TIME), 1.0),
+        (Resources(), 1.0),
+    ],
+)
+def test_a_part_is_charged_by_its_ceiling_or_else_by_its_memory(wants: Resources, charged: float) -> None:
+    found = place(wants, [mps_node(gpu("g1"), gpu("g2"))], LeaseBook())
+    assert isinstance(found, Placement)
+    assert found.share.gpu_part == charged
+
+
 def test_workers_in_containers_and_others_share_no_gpu_by_mps() -> None:
     node = mps_node(gpu("g1"), gpu("g2"))
     first = place(part(2), [node], LeaseBook([held("w", "g1", vram=1)]), in_container=True)

@@ -32,6 +32,7 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
+from gpufn.usage import KEPT_S
 from gpufn.workers import Assignment, Desired, Exit, WorkerState
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
@@ -124,6 +125,7 @@ class Node:
         self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
+        self.usage = await KeyValue.open(self.bus, subjects.USAGE, ttl_s=KEPT_S)
         self.bus.subscribe(subjects.kill(NODE), self._on_kill)
         self.bus.subscribe(subjects.runner_report(NODE), self._on_report)
         self.caller = Caller(self.bus, name="gateway", clock=self.clock)
@@ -141,6 +143,7 @@ class Node:
             assignments=self.assignments,
             functions=self.functions,
             revisions=self.revisions,
+            usage=self.usage,
             name=name,
             node=NODE,
             home=self.home,

@@ -1,0 +1,56 @@
+"""What calls took, per function, API key and day."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import Clock
+from gpufn.errors import InvalidInput
+from gpufn.usage import Usage, UsageKey, day_of, days
+from gpufn_gateway.auth import READ
+from gpufn_gateway.routes.requests import json_answer, principal_of
+
+_SHOWN_DAYS: Final = 7
+_MOST_DAYS: Final = 366
+_DAY_S: Final = 86_400.0
+
+_usage = msgspec.msgpack.Decoder(Usage)
+
+
+class UsageRoutes:
+    def __init__(self, records: KeyValue, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+
+    def routes(self) -> list[Route]:
+        return [Route("/v1/usage", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        principal_of(request).need(READ)
+        function, key = request.query_params.get("function"), request.query_params.get("key")
+        found: dict[UsageKey, Usage] = {}
+        for day in self._days(request):
+            for entry in await self._records.entries(f"{day}."):
+                which = UsageKey.of_record(entry.key)
+                if function in (None, which.function) and key in (None, which.key):
+                    found[which] = found.get(which, Usage()) + _usage.decode(entry.value)
+        rows = [{**which._asdict(), "usage": found[which]} for which in sorted(found)]
+        return json_answer({"usage": rows})
+
+    def _days(self, request: Request) -> list[str]:
+        now = self._clock.time()
+        until = request.query_params.get("until", day_of(now))
+        since = request.query_params.get("since", day_of(now - (_SHOWN_DAYS - 1) * _DAY_S))
+        try:
+            wanted = days(since, until)
+        except ValueError:
+            raise InvalidInput("since and until are days, as 2026-11-21", field="since") from None
+        if len(wanted) > _MOST_DAYS:
+            raise InvalidInput(f"since and until are at most {_MOST_DAYS} days apart", field="since")
+        return wanted

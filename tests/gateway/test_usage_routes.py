@@ -1,0 +1,63 @@
+"""`GET /v1/usage` over the records of all nodes, and the metric beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.protocol.messages import RevisionTraffic, RunnerReport, encode
+from gpufn.usage import Usage, UsageKey
+from tests.gateway.whole import gateway_on
+
+_ROWS = {
+    ("2026-11-20", "f", "platform", "a"): Usage(1, 0, 1.0, 0.5),
+    ("2026-11-20", "f", "platform", "b.example"): Usage(2, 1, 3.0, 1.5),
+    ("2026-11-20", "g", "k1", "a"): Usage(1, 0, 1.0),
+    ("2026-11-21", "f", "k1", "a"): Usage(5, 0, 5.0, 5.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        (
+            "since=2026-11-20&until=2026-11-21",
+            [
+                ("2026-11-20", "f", "platform", 3, 2.0),
+                ("2026-11-20", "g", "k1", 1, 0.0),
+                ("2026-11-21", "f", "k1", 5, 5.0),
+            ],
+        ),
+        ("since=2026-11-20&until=2026-11-21&function=f&key=k1", [("2026-11-21", "f", "k1", 5, 5.0)]),
+        ("since=2026-11-21&until=2026-11-21", [("2026-11-21", "f", "k1", 5, 5.0)]),
+        ("since=2026-11-22&until=2026-11-21", []),
+    ],
+)
+async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
+    nats: Any, query: str, told: list[tuple[object, ...]]
+) -> None:
+    async with gateway_on(nats) as gateway:
+        for (*which, node), usage in _ROWS.items():
+            await gateway.buckets.usage.put(UsageKey(*which).record(node), encode(usage))
+        rows = (await gateway.http.get(f"/v1/usage?{query}")).json()["usage"]
+    assert [
+        (row["day"], row["function"], row["key"], row["usage"]["calls"], row["usage"]["gpu_s"]) for row in rows
+    ] == told
+
+
+@pytest.mark.parametrize(
+    ("query", "said"), [("since=yesterday", "are days"), ("since=2020-01-01&until=2026-01-01", "at most 366 days")]
+)
+async def test_days_that_are_none_or_too_many_are_refused(nats: Any, query: str, said: str) -> None:
+    async with gateway_on(nats) as gateway:
+        answer = await gateway.http.get(f"/v1/usage?{query}")
+    assert (answer.status_code, said in answer.json()["detail"]) == (422, True)
+
+
+async def test_gpu_seconds_are_counted_by_node_and_revision(gateway: Any) -> None:
+    traffic = (RevisionTraffic("f", 3, 2, 2, 0, 4.0, 1.5), RevisionTraffic("cpu", 1, 2, 2, 0, 4.0))
+    gateway.registry.take_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=traffic))
+    text = (await gateway.get("/metrics")).text
+    told = [line for line in text.splitlines() if line.startswith("gpufn_gpu_seconds_total")]
+    assert told == ['gpufn_gpu_seconds_total{function="f",node="a",revision="3"} 1.5']

@@ -1,0 +1,160 @@
+"""What calls are charged of GPUs, and that it is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.device import DeviceShare, Share
+from gpufn.errors import BusUnavailable, DeviceFailed
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol import frames, subjects
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.spec import Retry
+from gpufn.usage import KEPT_S, Usage
+from gpufn_runtime.runner.busy_time import BusyTime
+from gpufn_runtime.runner.meter import Meter
+from tests.runtime.runner.node import NODE, Node, SettableClock, on_node
+from tests.runtime.runner.test_durable import ended
+
+QUARTER = DeviceShare("cpu", 0.1, 1, ("GPU-1",), Share.MPS, 6 << 30, 25, gpu_part=0.25)
+TWO = DeviceShare("cpu", 0.1, 1, ("GPU-1", "GPU-2"))
+
+
+@pytest.mark.parametrize(
+    ("spans", "each"),
+    [
+        ([(0, 2)], [2]),
+        ([(0, 2), (0, 2)], [1, 1]),
+        ([(0, 3), (1, 4)], [2, 2]),
+        ([(0, 9), (1, 2), (3, 5)], [7.5, 0.5, 1]),
+        ([(0, 1), (5, 6)], [1, 1]),
+    ],
+)
+def test_the_time_of_a_worker_is_shared_out_among_the_calls_that_it_runs(
+    spans: list[tuple[float, float]], each: list[float]
+) -> None:
+    time = BusyTime()
+    begun: dict[int, float] = {}
+    took: dict[int, float] = {}
+    for at in sorted({at for span in spans for at in span}):
+        for number, (_, last) in enumerate(spans):
+            if last == at:
+                took[number] = time.end(begun[number], at)
+        for number, (first, _) in enumerate(spans):
+            if first == at:
+                begun[number] = time.begin(at)
+    assert [took[number] for number in range(len(spans))] == each
+
+
+def test_a_call_is_charged_its_workers_part_of_its_gpus_while_it_runs(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        for name, share, charged in (("quarter", QUARTER, 0.25), ("two", TWO, 2.0)):
+            revision = await node.deploy(name)
+            worker = await node.worker(revision, f"w-{name}", share=share)
+            call = node.invoke(revision)
+            run, _ = await worker.run()
+            worker.answer(run)
+            reply, _ = await call.future
+            assert reply.gpu_s == pytest.approx(charged * reply.run_s)
+            assert reply.gpu_s > 0
+            report = await node.reports.get()
+            while not any(each.gpu_seconds for each in report.traffic if each.function == name):
+                report = await node.reports.get()
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended_is_not(
+    url: str, tmp_path: Path
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("tried", retries=Retry(1, delay_s=0.0))
+        worker = await node.worker(revision, share=TWO)
+        record = await node.submit(revision)
+        run, _ = await worker.run()
+        lost = DeviceFailed("the GPU failed").info()
+        worker.send(frames.Result(run.attempt, OutcomeKind.LOST, lost, "", 0.001))
+        run, _ = await worker.run()
+        worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, None, "", 0.001))
+        run, _ = await worker.run()
+        worker.answer(run)
+        last = await ended(node, record.id)
+        raised, succeeded = last.attempts
+        assert succeeded.gpu_s == pytest.approx(2 * (last.run_s or 0.0))
+        assert last.gpu_s == pytest.approx(raised.gpu_s + succeeded.gpu_s) != succeeded.gpu_s
+
+    on_node(url, tmp_path, test)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def _message(function: str, owner: str = subjects.PLATFORM) -> InvocationMessage:
+    return InvocationMessage("i", function, 1, "", "", "", "", 0.0, owner=owner)
+
+
+async def _stored(records: KeyValue, function: str) -> dict[str, Usage]:
+    entries = await records.entries()
+    return {
+        entry.key.split(".", 1)[1]: msgspec.msgpack.decode(entry.value, type=Usage)
+        for entry in entries
+        if f".{function}." in entry.key
+    }
+
+
+def _on_bus(url: str, test: Any) -> None:
+    async def main() -> None:
+        bus = await Bus.connect(url, name="test")
+        try:
+            await test(await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S))
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
+
+
+def test_usage_is_added_up_per_function_and_key_by_all_runners_of_a_node(url: str) -> None:
+    async def test(records: KeyValue) -> None:
+        first, second = (Meter(records, NODE, SettableClock()) for _ in range(2))
+        first.count(_message("added"), is_failed=False, run_s=1.0, gpu_s=0.5)
+        first.count(_message("added"), is_failed=True, run_s=1.0, gpu_s=0.0)
+        first.count(_message("added", "k1"), is_failed=False, run_s=3.0, gpu_s=3.0)
+        await first.store()
+        second.count(_message("added"), is_failed=False, run_s=2.0, gpu_s=0.25)
+        await asyncio.gather(first.store(), second.store())
+        assert await _stored(records, "added") == {
+            f"added.platform.{NODE}": Usage(3, 1, 4.0, 0.75),
+            f"added.k1.{NODE}": Usage(1, 0, 3.0, 3.0),
+        }
+
+    _on_bus(url, test)
+
+
+@pytest.mark.parametrize("was_stored", [False, True])
+def test_what_was_sent_when_the_bus_went_away_is_counted_once(url: str, was_stored: bool) -> None:
+    async def test(records: KeyValue) -> None:
+        class Losing(KeyValue):
+            """Its answer never comes."""
+
+            async def create(self, key: str, value: bytes, **options: Any) -> int:
+                if was_stored:
+                    await records.create(key, value)
+                raise BusUnavailable("no answer")
+
+        name = f"once-{was_stored}".lower()
+        meter = Meter(Losing(records.bus, records.bucket, {}), NODE, SettableClock())
+        meter.count(_message(name), is_failed=False, run_s=1.0, gpu_s=1.0)
+        await meter.store()
+        meter.count(_message(name), is_failed=False, run_s=2.0, gpu_s=2.0)
+        meter._records = records
+        await meter.store()
+        assert await _stored(records, name) == {f"{name}.platform.{NODE}": Usage(2, 0, 3.0, 3.0)}
+
+    _on_bus(url, test)
