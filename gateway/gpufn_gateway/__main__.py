@@ -176,8 +176,8 @@ class _Gateway:
         bus, registry = opened.bus, opened.registry
         self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
         self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
-        self._calls = Calls(
         self._uses = KeyUses.on(bus, opened.name, opened.clock)
+        self._calls = Calls(
             bus=bus,
             queue=opened.caller,
             registry=registry,
@@ -185,8 +185,8 @@ class _Gateway:
             telemetry=self._telemetry,
             bodies=self._readers.of_calls,
             clock=opened.clock,
-            parcels=opened.parcels,
             uses=self._uses,
+            parcels=opened.parcels,
         )
         self._addresses = Addresses(opened.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
@@ -284,9 +284,9 @@ class _Gateway:
                 lane=self._open.lane,
                 parcels=self._open.parcels,
                 invoke=self._invoke,
+                uses=self._uses,
                 server=server,
                 clock=clock,
-                uses=self._uses,
             ),
         )
         yield "controller", _control(controller)

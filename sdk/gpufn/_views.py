@@ -241,9 +241,9 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     label: str = ""
     created_at: float | None = None
+    limits: KeyLimits = KeyLimits()
     key: str | None = None
 
-    limits: KeyLimits = KeyLimits()
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     """When a function is called by itself. `next_at` is None while it is paused; `invocation` its last call."""

@@ -86,8 +86,8 @@ class Whole:
         telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
-        calls = Calls(
         self.uses = KeyUses.on(bus, name, clock)
+        calls = Calls(
             bus=bus,
             queue=self.caller,
             registry=self.registry,
@@ -95,8 +95,8 @@ class Whole:
             telemetry=telemetry,
             bodies=call_bodies,
             clock=clock,
-        )
             uses=self.uses,
+        )
         addresses = Addresses(("127.0.0.0/8", "::1/128"))
         submissions = Submissions(bus, calls, addresses)
         self.post = Post(addresses)

@@ -453,10 +453,6 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     invocation: str = ""
 
 
-class ApiKey(msgspec.Struct, frozen=True):
-    """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
-    ``hi``, ``deploy``, ``read`` or ``admin``."""
-
 class KeyUse(_Wire, frozen=True, array_like=True, gc=False):
     """What a gateway let pass of an API key's calls: since it told last, and of those that are waited for, how many
     run."""
@@ -485,12 +481,16 @@ class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     queued: int | None = None
 
 
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
+    ``hi``, ``deploy``, ``read`` or ``admin``."""
+
     id: str
     sha256: str
     scopes: tuple[str, ...]
     created_at: float
     label: str = ""
+    limits: KeyLimits = KeyLimits()
 
 
 encode = msgspec.msgpack.Encoder().encode
-    limits: KeyLimits = KeyLimits()

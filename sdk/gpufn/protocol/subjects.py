@@ -52,8 +52,8 @@ RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each i
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
 DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
-CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
 GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
+CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
 DOORBELLS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"
@@ -185,11 +185,11 @@ def device_report(node: str) -> str:
     return f"{PREFIX}.hb.device.{node}"
 
 
-def runner_report(node: str) -> str:
 def gateway_report(gateway: str) -> str:
     return f"{PREFIX}.hb.gateway.{gateway}"
 
 
+def runner_report(node: str) -> str:
     return f"{PREFIX}.hb.runner.{node}"
 
 
