@@ -6,7 +6,7 @@
 
 Where the platform keeps maps, the items become calls that are stored in chunks (`_map_items`) and their ends are one
 stream (`_map_ends`). A process that has gone is followed by one that knows the id. Elsewhere, inside a worker or in
-`gpufn.testing`, each item is a call by itself (`_map_calls`).
+`gpufn.testing`, and of a few items, each is a call by itself (`_map_calls`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gpufn.ids import is_invocation_id, item_id, new_map_id
 V = TypeVar("V")
 
 WINDOW = 10_000
+_FEW = 8  # so many calls by themselves are sooner done than a map is begun
 _TELL_EACH = 64  # results that are taken before the Outbox hears of it
 
 
@@ -95,7 +96,8 @@ class Map(Iterator[V]):
 
     @property
     def id(self) -> str | None:
-        """None of a map that the platform does not keep: one inside a worker."""
+        """None of a map that the platform does not keep: one of up to 8 items, whose length is known, without an id, or
+        one inside a worker."""
         return None if self._kept is None else self._kept.id
 
     @property
@@ -339,7 +341,7 @@ def begin(
     target = mapped.target()
     kept = None
     transport = _transport.current()
-    if isinstance(transport, KeepsMaps):
+    if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         kept = KeptMap(transport, options.id or new_map_id(), options)
         kept.begin(target, arguments, mapped.encoded)
         results = kept.results(_decoded)
@@ -361,7 +363,7 @@ def begin_async(
     options = options.checked()
     kept = None
     transport = _transport.current()
-    if isinstance(transport, KeepsMaps):
+    if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         kept = KeptMap(transport, options.id or new_map_id(), options)
         results = _kept_async(kept, mapped, arguments)
     else:
@@ -388,6 +390,10 @@ async def _kept_async(
     finally:
         if offering is not None:
             offering.cancel()
+
+
+def _is_short(total: int | None, options: MapOptions) -> bool:
+    return total is not None and total <= _FEW and options.id is None
 
 
 def _unkept(options: MapOptions) -> dict[str, Any]:

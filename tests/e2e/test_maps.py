@@ -1,0 +1,138 @@
+"""Maps on a platform: in order, bounded, each item once, whoever is killed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufn import Client, FunctionRaised, InvocationEnded, Map, _transport
+from gpufn._http_transport import HttpTransport
+from tests.conftest import ROOT, Platform, running_platform
+from tests.e2e.apps.mapped import large, noted, picky, slow
+from tests.e2e.test_survival import pids_of
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "mapped.py"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with running_platform(tmp_path_factory.mktemp("maps") / "home") as platform:
+        platform.gpufn("deploy", APP)
+        transport = HttpTransport(lambda: Client(platform.url))
+        _transport.install(transport)
+        yield platform
+        _transport.install(None)
+        transport.close()
+
+
+def runs_of(path: Path) -> Counter[int]:
+    return Counter(int(line) for line in path.read_text().split())
+
+
+def test_results_come_in_order_or_as_they_come(own: Platform) -> None:
+    wanted = [number for number in range(2000) if number % 10 != 3]
+    assert list(picky.map(wanted)) == wanted
+    assert sorted(picky.map(wanted, ordered=False)) == wanted
+
+
+def test_an_endless_source_is_taken_from_as_results_are_read(own: Platform, tmp_path: Path) -> None:
+    path, taken = str(tmp_path / "runs"), 0
+
+    def numbers() -> Iterator[tuple[str, int]]:
+        nonlocal taken
+        for taken in itertools.count(1):
+            yield path, taken - 1
+
+    with noted.starmap(numbers(), window=100) as results:
+        for place, value in zip(range(1500), results, strict=False):
+            assert value == place
+            assert taken <= place + 1 + 100
+    assert len(runs_of(tmp_path / "runs")) <= 1600
+
+
+def test_each_failure_is_its_items_own(own: Platform) -> None:
+    results = list(picky.map(range(30), return_exceptions=True))
+    assert [place for place, result in enumerate(results) if isinstance(result, FunctionRaised)] == [3, 13, 23]
+    failing = picky.map(range(30))
+    assert [next(failing) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FunctionRaised, match="3 is not liked") as caught:
+        next(failing)
+    assert "in picky" in caught.value.__notes__[0]
+
+
+def test_asyncio_maps_a_source_of_its_own(own: Platform) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(100, 200):
+            if number % 10 != 3:
+                yield number
+
+    async def main() -> list[int]:
+        return [value async for value in picky.aio.starmap((number,) async for number in numbers())]
+
+    assert asyncio.run(main()) == [number for number in range(100, 200) if number % 10 != 3]
+
+
+def test_a_large_result_comes_as_the_others(own: Platform) -> None:
+    assert [len(value) for value in large.map(range(20))] == [10, 2 << 20] * 10
+
+
+def test_what_has_not_ended_is_cancelled_and_its_id_tells(own: Platform) -> None:
+    results = slow.map(range(50))
+    assert next(results) == 0
+    assert results.cancel()
+    found = Map.from_id(results.id, return_exceptions=True)
+    assert next(found) == 0
+    assert all(isinstance(value, InvocationEnded) for value in found)
+    with Client(own.url) as client:
+        view = client.map(results.id)
+        assert (view.state, view.accepted, view.ended) == ("cancelled", 50, 50)
+
+
+def test_a_client_that_was_killed_is_followed_by_one_that_loses_and_repeats_nothing(
+    own: Platform, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs"
+    client = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.apps.mapping", path],
+        cwd=ROOT,
+        env=os.environ | {"GPUFN_URL": own.url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdout is not None
+    map_id = client.stdout.readline().strip()
+    seen = [line.split() for line in itertools.islice(client.stdout, 700)]
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    values = [int(value) for _, value in seen]
+    assert values == list(range(700))
+
+    # The same items again: those that were accepted are not sent a second time.
+    rest = noted.starmap(((str(path), number) for number in range(3000)), id=map_id, after=seen[-1][0])
+    assert [*values, *rest] == list(range(3000))
+    assert runs_of(path) == Counter(range(3000))
+    assert [*Map.from_id(map_id, after=rest.cursor)] == []
+    assert [*Map.from_id(map_id)] == list(range(3000))
+
+
+def test_a_map_goes_on_when_its_gateway_is_killed(own: Platform, tmp_path: Path) -> None:
+    path = tmp_path / "runs"
+    values = []
+    for value in noted.starmap(((str(path), number) for number in range(4000)), window=1500):
+        values.append(value)
+        if value == 1000:
+            os.kill(*pids_of(own, "gateway"), signal.SIGKILL)
+    assert values == list(range(4000))
+    assert runs_of(path) == Counter(range(4000))
