@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from .traces import Call
-
-_SPAN_S: Final = 60.0
 
 
 class Ended(msgspec.Struct, frozen=True, eq=False):
@@ -38,9 +35,8 @@ class FunctionFigures(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """`jain` and `max_min` compare what functions got of the GPU in spans of 60 s in which two or more waited all the
-    time, on average over the spans: Jain's index, and the least part by the largest. Both are 1 when all got the same,
-    and None when there was no such span.
+    """`jain` and `max_min` compare the part of the GPU that each function had while it had calls: Jain's index, and the
+    least by the largest. Both are 1 when all had the same.
     """
 
     calls: int
@@ -49,8 +45,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     p99_s: float
     slowdown: float  # the mean over all calls
     worst_slowdown: float  # the mean of the function that fared worst
-    jain: float | None
-    max_min: float | None
+    jain: float
+    max_min: float
     cold_starts: int
     busy: float  # the part of the time in which the GPU worked or loaded
     per_function: tuple[FunctionFigures, ...]
@@ -64,7 +60,7 @@ def figures(ended: Sequence[Ended], *, cold_starts: int, busy_s: float) -> Figur
     for each in ended:
         of.setdefault(each.call.function.name, []).append(each)
     rows = tuple(_of_function(name, rows) for name, rows in sorted(of.items(), key=lambda item: int(item[0][1:])))
-    jain, max_min = _fairness(list(of.values()))
+    parts = [_part(rows) for rows in of.values()]
     return Figures(
         calls=len(ended),
         mean_s=_mean(latencies),
@@ -72,8 +68,8 @@ def figures(ended: Sequence[Ended], *, cold_starts: int, busy_s: float) -> Figur
         p99_s=percentile(latencies, 99),
         slowdown=_mean([each.slowdown for each in ended]),
         worst_slowdown=max(row.slowdown for row in rows),
-        jain=jain,
-        max_min=max_min,
+        jain=sum(parts) ** 2 / (len(parts) * sum(part**2 for part in parts)),
+        max_min=min(parts) / max(parts),
         cold_starts=cold_starts,
         busy=busy_s / max(each.at for each in ended),
         per_function=rows,
@@ -102,32 +98,13 @@ def _of_function(name: str, rows: Sequence[Ended]) -> FunctionFigures:
     )
 
 
-def _fairness(functions: Sequence[Sequence[Ended]]) -> tuple[float | None, float | None]:
-    jains: list[float] = []
-    max_mins: list[float] = []
-    waits = [_waits(rows) for rows in functions]
-    for number in range(int(max(row.began for rows in functions for row in rows) / _SPAN_S)):
-        begin, end = number * _SPAN_S, (number + 1) * _SPAN_S
-        got = [
-            sum(max(0.0, min(row.at, end) - max(row.began, begin)) for row in rows)
-            for rows, periods in zip(functions, waits, strict=True)
-            if any(since <= begin and end <= until for since, until in periods)
-        ]
-        if len(got) > 1 and any(got):
-            jains.append(sum(got) ** 2 / (len(got) * sum(each**2 for each in got)))
-            max_mins.append(min(got) / max(got))
-    return (_mean(jains), _mean(max_mins)) if jains else (None, None)
-
-
-def _waits(rows: Sequence[Ended]) -> list[tuple[float, float]]:
-    """The periods in which a function had a call that waited."""
-    periods: list[tuple[float, float]] = []
-    for since, until in sorted((row.call.at, row.began) for row in rows):
-        if periods and since <= periods[-1][1]:
-            periods[-1] = periods[-1][0], max(periods[-1][1], until)
-        else:
-            periods.append((since, until))
-    return periods
+def _part(rows: Sequence[Ended]) -> float:
+    """Of the time in which a function had a call that had not ended, the part in which one of them had its turn."""
+    asked_s = until = 0.0
+    for row in sorted(rows, key=lambda row: row.call.at):
+        asked_s += max(0.0, row.at - max(until, row.call.at))
+        until = max(until, row.at)
+    return sum(row.at - row.began for row in rows) / asked_s
 
 
 def _mean(values: Sequence[float]) -> float:

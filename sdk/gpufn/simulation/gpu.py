@@ -9,6 +9,10 @@ from .traces import Function
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """`turns` calls are on it at a time, and are taken not to slow each other down."""
+
+    turns: int = 1
+    overrun_s: float = 10.0  # of fair queueing
     memory_gib: float = 24.0
     workers: int = 8  # that may share it
     idle_timeout_s: float = 60.0
@@ -26,7 +30,7 @@ class Residents:
     """
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+        self.gpu = gpu
         self._busy: list[Function] = []
         self._idle: list[tuple[float, Function]] = []  # since when; the longest first
         self.cold_starts = 0
@@ -36,7 +40,7 @@ class Residents:
 
     def take(self, function: Function, now: float) -> float:
         """A worker of `function` gets a call: the seconds until it begins, 0.0 for a warm one."""
-        self._idle = [(since, each) for since, each in self._idle if now - since < self._gpu.idle_timeout_s]
+        self._idle = [(since, each) for since, each in self._idle if now - since < self.gpu.idle_timeout_s]
         warm = next((worker for worker in self._idle if worker[1] is function), None)
         if warm is not None:
             self._idle.remove(warm)
@@ -56,4 +60,4 @@ class Residents:
     def _has_room(self, function: Function) -> bool:
         here = [*self._busy, *(each for _, each in self._idle)]
         used_gib = sum(each.memory_gib for each in here)
-        return len(here) < self._gpu.workers and used_gib + function.memory_gib <= self._gpu.memory_gib
+        return len(here) < self.gpu.workers and used_gib + function.memory_gib <= self.gpu.memory_gib

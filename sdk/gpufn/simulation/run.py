@@ -1,4 +1,4 @@
-"""Plays a trace on a GPU, event by event: `simulate(load, gpu, ...) -> {order: Figures}`.
+"""Plays a trace on a GPU, event by event: `compare(load, gpu) -> Comparison`.
 
 1. a call comes and waits for its turn
 2. it begins: its worker is warm, or the start of one is part of its turn, for the GPU loads meanwhile
@@ -12,6 +12,9 @@ import itertools
 import math
 import random
 
+import msgspec
+
+from gpufn.errors import InvalidInput
 from gpufn.turns import Arrivals, FairQueueing, Order, ShortestFirst, Turn
 
 from .figures import Ended, Figures, figures
@@ -19,18 +22,31 @@ from .gpu import Gpu, Residents
 from .traces import Call, Load, calls, functions
 
 
-def simulate(
-    load: Load, gpu: Gpu, *, at_once: int = 1, overrun_s: float = 10.0, hold_s: float = 0.0
-) -> dict[str, Figures]:
-    """Each order on the same calls, of which there has to be one."""
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What each order, by its name, made of the same calls."""
+
+    load: Load
+    gpu: Gpu
+    orders: dict[str, Figures]
+
+
+def compare(load: Load, gpu: Gpu) -> Comparison:
+    """Raises InvalidInput when no call comes, or a function does not fit on the GPU."""
     rng = random.Random(load.seed)  # noqa: S311  the same again for the same seed
-    trace = calls(functions(load, rng), load, rng)
-    fair = Residents(gpu)
-    return {
-        "fcfs": play(trace, Arrivals(at_once), Residents(gpu)),
-        "sjf": play(trace, ShortestFirst(at_once), Residents(gpu)),
-        "mqfq": play(trace, FairQueueing(at_once, overrun_s=overrun_s, hold_s=hold_s, is_warm=fair.__contains__), fair),
+    called = functions(load, rng)
+    if (largest_gib := max(each.memory_gib for each in called)) > gpu.memory_gib:
+        raise InvalidInput(f"a function takes {largest_gib:.1f} GiB: give the GPU more", field="--memory")
+    trace = calls(called, load, rng)
+    if not trace:
+        raise InvalidInput("no call comes in so short a time: simulate longer", field="--seconds")
+    arrivals, shortest, fair = Residents(gpu), Residents(gpu), Residents(gpu)
+    fairly: FairQueueing[Call] = FairQueueing(gpu.turns, overrun_s=gpu.overrun_s, is_warm=fair.__contains__)
+    orders = {
+        "fcfs": play(trace, Arrivals(gpu.turns), arrivals),
+        "sjf": play(trace, ShortestFirst(gpu.turns), shortest),
+        "mqfq": play(trace, fairly, fair),
     }
+    return Comparison(load=load, gpu=gpu, orders=orders)
 
 
 def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures:
@@ -58,4 +74,4 @@ def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures
             heapq.heappush(events, (now + turn_s, next(numbers), turn))
         if (again := order.ask_again_at(now)) < math.inf:
             heapq.heappush(events, (again, next(numbers), None))
-    return figures(ended, cold_starts=residents.cold_starts, busy_s=busy_s)
+    return figures(ended, cold_starts=residents.cold_starts, busy_s=busy_s / residents.gpu.turns)

@@ -23,7 +23,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     functions: int = 24
     seconds: float = 600.0
     zipf: float = 1.5
-    busy: float = 0.6
+    busy: float = 0.4
     bursty: bool = False
     seed: int = 1
 
