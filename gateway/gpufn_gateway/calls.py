@@ -242,10 +242,10 @@ class Calls:
         if call.parcel is not None and self._parcels is not None:
             self._parcels.discard(call.parcel)
 
-    def queueing(self, call: PreparedCall) -> AbstractAsyncContextManager[None]:
-        """A submitted call is stored inside. Raises Limited."""
+    def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
+        """Submitted calls are stored inside. Raises Limited."""
         status = self.registry.status(call.target.name)
-        return self.uses.queueing(call.principal, admission.retry_after_s(call.target.revision, status))
+        return self.uses.queueing(call.principal, admission.retry_after_s(call.target.revision, status), calls)
 
     def limits(self, call: PreparedCall) -> Headers:
         """What the answer tells of its key's limits."""

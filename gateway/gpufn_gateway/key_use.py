@@ -74,7 +74,7 @@ class KeyUses:
         return lambda _: use.end(self._clock.monotonic() - began)
 
     @contextlib.asynccontextmanager
-    async def queueing(self, principal: Principal, retry_after_s: float, calls: int = 1) -> AsyncIterator[None]:
+    async def queueing(self, principal: Principal, retry_after_s: float, calls: int) -> AsyncIterator[None]:
         """Submitted calls are stored inside. Raises Limited: it is worth trying again after `retry_after_s`."""
         use = self._use(principal)
         if use is None:

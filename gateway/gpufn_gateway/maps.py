@@ -84,7 +84,7 @@ class Maps:
                 break
             _check(None if known is None else known.entry, call.target, first)
             try:
-                async with self._batches:
+                async with self._calls.queueing(call, len(items.bodies)), self._batches:
                     target = maps.Target(call.target.revision, call.target.method.name)
                     known = await maps.append(self._bus, known, map_id, target, items, now=call.now, closes=closes)
                 break

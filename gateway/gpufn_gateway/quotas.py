@@ -146,9 +146,10 @@ class Use:
         self._counted_at = now
 
     def queue(self, calls: int) -> str | None:
-        """So many calls are being queued, until `stored`; or why they may not be."""
+        """So many calls are being queued, until `stored`; or why they may not be. Of a chunk of a map the first counts:
+        it is stored whole or not at all."""
         most = self.limits.queued
-        if most is not None and self._queued + calls > most:
+        if most is not None and self._queued >= most:
             return f"This key may have {most:,} submitted calls that have not ended, and has {self._queued:,}."
         self._queued += calls
         self.storing += calls

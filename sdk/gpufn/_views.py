@@ -160,12 +160,14 @@ class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there are as many workers as there are: `terms` are the figures that the decision was made from."""
+    """Why there are as many workers as there are: `terms` are the figures that the decision was made from. `classes`
+    has the calls that are queued or run by class, None while unknown."""
 
     function: str
     workers: WorkerCounts = WorkerCounts()
     queued: int | None = None
     running: int | None = None
+    classes: dict[Priority, int] | None = None
     wanted: int = 0
     reason: str = ""
     terms: dict[str, float] = {}

@@ -13,7 +13,7 @@ import pytest
 
 from gpufn.bus.calls import CallRequest
 from gpufn.bus.kv import Entry
-from gpufn.errors import GpufnError, InvocationCancelled
+from gpufn.errors import BusUnavailable, GpufnError, InvocationCancelled
 from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import (
@@ -142,6 +142,9 @@ class StubBus:
 
     def publish(self, subject: str, payload: bytes) -> None:
         self.published.append(subject)
+
+    async def js(self, api: str, body: Any = None) -> Any:
+        raise BusUnavailable("there is no bus here")
 
 
 class Gateway:

@@ -10,7 +10,8 @@ import pytest
 
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
-from gpufn.ids import new_invocation_id
+from gpufn.errors import BusUnavailable
+from gpufn.ids import new_invocation_id, new_map_id
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import KeyLimits
 from gpufn_gateway.auth import new_key
@@ -82,8 +83,6 @@ async def test_calls_at_a_time_are_bounded_however_they_end(
 
 
 async def test_a_call_that_the_bus_did_not_take_gives_its_place_back(gateway: Any, make: Any) -> None:
-    from gpufn.errors import BusUnavailable
-
     gateway.deploy(make.spec("embed"))
     gateway.queue.refuses = BusUnavailable("no")
     key = key_with(gateway, concurrency=1)
@@ -152,3 +151,15 @@ async def test_limits_are_given_with_a_key_and_listed(nats: Any, problem: Any) -
             refused = await gateway.http.post("/v1/keys", json={"scopes": ["read"], "limits": wrong})
             assert problem(refused) == (422, "invalid_input")
         assert (await gateway.http.delete(f"/v1/keys/{made.json()['id']}")).status_code == 204
+
+
+async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("mapped"), DIGEST)
+        gateway.http.headers.update(key_with(gateway, queued=5) | {"content-type": "application/x-ndjson"})
+        url = f"/v1/functions/mapped/maps/{new_map_id()}/items"
+        chunk = b'{"texts":["a"]}\n' * 4
+        answers = [await gateway.http.put(f"{url}/{first}", content=chunk) for first in (0, 4, 8)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]  # whole or not at all
+        assert problem(answers[2]) == (429, "rate_limited")
+        assert (await gateway.http.put(f"{url}/4", content=chunk)).status_code == 202  # it is there

@@ -100,6 +100,8 @@ async def test_a_submitted_call_waits_in_the_queue_of_its_class_and_of_its_key(n
             for id_ in (low, normal)
         ]
         assert [(view["priority"], view["place"]) for view in views] == [("low", 2), ("normal", 1)]
+        why = (await gateway.http.get("/v1/functions/classed/why", headers={"authorization": bearer})).json()
+        assert why["classes"] == {"hi": 0, "normal": 1, "low": 1}
 
 
 async def test_what_is_replayed_is_of_the_class_that_it_was(nats: Any, make: Any) -> None:

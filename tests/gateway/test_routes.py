@@ -51,6 +51,7 @@ async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> N
         "workers": {"ready": 1, "starting": 0, "draining": 0, "parking": 0, "parked": 0, "resuming": 0},
         "queued": 0,
         "running": 2,
+        "classes": None,
         "wanted": 3,
         "reason": "because",
         "terms": {"L": 2.0},

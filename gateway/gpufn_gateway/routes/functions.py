@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gpufn.bus import streams
+from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
-from gpufn.errors import InvalidSpec, UnsupportedMediaType
+from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine, WorkerCounts
@@ -173,6 +173,7 @@ class FunctionRoutes:
                 "workers": status.workers if status else WorkerCounts(),
                 "queued": status.queued if status else None,
                 "running": status.running if status else None,
+                "classes": await self._classes(function),
                 "wanted": status.wanted if status else 0,
                 "reason": status.reason if status else "the controller has not reported on it yet",
                 "terms": status.terms if status else {},
@@ -180,6 +181,12 @@ class FunctionRoutes:
                 "start_error": status.start_error if status else None,
             }
         )
+
+    async def _classes(self, function: Function) -> dict[Priority, int] | None:
+        try:
+            return await queues.by_class(self._bus, function.name, function.serving)
+        except BusUnavailable:
+            return None
 
     async def logs(self, request: Request) -> _Logs:
         principal_of(request).need(READ)

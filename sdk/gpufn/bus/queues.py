@@ -91,6 +91,18 @@ def bounds(seq: int, ours: streams.Consumed, last: int) -> tuple[int, int]:
     return least, max(least, min(ours.waiting, seq - ours.taken))
 
 
+async def by_class(bus: Bus, function: str, revision: int) -> dict[Priority, int]:
+    """How many of a revision's calls are queued or run, by class; those that came by the lane are not in it."""
+    counts = dict.fromkeys(Priority, 0)
+    stored = await asyncio.gather(
+        streams.messages_per_subject(bus, subjects.SYNC, subjects.sync_queue(function, revision, "*")),
+        streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queue(function, revision, "*", "*")),
+    )
+    for subject, count in (each for part in stored for each in part.items()):
+        counts[subjects.queue_class(subject)] += count
+    return counts
+
+
 async def end_queued(
     bus: Bus, function: str, revision: int, *, kind: OutcomeKind, error: ErrorInfo | None, now: float
 ) -> int:

@@ -8,6 +8,7 @@ import typer
 
 from gpufn.cli._render import Json, print_fields, print_json
 from gpufn.cli.functions import workers
+from gpufn.priority import Priority
 
 
 def why(
@@ -30,8 +31,21 @@ def why(
             ("workers", f"{workers(view.workers)}; {view.wanted} wanted"),
             ("because", view.reason),
             ("calls", "not known yet" if unknown else f"{view.queued} queued, {view.running} running"),
+            ("of class", _classes(view.classes or {})),
             ("calls wait", waiting and f"{waiting.detail} ({waiting.reason})"),
             ("last start error", view.start_error and view.start_error.get("message")),
             ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items() if verbose)),
         ]
     )
+
+
+def _classes(counts: dict[Priority, int]) -> str | None:
+    """Nothing while all are normal.
+
+    >>> _classes({Priority.HI: 2, Priority.NORMAL: 1000, Priority.LOW: 0}), _classes({Priority.NORMAL: 3})
+    ('2 hi, 1,000 normal', None)
+    """
+    there = {priority: count for priority, count in counts.items() if count}
+    if there.keys() <= {Priority.NORMAL}:
+        return None
+    return ", ".join(f"{count:,} {priority.value}" for priority, count in there.items())

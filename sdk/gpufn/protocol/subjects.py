@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from gpufn.priority import Priority
+
 PREFIX = "gpufn.v1"
 PLATFORM = "platform"  # stands where an API key's id does, for what is done without one
 FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
@@ -88,6 +90,11 @@ def queue_owner(subject: str) -> tuple[str, int]:
     """The function and revision that a `sync_queue` or `async_queue` subject belongs to."""
     tokens = subject.split(".")
     return tokens[4], int(tokens[5])
+
+
+def queue_class(subject: str) -> Priority:
+    """The class of the calls in a `sync_queue` or `async_queue`."""
+    return Priority(subject.split(".")[6])
 
 
 def sync_consumer(function: str, revision: int, priority: str = "normal") -> str:
