@@ -53,6 +53,7 @@ code, pre { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--fill); border-radius: 8px; padding: 12px 14px; margin: 12px 0 0; white-space: pre-wrap; }
 .bar { height: 8px; border-radius: 4px; background: var(--fill); overflow: hidden; min-width: 80px; margin-top: 8px; }
 .bar i { display: block; height: 100%; background: var(--c0); border-radius: 4px; }
+.name { white-space: nowrap; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
@@ -127,7 +128,7 @@ def _failure(error: ErrorInfo) -> Html:
 
 def _candidates(report: BuildReport) -> Html:
     if not report.candidates:
-        return _tag("p", "None: the model requires a GPU.", cls="soft")
+        return _tag("p", "None was tried.", cls="soft")
     head = ("", "Median", "90 %", "99 %", "Runs/s", "rel. L2", "Size", "Build")
     told = report.error.traceback if report.error else None
     return _table(head, [_candidate(row, told) for row in report.candidates], numbers=range(1, 8))
@@ -302,7 +303,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Iterable
 
 def _name(row: CandidateRow) -> Html:
     dot = _tag("i", cls="dot", style=f"background:{_COLOURS[row.backend]}")
-    return Html(dot + _tag("b", str(row.backend)))
+    return _tag("span", dot, _tag("b", str(row.backend)), cls="name")
 
 
 def _curve(row: CandidateRow) -> list[tuple[float, float]]:

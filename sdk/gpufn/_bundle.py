@@ -80,6 +80,8 @@ class Project:
 def load(path: Path) -> Project:
     """Import a user's file. Raises InvalidBundle with the line that fails."""
     file = path.resolve()
+    if file.is_dir():
+        raise InvalidBundle(f"{path} is a folder: name the file in it that declares the functions")
     if not file.is_file():
         raise InvalidBundle(f"there is no file {path}")
     if file.suffix != ".py":

@@ -134,6 +134,11 @@ def test_a_failed_build_says_why_first() -> None:
     assert "polyline" not in {tag for tag, _ in read.tags}
 
 
+def test_a_build_that_did_not_get_to_its_candidates_claims_no_reason_of_its_own() -> None:
+    read = _Reader(page.render(msgspec.structs.replace(FAILED, candidates=())))
+    assert "None was tried." in read.text
+
+
 def test_a_page_needs_nothing_from_outside() -> None:
     source = page.render(REPORT) + page.render(FAILED)
     assert {tag for tag, _ in _Reader(source).tags} & {"script", "link", "img", "iframe", "object", "base"} == set()

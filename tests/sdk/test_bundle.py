@@ -133,6 +133,7 @@ def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: 
     ("name", "message"),
     [
         ("gone.py", "there is no file gone.py"),
+        (".", ". is a folder: name the file in it that declares the functions"),
         ("notes.txt", "notes.txt is not a Python file"),
         ("json.py", "json.py has the name of another module, json"),
         ("my-app.py", "my-app cannot be imported: use letters, digits and underscores in the name"),

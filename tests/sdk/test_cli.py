@@ -270,6 +270,7 @@ def test_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGatew
 
 def test_a_command_that_is_not_there_brings_up_its_neighbour() -> None:
     assert "there is no command 'desribe'; did you mean 'describe'?" in _gpufn("desribe").stderr
+    assert "there is no command 'delete'; did you mean 'rm'?" in _gpufn("delete", "greet").stderr
 
 
 def test_the_version_is_an_option_too() -> None:

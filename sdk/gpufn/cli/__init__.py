@@ -54,6 +54,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
 }
+# What other programs call them.
+_OTHER_WORDS = {
+    "call": "invoke",
+    "delete": "rm",
+    "list": "ls",
+    "ps": "ls",
+    "remove": "rm",
+    "run": "invoke",
+    "start": "up",
+    "stop": "down",
+}
 _EXIT_CODES = "3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
 
 
@@ -75,7 +86,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            known = _OTHER_WORDS.get(args[0])
+            near = [known] if known else difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

@@ -180,10 +180,14 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(then: float | None) -> str:
+    """
+    >>> ago(None), ago(time.time()), ago(time.time() - 300)
+    ('-', 'now', '5 min ago')
+    """
     if not then:
         return "-"
-    passed = max(time.time() - then, 0.0)
-    return f"{duration(passed if passed < 0.9995 else round(passed))} ago"
+    passed = round(time.time() - then)
+    return f"{duration(passed)} ago" if passed > 0 else "now"
 
 
 def size(count: int | None) -> str:
