@@ -128,7 +128,7 @@ def gpufn_up(**environ: str) -> Iterator[Server]:
     """A platform of its own, with an empty GPUFN_HOME; `url` is its address."""
     with tempfile.TemporaryDirectory(prefix="gpufn-bench-") as home:
         env = os.environ | {"GPUFN_HOME": home} | environ
-        with _running("gpufn", [sys.executable, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
+        with running("gpufn", [sys.executable, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
             up_file = Path(home) / "up.json"
             give_up = time.monotonic() + _START_TIMEOUT_S
             while time.monotonic() < give_up and process.poll() is None:
@@ -157,7 +157,7 @@ def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = os.environ | {"PORT": str(port)} | environ
-    with _running(name, [python, str(HERE / "peers" / f"{name}_app.py")], env, signal.SIGTERM) as process:
+    with running(name, [python, str(HERE / "peers" / f"{name}_app.py")], env, signal.SIGTERM) as process:
         url = f"http://127.0.0.1:{port}{post.path}"
         give_up = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < give_up and process.poll() is None:
@@ -193,7 +193,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def _running(
+def running(
     name: str, command: Sequence[str], environ: dict[str, str], stop: signal.Signals
 ) -> Iterator[subprocess.Popen[bytes]]:
     with tempfile.TemporaryFile() as log:
