@@ -11,6 +11,7 @@ import typer
 
 from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, step
+from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
 from gpufn.spec import FunctionSpec, spec_from_json
 
@@ -44,7 +45,7 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
                     out.write(msgspec.json.encode(item) + b"\n")
                     out.flush()
             return
-        with step(f"Calling {name}"):
+        with step(f"Calling {name}") as tell, told_why(client, name.partition(".")[0], tell):
             answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority)
     show(answer, output, json=json)
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpufn import Client
+from gpufn.cli import _waits
+from gpufn.cli._waits import told_why
+from tests.sdk.conftest import StubGateway
+
+WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it has no L4 GPU"}}
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_waits, "_EVERY_S", 0.001)
+
+
+def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    gateway.on("GET /v1/functions/f/why", WHY)
+    gateway.on("GET /v1/functions/f/why", {"function": "f"})
+    told: list[str] = []
+    runs = threading.Event()
+
+    def tell(reason: str) -> None:
+        told.append(reason)
+        if reason == "it runs":
+            runs.set()
+
+    with Client() as client, told_why(client, "f", tell):
+        assert runs.wait(30)
+    assert told[:2] == ["n1: it has no L4 GPU", "it runs"]
+
+
+def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)
+    with Client() as client, told_why(client, "f", pytest.fail):
+        while not gateway.requests:
+            pass
+    assert len(gateway.requests) == 1, "once is enough"
+
+
+def test_in_a_pipe_nothing_is_asked(gateway: StubGateway) -> None:
+    with Client() as client, told_why(client, "f", pytest.fail):
+        pass
+    assert gateway.requests == []
