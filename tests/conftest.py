@@ -37,6 +37,12 @@ def missing(what: str) -> NoReturn:
     pytest.skip(what)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    chaos = parser.getgroup("gpufn")
+    chaos.addoption("--chaos-seconds", type=float, default=10.0, help="For how long processes are killed and stopped.")
+    chaos.addoption("--chaos-seed", type=int, help="What befalls whom, as a run before this one printed it.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> tuple[bool, int]:
         folder = item.path.relative_to(ROOT / "tests").parts[0]

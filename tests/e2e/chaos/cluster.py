@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -9,8 +10,9 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import find_binary
 from gpufn.protocol.limits import MESSAGE_BYTES
 
@@ -33,9 +35,9 @@ class Cluster:
         return ",".join(f"nats://{_USER}:{_PASSWORD}@127.0.0.1:{port}" for port in self._clients)
 
     def pid(self, node: int) -> int:
+        """0 while it is away."""
         process = self._processes[node]
-        assert process is not None
-        return process.pid
+        return 0 if process is None else process.pid
 
     def start(self, node: int) -> None:
         """Return at once; its clients and peers find it."""
@@ -91,6 +93,36 @@ authorization {{ user: {_USER}, password: {_PASSWORD} }}
                 except subprocess.TimeoutExpired:
                     self.kill(node)
                     raise
+
+
+def about(cluster: Cluster, *streams: str) -> dict[str, dict[str, Any]]:
+    """What the leaders of these streams, or of all, say of them. Raises BusUnavailable while there is none."""
+
+    async def ask() -> dict[str, dict[str, Any]]:
+        bus = await Bus.connect(cluster.url, name="test")
+        try:
+            names = streams or (await bus.js("STREAM.NAMES"))["streams"]
+            return {name: await bus.js(f"STREAM.INFO.{name}", timeout_s=1) for name in names}
+        finally:
+            await bus.close()
+
+    return asyncio.run(ask())
+
+
+def leader(cluster: Cluster, stream: str) -> int:
+    """Raises BusUnavailable while there is none."""
+    name: str = about(cluster, stream)[stream]["cluster"]["leader"]
+    return int(name.removeprefix("n"))
+
+
+def behind(cluster: Cluster) -> list[str]:
+    """Streams that a node has not caught up with. Raises BusUnavailable while one has no leader."""
+    return [
+        f"{name}: {replica['name']}"
+        for name, info in about(cluster).items()
+        for replica in info["cluster"].get("replicas", ())
+        if not replica["current"]
+    ]
 
 
 def _has_met(log: Path) -> bool:

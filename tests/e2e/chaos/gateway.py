@@ -15,11 +15,11 @@ from gpufn.home import Home
 STOP_S = 30.0
 
 
-def embedded_bus(home: Path) -> str:
-    """The address of the nats-server that `gpufn up` started for `home`, with a gateway's credentials."""
+def embedded_bus(home: Path, role: str = "gateway") -> str:
+    """The address of the nats-server that `gpufn up` started for `home`, with the credentials of a role."""
     folder = Home(home).nats
-    password = json.loads((folder / "credentials.json").read_bytes())["gateway"]
-    return f"nats://gateway:{password}@127.0.0.1:{(folder / 'port').read_text()}"
+    password = json.loads((folder / "credentials.json").read_bytes())[role]
+    return f"nats://{role}:{password}@127.0.0.1:{(folder / 'port').read_text()}"
 
 
 def name_of(home: Path, pid: int) -> str:

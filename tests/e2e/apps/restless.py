@@ -1,0 +1,43 @@
+"""Functions for chaos: each begin of one is a line in a file, so that no run goes uncounted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+from gpufn import Retry, gpu_function
+
+IDLE_S = 3
+_RETRIES = Retry(50, delay_s=0.05, backoff=1.0)
+
+
+def _note(path: str, line: str) -> None:
+    """In one write, which no kill cuts in two."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, f"{line}\n".encode())
+    os.close(descriptor)
+
+
+@gpu_function(max_workers=2, concurrency=2, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
+def mark(path: str, number: int, seconds: float = 0.0) -> int:
+    _note(path, str(number))
+    time.sleep(seconds)
+    return number
+
+
+@gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, timeout=60)
+def series(path: str, number: int, count: int) -> Iterator[int]:
+    _note(path, str(number))
+    for item in range(count):
+        time.sleep(0.002)
+        yield item
+
+
+@gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
+async def nap(path: str, number: int, seconds: float) -> int:
+    """Waits as long as it is let: it can be cancelled at once."""
+    _note(path, str(number))
+    await asyncio.sleep(seconds)
+    return number

@@ -1,0 +1,108 @@
+"""What befalls the platform's processes: kill -9, and SIGSTOP for a while, at random from a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpufn.home import Home
+
+Pids = Callable[[], list[int]]
+
+
+def of_up(home: Path, name: str) -> Pids:
+    """A process of `gpufn up`, as its record tells; none while it is being started."""
+
+    def pids() -> list[int]:
+        try:
+            return [json.loads((home / "up.json").read_bytes())["pids"][name]]
+        except (OSError, KeyError, ValueError):
+            return []
+
+    return pids
+
+
+def workers(home: Path) -> Pids:
+    """Once they have loaded: a worker's working folder is its bundle."""
+    return lambda: pids_inside(Home(home).bundles)
+
+
+def pids_inside(*folders: Path) -> list[int]:
+    """Processes whose working folder is one of these, or below one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                folder = (entry / "cwd").readlink()
+                if any(folder.is_relative_to(above) for above in folders):
+                    found.append(int(entry.name))
+    return found
+
+
+@dataclass
+class Victim:
+    """`pids` are looked up for each fault; one of them is hit. `revive` is called with it after a kill."""
+
+    pids: Pids
+    weight: int = 1
+    revive: Callable[[int], None] | None = None
+    longest_stop_s: float = 3.0
+
+
+@dataclass
+class Faults:
+    """Runs in the caller's thread."""
+
+    victims: Mapping[str, Victim]
+    seed: int
+    done: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
+
+    def run(self, for_s: float) -> None:
+        """Return with everything running again, or being started."""
+        dice = random.Random(self.seed)
+        end, resumers = time.monotonic() + for_s, []
+        names = list(self.victims)
+        weights = [self.victims[name].weight for name in names]
+        while time.monotonic() < end:
+            time.sleep(dice.uniform(0.1, 0.9))
+            [name] = dice.choices(names, weights)
+            is_kill, stop_s, pick = dice.random() < 0.6, dice.uniform(0.1, 1.0), dice.random()
+            victim = self.victims[name]
+            pids = victim.pids()
+            if not pids:
+                continue
+            pid = sorted(pids)[int(pick * len(pids))]
+            if is_kill:
+                self._hit(f"kill {name}", pid, signal.SIGKILL)
+                if victim.revive is not None:
+                    victim.revive(pid)
+            elif self._hit(f"stop {name}", pid, signal.SIGSTOP):
+                resumer = threading.Timer(stop_s * victim.longest_stop_s, self._signal, (pid, signal.SIGCONT))
+                resumer.start()
+                resumers.append(resumer)
+        for resumer in resumers:
+            resumer.join()
+
+    def _hit(self, what: str, pid: int, number: signal.Signals) -> bool:
+        if not self._signal(pid, number):
+            return False
+        self.done[what] += 1
+        self.told.append(f"{time.monotonic():.2f} {what} ({pid})")
+        return True
+
+    @staticmethod
+    def _signal(pid: int, number: signal.Signals) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False

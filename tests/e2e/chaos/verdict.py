@@ -1,0 +1,146 @@
+"""What has to hold when the chaos is over. Each check waits for its condition, and says what is in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gpufn.bus import streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.errors import PlatformError
+from gpufn.home import Home
+from gpufn.protocol import subjects
+from tests.e2e.chaos.callers import Call
+from tests.e2e.chaos.faults import pids_inside
+from tests.e2e.chaos.gateway import Gateway
+
+WITHIN_S = 90.0
+FUNCTIONS = ("mark", "series", "nap")
+
+
+def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
+    """Until `look()` finds nothing that is in the way."""
+    give_up = time.monotonic() + within_s
+    while True:
+        try:
+            left = look()
+        except (httpx.TransportError, PlatformError, KeyError, ValueError) as error:
+            left = repr(error)
+        if not left:
+            return
+        assert time.monotonic() < give_up, f"{what}: {left}"
+        time.sleep(0.1)
+
+
+def outcomes(clients: list[httpx.Client], calls: Iterable[Call]) -> dict[str, tuple[int, Any]]:
+    """How each accepted call ended, as every gateway tells it; raises AssertionError when they differ, or for one that
+    does not end."""
+    found = {}
+    for call in calls:
+        ends = [_result(client, call) for client in (*clients, clients[0])]
+        assert all(end == ends[0] for end in ends), f"one outcome each, not {ends} of {call}"
+        found[call.id] = ends[0]
+    return found
+
+
+def _result(client: httpx.Client, call: Call) -> tuple[int, Any]:
+    give_up, last = time.monotonic() + WITHIN_S, "nothing"
+    while time.monotonic() < give_up:
+        try:
+            answer = client.get(f"/v1/invocations/{call.id}/result?wait=10")
+            last = f"{answer.status_code} {answer.text[:500]}"
+            if answer.status_code == 404:
+                break
+            if answer.status_code == 200 or answer.json().get("code") not in (None, "bus_unavailable"):
+                return answer.status_code, answer.json()
+        except httpx.TransportError as error:
+            last = repr(error)
+        time.sleep(0.05)
+    status = client.get(f"/v1/invocations/{call.id}").text
+    raise AssertionError(f"it has not ended: {last}\n{status}\n{call}")
+
+
+def runs(path: Path) -> Counter[int]:
+    return Counter(int(line) for line in path.read_text().splitlines())
+
+
+def busy(clients: Iterable[httpx.Client]) -> list[str]:
+    """Functions that have calls, or workers."""
+    views = [client.get(f"/v1/functions/{name}").json() for client in clients for name in FUNCTIONS]
+    return [
+        f"{view['name']}: queued {view['queued']}, running {view['running']}, {view['workers']}, {view['waiting']}"
+        for view in views
+        if view["queued"] != 0 or view["running"] != 0 or any(view["workers"].values())
+    ]
+
+
+class Stock:
+    """What the platform has of everything that could leak, by name; with nothing to do it is always the same."""
+
+    def __init__(self, home: Path, bus_url: str, second: Gateway) -> None:
+        self._home = home
+        self._bus_url = bus_url
+        self._second = second
+        self._before: dict[str, int] = {}
+
+    def take(self) -> None:
+        self._before = self._now()
+
+    def grown(self) -> list[str]:
+        """What there is more of than before."""
+        now = self._now()
+        return [f"{name}: {count}, before {self._before.get(name, 0)}" for name, count in now.items()
+                if count > self._before.get(name, 0)]  # fmt: skip
+
+    def _now(self) -> dict[str, int]:
+        home = Home(self._home)
+        up = json.loads((self._home / "up.json").read_bytes())
+        processes = {**up["pids"], "up": up["pid"], "second gateway": self._second.pid}
+        known = set(processes.values())
+        inside = [pid for pid in pids_inside(home.root, home.run) if pid not in known]
+        return {
+            "processes beside the platform's": len(inside),
+            "worker folders": _entries(home.run / "w"),
+            "parcel folders": _entries(home.parcels),
+            **{f"sockets of {name}": _sockets(pid) for name, pid in processes.items()},
+            **asyncio.run(self._on_bus()),
+        }
+
+    async def _on_bus(self) -> dict[str, int]:
+        bus = await Bus.connect(self._bus_url, name="stock")
+        try:
+            found = {}
+            for stream in (subjects.SYNC, subjects.ASYNC):
+                found[f"messages in {stream}"] = sum((await streams.messages_per_subject(bus, stream)).values())
+            assignments = await KeyValue.open(bus, subjects.ASSIGNMENTS)
+            found["assignments"] = len(await assignments.entries())
+            for stream in (await bus.js("STREAM.NAMES"))["streams"]:
+                found[f"consumers of {stream}"] = (await bus.js(f"STREAM.INFO.{stream}"))["state"]["consumer_count"]
+            return found
+        finally:
+            await bus.close()
+
+
+def _entries(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except FileNotFoundError:
+        return 0
+
+
+def _sockets(pid: int) -> int:
+    """Of TCP, and of unix those that listen or are connected: one that never was is garbage of some library's."""
+    inodes = {os.readlink(entry)[8:-1] for entry in Path(f"/proc/{pid}/fd").glob("*") if entry.is_symlink()}
+    tcp = [line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    unix = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]
+    used = [inode for _, _, _, flags, _, state, inode, *_ in unix if (flags, state) != ("00000000", "01")]
+    return len(inodes.intersection(tcp + used))

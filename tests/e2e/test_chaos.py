@@ -1,0 +1,148 @@
+"""kill -9 and SIGSTOP of anything, again and again, while clients call in every way there is.
+
+Afterwards every call that was accepted has one outcome, wherever it is asked for; no function ran more often than "at
+least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 600` goes on for longer, `--chaos-seed`
+repeats what befell whom.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn.errors import PlatformError
+from gpufn.protocol import subjects
+from tests.conftest import Platform, running_platform
+from tests.e2e.chaos.callers import Call, Callers
+from tests.e2e.chaos.cluster import Cluster, behind, leader
+from tests.e2e.chaos.faults import Faults, Victim, of_up, workers
+from tests.e2e.chaos.gateway import Gateway, embedded_bus
+from tests.e2e.chaos.verdict import WITHIN_S, Stock, busy, eventually, outcomes, runs
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "restless.py"
+# A kill repeats what ran then, on at most three workers and on the lane, and what stood in their line; a stop may, when
+# it lasts for longer than others wait.
+REPEATED_BY_ONE_FAULT = 64
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    given = request.config.getoption("--chaos-seed")
+    return random.SystemRandom().randrange(10**6) if given is None else int(given)
+
+
+@pytest.fixture
+def chaos_s(request: pytest.FixtureRequest) -> float:
+    return float(request.config.getoption("--chaos-seconds"))
+
+
+def test_whoever_dies_every_accepted_call_has_one_outcome(tmp_path: Path, seed: int, chaos_s: float) -> None:
+    home = tmp_path / "home"
+    with running_platform(home) as platform, Gateway(home, embedded_bus(home)) as second:
+        victims = processes(home, second) | {"nats": Victim(of_up(home, "nats"), 2)}
+        stock = Stock(home, embedded_bus(home, "admin"), second)
+        survives(platform, second, Faults(victims, seed), stock, chaos_s=chaos_s, runs_at=tmp_path / "runs")
+
+
+def test_with_a_bus_of_three_nodes_its_leaders_may_die_as_well(tmp_path: Path, seed: int, chaos_s: float) -> None:
+    home, dice = tmp_path / "home", random.Random(seed)
+
+    def a_leader() -> list[int]:
+        """One node at a time, and not while another catches up: two of three have to be there."""
+        stream = dice.choice((subjects.SYNC, subjects.ASYNC, subjects.RESULTS, f"KV_{subjects.LEASES}"))
+        try:
+            return [] if behind(cluster) else [cluster.pid(leader(cluster, stream))]
+        except PlatformError:
+            return []
+
+    def revive(pid: int) -> None:
+        [node] = [node for node in cluster.nodes if cluster.pid(node) == pid]
+        cluster.kill(node)
+        cluster.start(node)
+
+    with (
+        Cluster(tmp_path / "nats") as cluster,
+        running_platform(home, "--nats", cluster.url) as platform,
+        Gateway(home, cluster.url) as second,
+    ):
+        victims = processes(home, second) | {"leader of the bus": Victim(a_leader, 6, revive)}
+        stock = Stock(home, cluster.url, second)
+        survives(platform, second, Faults(victims, seed), stock, chaos_s=chaos_s, runs_at=tmp_path / "runs")
+
+
+def processes(home: Path, second: Gateway) -> dict[str, Victim]:
+    def revive(_: int) -> None:
+        second.kill()
+        second.start()
+
+    return {
+        "gateway": Victim(of_up(home, "gateway"), 2),
+        "second gateway": Victim(lambda: [second.pid], 2, revive),
+        "agent": Victim(of_up(home, "agent"), 2),
+        "runner": Victim(of_up(home, "runner"), 3),
+        "worker": Victim(workers(home), 3),
+    }
+
+
+def survives(
+    platform: Platform, second: Gateway, faults: Faults, stock: Stock, *, chaos_s: float, runs_at: Path
+) -> None:
+    platform.gpufn("deploy", APP)
+    with httpx.Client(base_url=second.url, timeout=30) as other:
+        clients = [platform.client, other]
+        eventually(lambda: other.get("/v1/functions/nap").status_code != 200, "the second gateway knows no functions")
+        call_each(clients, runs_at, 0)  # so that everything is there that a call makes
+        eventually(lambda: busy(clients), "still at work")
+        stock.take()
+        callers = Callers([platform.url, second.url], runs_at, faults.seed)
+        callers.start()
+        try:
+            faults.run(chaos_s)
+        finally:
+            callers.stop(WITHIN_S)
+        story = f"--chaos-seed {faults.seed}: {dict(faults.done)}, {len(callers.calls)} calls\n"
+        print(f"\n{story}")
+        story += "\n".join(faults.told) + "\n"
+        assert callers.wrong == [], story + "\n".join(callers.wrong)
+        every_call_has_one_outcome(clients, callers.calls, runs_at, faults, story)
+        eventually(lambda: busy(clients), "still at work")
+        eventually(stock.grown, "left over")
+        call_each(clients, runs_at, 0)
+
+
+def every_call_has_one_outcome(
+    clients: list[httpx.Client], calls: list[Call], runs_at: Path, faults: Faults, story: str
+) -> None:
+    accepted = [call for call in calls if call.id]
+    ends = outcomes(clients, accepted)
+    wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
+    assert wrong == [], story + "\n".join(wrong)
+    count = runs(runs_at)
+    never = [str(call) for call in accepted if ends[call.id][0] == 200 and not count[call.number]]
+    assert never == [], story + "\n".join(never)
+    repeated = count.total() - len(count)
+    assert repeated <= REPEATED_BY_ONE_FAULT * faults.done.total(), f"{story}{count.most_common(10)}"
+
+
+def is_right(call: Call, end: tuple[int, Any]) -> bool:
+    status, said = end
+    if call.kind == "cancel":
+        was_cancelled = status != 200 and said["code"] == "invocation_cancelled"
+        # "Not cancelled" may be the answer to a repeat of what was.
+        return was_cancelled or (not call.is_cancelled and end == (200, call.number))
+    return end == (200, call.number) and set(call.answers) <= {call.number}
+
+
+def call_each(clients: list[httpx.Client], runs_at: Path, number: int) -> None:
+    for client in clients:
+        for name, more in (("mark", {}), ("series", {"count": 3}), ("nap", {"seconds": 0.0})):
+            body = {"path": str(runs_at), "number": number, **more}
+            answer = client.post(f"/v1/functions/{name}/invoke", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json() == ([0, 1, 2] if name == "series" else number)

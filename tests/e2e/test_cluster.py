@@ -1,0 +1,88 @@
+"""A bus of three nats-servers: the platform keeps everything three times, and goes on when one of them dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufn.protocol import subjects
+from tests.conftest import Platform, running_platform
+from tests.e2e.chaos.cluster import Cluster, about, behind, leader
+from tests.e2e.chaos.verdict import eventually, runs
+from tests.e2e.test_durable import Submitters, wait_for
+from tests.e2e.test_survival import Load
+
+pytestmark = pytest.mark.e2e
+
+APPS = Path(__file__).parent / "apps"
+# An election takes about five seconds, and clients that were connected elsewhere have to notice.
+WHOLE_AGAIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("nats")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with running_platform(tmp_path_factory.mktemp("clustered") / "home", "--nats", cluster.url) as platform:
+        platform.gpufn("deploy", APPS / "steady.py")
+        platform.gpufn("deploy", APPS / "durable.py")
+        assert platform.invoke("steady", {"number": 1}) == 1
+        yield platform
+
+
+def leads(cluster: Cluster, stream: str) -> int:
+    """The node, once there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found.append(leader(cluster, stream))
+        return False
+
+    eventually(look, f"nobody leads {stream}", WHOLE_AGAIN_S)
+    return found[-1]
+
+
+def test_whatever_the_platform_keeps_is_kept_by_three(own: Platform, cluster: Cluster) -> None:
+    replicas = {name: info["config"]["num_replicas"] for name, info in about(cluster).items()}
+    assert {subjects.SYNC, subjects.ASYNC, subjects.RESULTS, f"KV_{subjects.FUNCTIONS}"} <= replicas.keys()
+    assert set(replicas.values()) == {3}
+
+
+@pytest.mark.parametrize("stream", [subjects.ASYNC, subjects.SYNC])
+def test_the_leader_of_a_stream_dies_and_comes_back_and_no_call_is_lost(
+    own: Platform, cluster: Cluster, tmp_path: Path, stream: str
+) -> None:
+    """Neither one that somebody waits for, nor one that was submitted, nor one that is put until it is accepted."""
+    path = tmp_path / "runs"
+    with Load(own) as load, Submitters(own, path) as submitters:
+        load.wait_for_answers(20, WHOLE_AGAIN_S)
+        node = leads(cluster, stream)
+        cluster.kill(node)
+        eventually(lambda: leader(cluster, stream) == node, "there is no other leader")
+        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        submitters.wait_for(20)
+        cluster.start(node)
+        eventually(lambda: behind(cluster), "not whole again")
+        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.stop()
+    assert load.wrong + submitters.wrong == []
+    for invocation, number in {**load.accepted, **submitters.accepted}.items():
+        answer = wait_for(own, invocation)
+        assert (answer.status_code, answer.json()) == (200, number), answer.text
+    assert set(runs(path)) == set(submitters.accepted.values())
+
+
+def test_a_platform_that_starts_while_a_node_is_away_finds_everything(cluster: Cluster, tmp_path: Path) -> None:
+    node = leads(cluster, f"KV_{subjects.FUNCTIONS}")
+    cluster.kill(node)
+    try:
+        with running_platform(tmp_path / "home", "--nats", cluster.url, environ={"GPUFN_NODE": "late"}) as platform:
+            assert platform.invoke("steady", {"number": 5}) == 5
+    finally:
+        cluster.start(node)
