@@ -1,0 +1,76 @@
+"""A model's convolutions and products in int8, with scales from samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnxruntime
+from onnx import ModelProto
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+from gpufn.engine import BuildStage
+from gpufn.errors import BuildFailed
+from gpufn_builder.lowering import names_taken
+from gpufn_builder.samples import Case
+from gpufn_builder.tensors import Arrays
+
+_STAGE: Final = BuildStage.TRANSFORM
+_QUANTISED: Final = ["Conv", "ConvTranspose", "Gemm", "MatMul"]  # sums between them need their range, masks above all
+_ERRORS_ONLY: Final = 3
+
+
+def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_beside: bool) -> bool:
+    """Writes `model` to `path`, its weights into a file of their own if so. False where there is nothing to quantise.
+
+    Raises BuildFailed without samples among `cases`, and where ONNX Runtime's tool fails.
+    """
+    given = [case for case in cases if case.is_given]
+    if not given:
+        raise BuildFailed("int8 is calibrated on samples, and there are none: give samples=", stage=_STAGE)
+    if not any(node.op_type in _QUANTISED for node in model.graph.node):
+        return False
+    # Shapes are inferred already, which is what the tool would warn about.
+    model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
+    onnxruntime.set_default_logger_severity(_ERRORS_ONLY)  # the tool's sessions have no options
+    try:
+        quantize_static(
+            model,
+            path,
+            _Samples(given),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=_QUANTISED,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=weights_beside,
+            extra_options={"ActivationSymmetric": True},  # TensorRT knows no other
+        )
+    except Exception as error:  # it raises whatever comes
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BuildFailed(f"the model cannot be quantised: {reason}", stage=_STAGE) from error
+    _sort(path)
+    return True
+
+
+def _sort(path: Path) -> None:
+    """The nodes of the model at `path` after those that they need. The tool does not look into bodies of an If."""
+    model = onnx.load(path, load_external_data=False)
+    nodes = list(model.graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    needs = {index: {makers[name] for name in names_taken(node) if name in makers} for index, node in enumerate(nodes)}
+    ordered = [nodes[index] for index in TopologicalSorter(needs).static_order()]
+    del model.graph.node[:]
+    model.graph.node.extend(ordered)
+    path.write_bytes(model.SerializeToString())
+
+
+class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it has no types
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self._left: Iterator[Arrays] = iter([case.inputs for case in cases])
+
+    def get_next(self) -> Arrays | None:
+        return next(self._left, None)
