@@ -29,6 +29,21 @@ class Drain(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Park(msgspec.Struct, frozen=True):
+    """`host_bytes` are its to take."""
+
+    worker: str
+    host_bytes: int
+    reason: str
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Its share is leased to it again."""
+
+    worker: str
+    reason: str
+
+
 class Delete(msgspec.Struct, frozen=True):
     """Give the lease up without hearing from the node."""
 
@@ -51,7 +66,7 @@ class EndQueued(msgspec.Struct, frozen=True):
     error: ErrorInfo
 
 
-Action = Start | Drain | Delete | MoveServing | EndQueued
+Action = Start | Resume | Park | Drain | Delete | MoveServing | EndQueued
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Which GPUs of one node a worker gets. Pure.
 
 1. Filter: GPUs of the kind that are healthy and that the share can be had of. A GPU is in the mode of its first tenant
-   until it is empty.
+   until it is empty; workers that are parked keep it in theirs.
 2. Order: a shared GPU that is shared already, and of those the fullest, so that whole ones stay free; of whole ones the
    smallest that does, the closest to each other, and those whose going tears the fewest links.
 
@@ -26,6 +26,7 @@ from .limits import Limits
 
 ANY_KIND = "any"
 _MOST_COMPARED: Final = 16  # choosing 8 of them is 12,870 sets to look at
+_PARKED_PART: Final = 10  # so much of a whole GPU may be what parked workers have left there
 
 Score = tuple[float, ...]  # lower is better
 
@@ -58,6 +59,7 @@ class Lack(enum.Enum):
     INSTANCE = enum.auto()
     CONTAINED = enum.auto()
     NOT_CONTAINED = enum.auto()
+    PARKED = enum.auto()
 
 
 def has_kind(device: Device, wanted: str) -> bool:
@@ -91,15 +93,21 @@ def lack(  # noqa: PLR0911 - one line per reason
         return Lack.INSTANCE
     if use is None:
         return None
+    if not use.workers and (use.mode is not share or _leave_too_much(use, device)):
+        return Lack.PARKED
     if share is Share.EXCLUSIVE or use.mode is Share.EXCLUSIVE:
-        return Lack.IN_USE
+        return Lack.IN_USE if use.workers else None
     if use.mode is not share:
         return Lack.SHARED_BY
     if share is Share.MPS and use.contained is not contained:
         return Lack.CONTAINED if use.contained else Lack.NOT_CONTAINED
-    if use.workers >= (limits.mps_clients_per_gpu if share is Share.MPS else limits.time_shares_per_gpu):
+    if use.workers + use.parked >= (limits.mps_clients_per_gpu if share is Share.MPS else limits.time_shares_per_gpu):
         return Lack.FULL
     return None
+
+
+def _leave_too_much(parked: GpuUse, device: Device) -> bool:
+    return parked.mode is Share.EXCLUSIVE and parked.vram_bytes > device.memory_bytes // _PARKED_PART
 
 
 def has_mps_for(resources: Resources, report: NodeReport) -> bool:

@@ -1,6 +1,7 @@
 """Which share of which node belongs to which worker, derived from the Assignments.
 
-A lease exists as long as its Assignment does: it outlives the worker's process, never the other way round.
+A lease exists as long as its Assignment does: it outlives the worker's process, never the other way round. That of a
+parked worker is what it still holds: memory of the host, and the rest on its GPUs, which stay in its mode.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from typing import Any
 import msgspec
 
 from gpufn.device import DeviceShare, Share
+from gpufn.workers import ParkedMemory
 
 
 class Lease(msgspec.Struct, frozen=True):
     worker: str
     node: str
     share: DeviceShare
+    parked: ParkedMemory | None = None
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """What is leased of one GPU. `sm_percent` is the sum of the ceilings, which may be more than 100."""
+    """What is leased of one GPU. `sm_percent` is the sum of the ceilings, which may be more than 100. `workers` are
+    those that run there, `parked` those that are to come back."""
 
     mode: Share
     trust_domain: str = ""
@@ -28,6 +32,7 @@ class GpuUse(msgspec.Struct, frozen=True):
     vram_bytes: int = 0
     sm_percent: int = 0
     contained: bool = False
+    parked: int = 0
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -60,10 +65,10 @@ class LeaseBook:
     def __contains__(self, worker: str) -> bool:
         return worker in self._leases
 
-    def grant(self, worker: str, node: str, share: DeviceShare) -> None:
+    def grant(self, worker: str, node: str, share: DeviceShare, parked: ParkedMemory | None = None) -> None:
         """Granting again replaces."""
         self.release(worker)
-        lease = Lease(worker, node, share)
+        lease = Lease(worker, node, share, parked)
         self._leases[worker] = lease
         self._of_node.setdefault(node, {})[worker] = lease
         self._has_changed(node)
@@ -108,24 +113,32 @@ def _sum(leases: Iterable[Lease]) -> Used:
     cores, memory_bytes = 0.0, 0
     gpus: dict[str, GpuUse] = {}
     for lease in leases:
-        share = lease.share
-        cores += share.cores
-        memory_bytes += share.memory_bytes
+        share, parked = lease.share, lease.parked
+        cores += share.cores if parked is None else 0.0
+        memory_bytes += share.memory_bytes + (parked.host_bytes if parked is not None else 0)
         for uuid in share.gpus:
-            gpus[uuid] = _with(gpus.get(uuid), share)
+            use = _of(lease)
+            gpus[uuid] = _both(gpus[uuid], use) if uuid in gpus else use
     return Used(cores, memory_bytes, gpus)
 
 
-def _with(use: GpuUse | None, share: DeviceShare) -> GpuUse:
+def _of(lease: Lease) -> GpuUse:
+    """What one worker has of each of its GPUs."""
+    share, parked = lease.share, lease.parked
+    if parked is not None:
+        return GpuUse(share.mode, share.trust_domain, 0, parked.device_bytes, 0, share.contained, parked=1)
     sm_percent = share.sm_percent if share.sm_percent < 100 else 0
-    if use is None:
-        return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent, share.contained)
+    return GpuUse(share.mode, share.trust_domain, 1, share.vram_bytes, sm_percent, share.contained)
+
+
+def _both(a: GpuUse, b: GpuUse) -> GpuUse:
     return GpuUse(
         # Two modes on one GPU cannot be; should they, nobody else comes in.
-        use.mode if use.mode is share.mode else Share.EXCLUSIVE,
-        use.trust_domain,
-        use.workers + 1,
-        use.vram_bytes + share.vram_bytes,
-        use.sm_percent + sm_percent,
-        use.contained,
+        a.mode if a.mode is b.mode else Share.EXCLUSIVE,
+        a.trust_domain,
+        a.workers + b.workers,
+        a.vram_bytes + b.vram_bytes,
+        a.sm_percent + b.sm_percent,
+        a.contained,
+        a.parked + b.parked,
     )

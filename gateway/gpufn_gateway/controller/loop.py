@@ -40,7 +40,7 @@ from gpufn.protocol.messages import (
 from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired
 
-from .actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
+from .actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
 from .limits import Limits
 from .plan import plan
 from .world import World
@@ -167,7 +167,8 @@ class Controller:
         worker = key.rpartition(".")[2]
         known = self.world.workers.get(worker)
         assignment = None if entry is None else _assignment.decode(entry.value)
-        self.world.on_assignment(worker, assignment, self._clock.monotonic())
+        version = 0 if entry is None else entry.revision
+        self.world.on_assignment(worker, assignment, self._clock.monotonic(), version)
         if assignment is None and known is not None:
             self._poke(known.key[0], *self.world.waiting)  # room for those who wait for it
 
@@ -288,7 +289,11 @@ class Controller:
             case Start():
                 doing = self._start(action, now)
             case Drain():
-                doing = self._drain(action)
+                doing = self._ask(action, Desired.DRAIN)
+            case Park():
+                doing = self._ask(action, Desired.PARK, action.host_bytes)
+            case Resume():
+                doing = self._ask(action, Desired.RUN)
             case Delete():
                 doing = self._delete(action)
             case MoveServing():
@@ -334,30 +339,40 @@ class Controller:
 
         return create()
 
-    def _drain(self, action: Drain) -> Coroutine[Any, Any, None]:
+    def _ask(self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0) -> Coroutine[Any, Any, None]:
+        """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
         worker = self.world.workers.get(action.worker)
         if worker is not None:
-            worker.drain_asked = True
+            self.world.ask(worker, desired, park_bytes)
+            self._poke(worker.key[0])  # to report it
 
-        async def drain() -> None:
+        async def write() -> None:
             if worker is None:
                 return
             key = _key(worker.assignment)
+            known, version = worker.assignment, worker.version
             try:
                 while (entry := await self._assignments.get(key)) is not None:
-                    current = _assignment.decode(entry.value)
-                    drained = msgspec.structs.replace(
-                        current, desired=Desired.DRAIN, epoch=self._lease.epoch, reason=action.reason
+                    known, version = _assignment.decode(entry.value), entry.revision
+                    if known.desired in (worker.desired, Desired.DRAIN):
+                        return
+                    asked = msgspec.structs.replace(
+                        known,
+                        desired=worker.desired,
+                        park_bytes=worker.park_bytes,
+                        epoch=self._lease.epoch,
+                        reason=action.reason,
                     )
                     with contextlib.suppress(Conflict):
-                        await self._assignments.update(key, encode(drained), entry.revision)
-                        log.info("drains a worker: %s", action.reason, extra={"worker": action.worker})
-                        return
+                        await self._assignments.update(key, encode(asked), entry.revision)
+                        log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
             except PlatformError:
-                worker.drain_asked = False
+                worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN
                 raise
+            finally:
+                self.world.was_written(worker, known, version)
 
-        return drain()
+        return write()
 
     async def _delete(self, action: Delete) -> None:
         worker = self.world.workers.get(action.worker)

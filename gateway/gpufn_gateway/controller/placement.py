@@ -20,8 +20,8 @@ from gpufn.device import Device, DeviceShare, Share
 from gpufn.protocol.messages import NodeReport
 from gpufn.spec import Resources
 
-from .gpus import GpuFit, Opening, Score, has_mps_for, lack, openings, part, whole
-from .leases import LeaseBook, Used
+from .gpus import GpuFit, Opening, Score, domain_of, has_mps_for, lack, left_bytes, openings, part, whole
+from .leases import GpuUse, LeaseBook, Used
 from .limits import Limits
 from .request import Request, cpu_pool, gpus_of
 from .shortage import shortage, size
@@ -103,30 +103,49 @@ def place(
     return NoRoom(tuple(sorted(missing.items())))
 
 
+def returns(resources: Resources, share: DeviceShare, report: NodeReport, used: Used, limits: Limits) -> bool:
+    """Whether a parked worker can have its share again. `used` is what others have of its node."""
+    pool = cpu_pool(report)
+    gpus = [gpu for gpu in gpus_of(report) if gpu.uuid in share.gpus]
+    if pool is None or len(gpus) < len(share.gpus):
+        return False
+    left_cores = pool.cores * limits.cpu_oversubscription - used.cores
+    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or left_cores < share.cores:
+        return False
+    return all(_returns_to(gpu, resources, share, used.gpus.get(gpu.uuid), limits) for gpu in gpus)
+
+
+def _returns_to(gpu: Device, resources: Resources, share: DeviceShare, use: GpuUse | None, limits: Limits) -> bool:
+    if lack(resources, gpu, use, limits, contained=share.contained) is not None:
+        return False
+    return domain_of(use, limits) in (None, share.trust_domain) and left_bytes(gpu, use) >= share.vram_bytes
+
+
 def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> _Offer:
     pool = cpu_pool(report)
     if pool is None or not request.can_run_on(report) or not has_mps_for(request.resources, report):
         return _Offer(report)
-    left_bytes = pool.memory_bytes - used.memory_bytes
+    left_memory = pool.memory_bytes - used.memory_bytes
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores
     idle_cores = pool.cores - used.cores
     if request.kind is None:
-        unused = sum(device.uuid not in used.gpus for device in gpus_of(report))
-        return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=GpuFit((), (unused,)))
+        whole_ones = sum(device.uuid not in used.gpus for device in gpus_of(report))
+        return _Offer(report, pool, left_memory, left_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
     gpus, contained = request.gpus(report), request.is_contained(report)
     wants = request.resources
     if wants.share is not Share.EXCLUSIVE:
         parts = openings(wants, gpus, used, limits, contained=contained)
-        return _Offer(report, pool, left_bytes, left_cores, idle_cores, openings=parts)
+        return _Offer(report, pool, left_memory, left_cores, idle_cores, openings=parts)
     free = [gpu for gpu in gpus if lack(wants, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None]
-    fit = whole(free, wants.gpu_count, report.links)
-    return _Offer(report, pool, left_bytes, left_cores, idle_cores, fit=fit)
+    unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # where no parked worker waits to come back
+    fit = whole(unused, wants.gpu_count, report.links) or whole(free, wants.gpu_count, report.links)
+    return _Offer(report, pool, left_memory, left_cores, idle_cores, fit=fit)
 
 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:
     pool, wants = offer.pool, request.resources
-    left_bytes = offer.left_bytes - request.memory_bytes
-    if pool is None or left_bytes < 0 or wants.cpu > pool.cores or not request.fits_cores(offer.left_cores):
+    left_memory = offer.left_bytes - request.memory_bytes
+    if pool is None or left_memory < 0 or wants.cpu > pool.cores or not request.fits_cores(offer.left_cores):
         return None
     fit = offer.fit
     if offer.openings is not None:
@@ -134,7 +153,7 @@ def _fit(request: Request, offer: _Offer) -> _Fit | None:
     if fit is None:
         return None
     is_oversubscribed = not request.fits_cores(offer.idle_cores)
-    return _Fit((is_oversubscribed, *fit.score, left_bytes, offer.left_cores - wants.cpu), offer, fit.gpus)
+    return _Fit((is_oversubscribed, *fit.score, left_memory, offer.left_cores - wants.cpu), offer, fit.gpus)
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:

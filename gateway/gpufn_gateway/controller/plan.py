@@ -2,11 +2,13 @@
 
 1. Assignments on lost nodes are given up.
 2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
-3. Workers above their revision's count drain, the longest idle first.
-4. Missing workers are placed: functions that have none first, of them first those whose starts do not fail, then who
-   has waited longest.
-5. Where there is no room for a function that has calls, idle workers of others drain, the longest idle first; when
-   nobody is idle and it has waited `PATIENCE_S`, one of a function that has several.
+3. Workers above their revision's count park, or drain, the longest idle first; those that were parked for long enough
+   drain.
+4. Missing workers resume, where one is parked and its share is free, or are placed: functions that have none first, of
+   them first those whose starts do not fail, then who has waited longest.
+5. Where there is no room for a function that has calls, parked workers of others drain, the least worth first, and idle
+   ones park or drain, the longest idle first; when nobody is idle and it has waited `PATIENCE_S`, one of a function
+   that has several.
 
 What fails for one function fails for it alone: its actions of this step are dropped, and its last decision stands.
 """
@@ -20,16 +22,17 @@ from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import FunctionStatus
 from gpufn.revision import Function, Revision
-from gpufn.workers import WorkerState
+from gpufn.workers import ParkedMemory, WorkerState
 
 from . import policy, rollout
-from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Plan, Start
+from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Park, Plan, Resume, Start
 from .circuit import CircuitState
 from .limits import Limits
+from .parking import Admission, admit
 from .placement import NoRoom
 from .policy import ScaleDecision
 from .rollout import Role, Standing
-from .room import Room, idle_longest_first
+from .room import Return, Room, idle_longest_first
 from .status import Teller
 from .views import WorkerView, window_for
 from .world import World
@@ -53,7 +56,8 @@ class _Step:
         self.actions: list[Action] = []
         self.needs: list[Need] = []
         self.decided: dict[str, list[Decided]] = {}
-        self.leaving: set[str] = set()  # workers that this step drains or gives up
+        self.leaving: set[str] = set()  # workers that this step drains, parks or gives up
+        self.promised: dict[str, int] = {}  # bytes of a node's memory, to workers that this step parks
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
         self._room: Room | None = None
@@ -99,7 +103,7 @@ class _Step:
         except Exception as error:
             self.failed[name] = error
             for action in self.actions[begun:]:
-                if isinstance(action, Drain):
+                if isinstance(action, (Drain, Park)):
                     self.leaving.discard(action.worker)
             del self.actions[begun:]
             self.needs = [need for need in self.needs if need.key[0] != name]
@@ -136,6 +140,7 @@ class _Step:
             self._move(function, decided[function.serving], decided[function.active])
         for one in decided.values():
             self._drain_surplus(one)
+            self._drain_parked(one, function)
 
     def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
         world, now = self.world, self.now
@@ -195,7 +200,7 @@ class _Step:
 
     def _standing(self, one: Decided) -> Standing:
         return Standing(
-            ready=len(one.view.in_state(WorkerState.READY, WorkerState.PARKED)),
+            ready=len(one.view.in_state(WorkerState.READY)),
             want=one.decision.want,
             is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
         )
@@ -210,7 +215,7 @@ class _Step:
             self.notes[function.name] = f"revision {function.active}: {why}{told}"
 
     def _end_queued(self, one: Decided) -> None:
-        if one.view.in_state(WorkerState.READY, WorkerState.PARKED):
+        if one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
             return  # starts fail, and still somebody serves what is queued
         circuit = one.view.circuit
         if circuit.openings < 2:
@@ -223,7 +228,7 @@ class _Step:
     # 3
 
     def _drain_surplus(self, one: Decided) -> None:
-        held = one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.STARTING)
+        held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker.assignment.worker not in self.leaving]
         surplus = len(held) - one.decision.count
         if one.spec is not None:
@@ -240,12 +245,57 @@ class _Step:
         if not may_be_busy:
             going = [worker for worker in going if self.world.idle_for(worker, self.now) is not None]
         for worker in going[:surplus]:
-            self._drain(worker, one.decision.reason)
+            self._park_or_drain(worker, one.decision.reason)
+
+    def _drain_parked(self, one: Decided, function: Function) -> None:
+        """Those of a revision that nobody calls any more, those whose time is over, and those above max_workers."""
+        parked = one.view.in_state(WorkerState.PARKED)
+        if one.spec is None or one.role is not Role.SERVING:
+            for worker in parked:
+                self._drain(worker, "its revision is replaced")
+            return
+        spec = one.spec.spec
+        for worker in parked:
+            idle_s = self.world.idle_for(worker, self.now) or 0.0
+            if idle_s >= spec.scaling.idle_timeout_s + spec.park_timeout_s:
+                self._drain(worker, f"parked, and idle for {idle_s:.0f} s")
+        held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
+        parked = [worker for worker in parked if worker.assignment.worker not in self.leaving]
+        excess = len(held) + len(parked) - policy.effective(spec.scaling, function).max_workers
+        for worker in sorted(parked, key=lambda each: idle_longest_first(self.world, each, self.now))[: max(0, excess)]:
+            self._drain(worker, "there are more than max_workers with those that are parked")
+
+    def _park_or_drain(self, worker: WorkerView, reason: str) -> None:
+        if self._park(worker, reason):
+            return
+        found = self._admit(worker)
+        for name in found.victims:  # it parks when they have gone
+            victim = self.world.workers[name]
+            self.world.holdings.host_memory(victim.assignment.node).evict(name)
+            self._drain(victim, f"its memory is for {worker.key[0]}, which parks")
+        if not found.victims:
+            self._drain(worker, f"{reason}; not parked: {found.why}" if found.why else reason)
+
+    def _park(self, worker: WorkerView, reason: str) -> bool:
+        found = self._admit(worker)
+        if found.host_bytes:
+            node = worker.assignment.node
+            self.promised[node] = self.promised.get(node, 0) + found.expected_bytes
+            self.leaving.add(worker.assignment.worker)
+            self.actions.append(Park(worker.assignment.worker, found.host_bytes, reason))
+        return found.host_bytes > 0
+
+    def _admit(self, worker: WorkerView) -> Admission:
+        return admit(self.world, worker, self.promised.get(worker.assignment.node, 0))
+
+    def _would_hold(self, worker: WorkerView) -> ParkedMemory | None:
+        found = self._admit(worker)
+        return ParkedMemory(found.expected_bytes) if found.host_bytes else None
 
     def _drain_all(self, name: str, reason: str) -> None:
         for number in self.world.numbers(name):
             for worker in self.world.view((name, number)).workers.values():
-                if worker.state in (WorkerState.READY, WorkerState.PARKED, WorkerState.STARTING):
+                if worker.state not in (WorkerState.DRAINING, WorkerState.FAILED):
                     self._drain(worker, reason)
 
     def _drain(self, worker: WorkerView, reason: str) -> None:
@@ -264,7 +314,9 @@ class _Step:
             return []
         world, now = self.world, self.now
         reports = world.reports(now)
-        room = self._room = Room(world, now, self.limits, self.leaving, self._drain)
+        room = self._room = Room(
+            world, now, self.limits, self.leaving, drain=self._drain, park=self._park, would_hold=self._would_hold
+        )
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node
@@ -286,8 +338,11 @@ class _Step:
                         need.no_room = found
                         without_room.append(need)
                         continue
-                    slots[found.node] -= 1
-                    self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
+                    if isinstance(found, Return):
+                        self.actions.append(Resume(found.worker.assignment.worker, need.reason))
+                    else:
+                        slots[found.node] -= 1
+                        self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
                     need.missing -= 1
                     if need.missing:
                         later.append(need)
@@ -302,12 +357,12 @@ class _Step:
             return
         room = self._room
         room.count_what_leaves()
-        idle = room.idle_workers()
+        parked, idle = room.parked_workers(), room.idle_workers()
         for need in waiting:
             with self._alone(need.key[0]):
                 if room.claim(need):
                     continue
-                others = [worker for worker in idle if worker.key[0] != need.key[0]]
+                others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
                 others += self._other_revisions(need, idle)
                 if not room.evict_for(need, others) and self._has_lost_patience(need):
                     room.evict_for(need, room.surplus_of_others(need))

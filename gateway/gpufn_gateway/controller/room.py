@@ -1,17 +1,22 @@
-"""Room for who waits: what is granted in this step, and which idle workers of others go to make more of it. Pure."""
+"""Room for who waits: what is granted in this step, and which workers of others go, or park, to make more. Pure.
+
+Who waits gets a parked worker of its own back, where that one's share is free; else a share for a new one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from gpufn.protocol.messages import NodeReport
-from gpufn.workers import WorkerState
+from gpufn.workers import ParkedMemory, WorkerState
 
 from . import policy
 from .actions import Need
 from .leases import LeaseBook
 from .limits import Limits
-from .placement import NoRoom, Placement, place
+from .placement import NoRoom, Placement, place, returns
 from .views import WorkerView
 from .world import World
 
@@ -22,74 +27,119 @@ def idle_longest_first(world: World, worker: WorkerView, now: float) -> tuple[fl
     return -(world.idle_for(worker, now) or 0.0), worker.assignment.worker
 
 
+class Return(msgspec.Struct, frozen=True):
+    """A parked worker, on its own node."""
+
+    worker: WorkerView
+
+
 class Room:
-    """The leases as they are once this step is done. `leaving`: workers that it drains; `drain` makes one such."""
+    """The leases as they are once this step is done. `leaving`: workers that it drains or parks; `drain` makes one
+    such, and so does `park`, unless the worker cannot be parked: then it is False. `would_hold` is what it would."""
 
     def __init__(
-        self, world: World, now: float, limits: Limits, leaving: set[str], drain: Callable[[WorkerView, str], None]
+        self,
+        world: World,
+        now: float,
+        limits: Limits,
+        leaving: set[str],
+        *,
+        drain: Callable[[WorkerView, str], None],
+        park: Callable[[WorkerView, str], bool],
+        would_hold: Callable[[WorkerView], ParkedMemory | None],
     ) -> None:
         self._world = world
         self._now = now
         self._limits = limits
         self._leaving = leaving
         self._drain = drain
+        self._park = park
+        self._would_hold = would_hold
         self._book = world.leases.copy()
         self._granted = 0
+        self._returned: set[str] = set()
 
-    def grant(self, need: Need, nodes: list[NodeReport]) -> Placement | NoRoom:
-        """A share for a worker that starts now, on one of `nodes`."""
-        found = self._place(need, nodes, self._book, explain=True)
+    def grant(self, need: Need, nodes: list[NodeReport]) -> Return | Placement | NoRoom:
+        """A parked worker that resumes, or a share for one that starts now, on one of `nodes`."""
+        found = self._find(need, nodes, self._book, explain=True)
+        self._take(found)
+        return found
+
+    def _take(self, found: Return | Placement | NoRoom) -> None:
         if isinstance(found, Placement):
             self._granted += 1
             self._book.grant(f"new-{self._granted}", found.node, found.share)
-        return found
+        elif isinstance(found, Return):
+            assignment = found.worker.assignment
+            self._returned.add(assignment.worker)
+            self._book.grant(assignment.worker, assignment.node, assignment.share)
 
     def count_what_leaves(self) -> None:
         """What is already on its way out is room to come, first for those who wait for it."""
         for worker in self._world.workers.values():
-            if worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker.assignment.worker in self._leaving:
-                self._book.release(worker.assignment.worker)
+            assignment = worker.assignment
+            if worker.state is WorkerState.PARKING and assignment.worker not in self._returned:
+                expected = ParkedMemory(self._world.view(worker.key).parked_bytes or 0)
+                self._book.grant(assignment.worker, assignment.node, assignment.share, expected)
+            elif worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or assignment.worker in self._leaving:
+                self._book.release(assignment.worker)
 
     def claim(self, need: Need) -> bool:
-        found = self._place(need, self._world.reports(self._now), self._book)
-        if isinstance(found, Placement):
-            self._book.grant(f"claim-{need.key}", found.node, found.share)
-        return isinstance(found, Placement)
+        found = self._find(need, self._world.reports(self._now), self._book)
+        self._take(found)
+        return not isinstance(found, NoRoom)
 
     def evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
-        """Drain the first of `candidates` whose going makes room, and no more than needed."""
+        """Park or drain the first of `candidates` whose going makes room, and no more than needed."""
         reports = self._world.reports(self._now)
         trial = self._book.copy()
         gone: list[WorkerView] = []
-        found: Placement | NoRoom = NoRoom()
+        found: Return | Placement | NoRoom = NoRoom()
         for worker in candidates:
             if worker.assignment.worker in self._leaving or not self._can_spare(worker, gone):
                 continue
             trial.release(worker.assignment.worker)
             gone.append(worker)
-            found = self._place(need, reports, trial)
-            if isinstance(found, Placement):
+            found = self._find(need, reports, trial)
+            if not isinstance(found, NoRoom):
                 break
         if isinstance(found, NoRoom):
             return False
         for victim in gone:
             # Without those whose going did not help: they are on other nodes, or too small.
             lease = victim.assignment
-            trial.grant(lease.worker, lease.node, lease.share)
-            if isinstance(self._place(need, reports, trial), Placement):
+            trial.grant(lease.worker, lease.node, lease.share, victim.parked)
+            if not isinstance(self._find(need, reports, trial), NoRoom):
                 continue
+            reason = f"makes room for {need.key[0]}, which has calls and no room"
+            held = self._would_hold(victim)
+            if held is not None:
+                trial.grant(lease.worker, lease.node, lease.share, held)
+                if not isinstance(self._find(need, reports, trial), NoRoom) and self._park(victim, reason):
+                    continue
             trial.release(lease.worker)
-            self._drain(victim, f"makes room for {need.key[0]}, which has calls and no room")
+            self._drain(victim, reason)
         self._book = trial
         return self.claim(need)
+
+    def parked_workers(self) -> list[WorkerView]:
+        """Those that nobody wants back now, the least worth first."""
+        parked = [worker for worker in self._world.workers.values() if worker.state is WorkerState.PARKED]
+        return sorted((worker for worker in parked if not self._has_calls(worker)), key=self._worth)
+
+    def _worth(self, worker: WorkerView) -> tuple[float, str]:
+        name = worker.assignment.worker
+        return self._world.holdings.host_memory(worker.assignment.node).worth(name), name
 
     def idle_workers(self) -> list[WorkerView]:
         found: list[WorkerView] = []
         for worker in self._world.workers.values():
+            if worker.state is not WorkerState.READY:
+                continue
             idle_s = self._world.idle_for(worker, self._now)
             if idle_s is None or idle_s < SETTLE_S or worker.assignment.worker in self._leaving:
                 continue
-            if self._world.calls(worker.key, self._now) == 0 and not self._world.has_rung(worker.key[0]):
+            if not self._has_calls(worker):
                 found.append(worker)
         return sorted(found, key=lambda worker: idle_longest_first(self._world, worker, self._now))
 
@@ -103,6 +153,35 @@ class Room:
                 continue
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+
+    def _has_calls(self, worker: WorkerView) -> bool:
+        return self._world.calls(worker.key, self._now) != 0 or self._world.has_rung(worker.key[0])
+
+    def _find(
+        self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, explain: bool = False
+    ) -> Return | Placement | NoRoom:
+        for worker in self._may_return(need):
+            if self._returns(worker, need, book):
+                return Return(worker)
+        return self._place(need, nodes, book, explain=explain)
+
+    def _may_return(self, need: Need) -> list[WorkerView]:
+        """Those that still park first, for they have their share; then who was used last."""
+        found = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
+        found = [each for each in found if each.assignment.worker not in self._returned | self._leaving]
+        return sorted(found, key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
+
+    def _returns(self, worker: WorkerView, need: Need, book: LeaseBook) -> bool:
+        assignment = worker.assignment
+        if worker.state is WorkerState.PARKING:
+            return True
+        report = next((each for each in self._world.reports(self._now) if each.node == assignment.node), None)
+        if report is None:
+            return False
+        book.release(assignment.worker)
+        used = book.used(assignment.node)
+        book.grant(assignment.worker, assignment.node, assignment.share, worker.parked)
+        return returns(need.spec.spec.resources, assignment.share, report, used, self._limits)
 
     def _place(
         self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, explain: bool = False
@@ -119,10 +198,13 @@ class Room:
         )
 
     def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
-        """min_workers hold against others as well; a revision that is being replaced has none."""
+        """min_workers hold against others as well; a revision that is being replaced has none, and no worker that is
+        parked is one of them."""
         function = self._world.functions.get(worker.key[0])
         record = self._world.revisions.get(worker.key)
-        if function is None or record is None or worker.key[1] != function.active:
+        if worker.state is WorkerState.PARKED or function is None or record is None:
+            return True
+        if worker.key[1] != function.active:
             return True
         view = self._world.view(worker.key)
         leaving = self._leaving | {other.assignment.worker for other in gone}

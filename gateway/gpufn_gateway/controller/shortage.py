@@ -23,6 +23,7 @@ _WORDS: Final[dict[Lack, tuple[str, str]]] = {  # of one GPU, and of several; `{
     Lack.DOMAIN: ("is shared within another trust domain", "are shared within other trust domains"),
     Lack.FULL: ("is shared by as many as can be", "are shared by as many as can be"),
     Lack.MEMORY: ("has too little memory: {}", "have too little memory: {}"),
+    Lack.PARKED: ("has parked workers on it", "have parked workers on them"),
     Lack.INSTANCE: (
         "is a MIG instance, which has no shares by mps",
         "are MIG instances, which have no shares by mps",

@@ -33,12 +33,14 @@ class Teller:
                 ready=counts[WorkerState.READY],
                 starting=counts[WorkerState.STARTING],
                 draining=draining,
+                parking=counts[WorkerState.PARKING],
                 parked=counts[WorkerState.PARKED],
+                resuming=counts[WorkerState.RESUMING],
             ),
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
-            reason=f"{decision.reason}; {note}" if note else decision.reason,
+            reason="; ".join(filter(None, (decision.reason, note, self._parked(serving)))),
             terms=decision.terms,
             waiting=self._waiting(serving, counts),
             service_s=view.service_s,
@@ -46,6 +48,14 @@ class Teller:
             # Not while it is half open: the call that is let in is what asks for the next try.
             start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
         )
+
+    def _parked(self, one: Decided) -> str:
+        """How long those that are parked are kept, or why none is."""
+        if one.spec is None or not one.spec.spec.park_timeout_s:
+            return ""
+        if parked := one.view.in_state(WorkerState.PARKED):
+            return f"{len(parked)} parked, {one.spec.spec.park_timeout_s:g} s at most"
+        return f"none is parked: {one.view.cannot_park}" if one.view.cannot_park else ""
 
     def _waiting(self, one: Decided, counts: dict[WorkerState, int]) -> Waiting | None:
         """Why calls wait, if any do."""
@@ -58,9 +68,10 @@ class Teller:
             return None
         if one.view.circuit.openings and not ready:
             return self._crash_looping(one.view)
-        if counts[WorkerState.STARTING] == 0 and one.need is not None and one.need.no_room is not None:
+        starting = counts[WorkerState.STARTING] + counts[WorkerState.RESUMING]
+        if not starting and one.need is not None and one.need.no_room is not None:
             return self._no_room(one.need, one.need.no_room)
-        if counts[WorkerState.STARTING] or one.need is not None:
+        if starting or one.need is not None:
             return self._starting(one.view)
         return (
             Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
@@ -78,6 +89,8 @@ class Teller:
         return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
 
     def _starting(self, view: RevisionView) -> Waiting:
+        if view.in_state(WorkerState.RESUMING):
+            return Waiting(WaitReason.STARTING, "a parked worker resumes", self._world.cold_start_s(view))
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
         typical_s = self._world.cold_start_s(view)
         for_s = self._now - min(since) if since else 0.0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from gpufn.protocol.messages import NodeReport, RevisionTraffic
-from gpufn.workers import Assignment, Desired, WorkerState
+from gpufn.protocol.messages import NodeReport, RevisionTraffic, WorkerEvent
+from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
 
 from .circuit import Circuit
 from .policy import ScaleDecision
 from .window import Average, Peak, Rate
 
+OF_PARKING = ("park", "resume")  # phases in which a start does not fail
 _ARRIVALS_S = 6.0
 _AVERAGE_S = 60.0
 _COLD_STARTS_KEPT = 15
@@ -31,6 +32,11 @@ class WorkerView:
         self.waits_on = ""  # the GPU that its calls wait for their turn on
         self.idle_since: float | None = None
         self.drain_asked = assignment.desired is Desired.DRAIN
+        self.park_asked = assignment.desired is Desired.PARK
+        self.park_bytes = assignment.park_bytes
+        self.parked: ParkedMemory | None = None  # as its agent proved it; until it is asked to resume
+        self.version = 0  # of the Assignment's record
+        self.is_written = False  # what is asked is on its way to the record
         self.was_ready = False
         self.has_failed = False  # its start did
         self.is_gone = False  # the process is; the lease is until the Assignment is
@@ -46,9 +52,20 @@ class WorkerView:
     def state(self) -> WorkerState:
         if self.is_gone or self.has_failed:
             return WorkerState.FAILED
-        if self.drain_asked:
+        if self.drain_asked or self.reported is WorkerState.DRAINING:
             return WorkerState.DRAINING
+        if self.park_asked:
+            return WorkerState.PARKING if self.parked is None else WorkerState.PARKED
+        if self.reported in (WorkerState.PARKING, WorkerState.PARKED):
+            return WorkerState.RESUMING
         return self.reported or WorkerState.STARTING
+
+    @property
+    def desired(self) -> Desired:
+        """As it was asked last."""
+        if self.drain_asked:
+            return Desired.DRAIN
+        return Desired.PARK if self.park_asked else Desired.RUN
 
 
 class NodeView:
@@ -68,6 +85,10 @@ class RevisionView:
         self.circuit = Circuit()
         self.ended_at_opening = 0  # queued calls were ended at this many openings of the circuit
         self.cold_starts: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
+        self.resumes: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
+        self.resumed = 0
+        self.parked_bytes: int | None = None  # of the host's memory, that one of its workers takes
+        self.cannot_park = ""  # why none of its workers is parked again
         self.service_s: float | None = None
         self.ended = 0
         self.failed = 0
@@ -85,9 +106,23 @@ class RevisionView:
         self.want: Peak | None = None
         self.last: ScaleDecision | None = None
 
-    def started_in(self, total_s: float) -> None:
-        if is_duration(total_s):
-            self.cold_starts.append(total_s)
+    def started_in(self, start: ColdStart) -> None:
+        if not is_duration(start.total_s):
+            return
+        if start.resume_s is None:
+            self.cold_starts.append(start.total_s)
+        else:
+            self.resumes.append(start.total_s)
+            self.resumed += 1
+
+    def learn_to_park(self, event: WorkerEvent, worker: WorkerView | None) -> None:
+        """What a worker that could not be parked, or resumed, says of the next one."""
+        if event.needs_bytes:
+            self.parked_bytes = event.needs_bytes
+        elif event.failure is not None and event.failure.phase in OF_PARKING:
+            self.cannot_park = f"a worker did not {event.failure.phase}: {event.failure.error.message}"
+        elif event.exit is not None and worker is not None and worker.state is WorkerState.PARKING:
+            self.cannot_park = f"a worker {event.exit.describe()} while it parked"
 
     def in_state(self, *states: WorkerState) -> list[WorkerView]:
         return [worker for worker in self.workers.values() if worker.state in states]

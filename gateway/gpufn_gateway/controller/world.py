@@ -11,7 +11,7 @@ just started, or was itself cut off, waits that long for the first report: unkno
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.messages import (
@@ -23,15 +23,17 @@ from gpufn.protocol.messages import (
     WorkerReport,
 )
 from gpufn.revision import Function, Revision
-from gpufn.workers import Assignment, Desired, WorkerState
+from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 
+from .holdings import Holdings
 from .leases import LeaseBook
 from .policy import Demand, Workers
-from .views import Key, NodeView, RevisionView, WorkerView, is_duration
+from .views import OF_PARKING, Key, NodeView, RevisionView, WorkerView, is_duration
 
 NODE_LOST_S = 10.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 DEPTHS_STALE_S = 5.0
+_LEAST_SAVED_S = 0.1  # by a resume: what nobody has measured is worth something
 _SERVICE_WEIGHT = 0.1  # of one call in the running average
 
 
@@ -42,7 +44,7 @@ class World:
         self.views: dict[Key, RevisionView] = {}
         self.workers: dict[str, WorkerView] = {}
         self.nodes: dict[str, NodeView] = {}
-        self.leases = LeaseBook()
+        self.holdings = Holdings()
         self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
         self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
         self._depths: dict[Key, int] | None = None
@@ -53,6 +55,10 @@ class World:
 
     def __repr__(self) -> str:
         return f"<World [{len(self.functions)} functions, {len(self.workers)} workers, {len(self.nodes)} nodes]>"
+
+    @property
+    def leases(self) -> LeaseBook:
+        return self.holdings.leases
 
     # --- records ---
 
@@ -70,38 +76,66 @@ class World:
         else:
             self.revisions[key] = revision
 
-    def on_assignment(self, worker: str, assignment: Assignment | None, now: float) -> None:
-        """A lease begins, changes or ends. Told twice is told once: by ourselves when we decide, then by the watch."""
+    def on_assignment(self, worker: str, assignment: Assignment | None, now: float, version: int = 0) -> None:
+        """A lease begins, changes or ends. Told twice is told once: by ourselves when we decide, then by the watch.
+        `version` is its record's, 0 when it has none yet."""
         known = self.workers.get(worker)
         if assignment is None:
             if known is not None:
                 del self.workers[worker]
                 self.view(known.key).workers.pop(worker, None)
-            self.leases.release(worker)
+                self.holdings.end(known)
             return
         if known is not None:
+            if version < known.version:
+                return
+            known.version = version
+            known.assignment = assignment
             # What we asked for stays asked: the watch may still be telling how it was before.
             known.drain_asked = known.drain_asked or assignment.desired is Desired.DRAIN
-            known.assignment = assignment
+            if not known.is_written and known.park_asked is not (assignment.desired is Desired.PARK):
+                self.holdings.ask(known, assignment.desired, assignment.park_bytes)
             return
         self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
             assignment, now
         )
-        self.leases.grant(worker, assignment.node, assignment.share)
+        self.holdings.begin(self.workers[worker])
         if assignment.node not in self.nodes:
             self.nodes[assignment.node] = NodeView(now)
+
+    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0) -> None:
+        """What we want of a worker from now on, before its record says so: see `was_written`."""
+        worker.is_written = True
+        self.holdings.ask(worker, desired, park_bytes)
+
+    def was_written(self, worker: WorkerView, assignment: Assignment, version: int) -> None:
+        """The record says what was asked; or, after a failure, what it said before counts again."""
+        worker.is_written = False
+        if self.workers.get(assignment.worker) is worker:  # else it has ended meanwhile
+            self.on_assignment(assignment.worker, assignment, worker.since, version)
 
     # --- reports and events ---
 
     def on_node_report(self, report: NodeReport, now: float) -> bool:
-        """Whether the node is new, or offers other devices than before."""
+        """Whether the node is new, or offers other devices than before, or more of them: a worker is parked."""
         node = self.nodes.get(report.node)
         if node is None:
             node = self.nodes[report.node] = NodeView(now)
         has_changed = node.report is None or node.report.devices != report.devices
         node.report = report
         node.seen_at = now
+        for process in report.processes:
+            worker = self.workers.get(process.worker)
+            if process.parked is not None and worker is not None and worker.park_asked:
+                has_changed |= self._is_parked(worker, process.parked)
         return has_changed
+
+    def _is_parked(self, worker: WorkerView, parked: ParkedMemory) -> bool:
+        """Proven; whether that is news."""
+        view = self.view(worker.key)
+        view.parked_bytes = parked.host_bytes
+        saved_s = max(_LEAST_SAVED_S, (_median(view.cold_starts) or 1.0) - (_median(view.resumes) or 0.0))
+        return self.holdings.prove(worker, parked, uses=view.resumed + 1, saved_s=saved_s)
 
     def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
         """The functions whose workers got ready, left, or became idle."""
@@ -131,20 +165,23 @@ class World:
     def on_event(self, event: WorkerEvent, now: float) -> None:
         worker = self.workers.get(event.worker)
         view = self.view((event.function, event.revision))
+        view.learn_to_park(event, worker)
         match event.kind:
             case WorkerEventKind.READY:
                 view.circuit.became_ready()
                 if event.cold_start is not None:
-                    view.started_in(event.cold_start.total_s)
+                    view.started_in(event.cold_start)
                 if worker is not None:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
-                if worker is None or not worker.has_failed:
+                if event.failure.phase not in OF_PARKING and (worker is None or not worker.has_failed):
                     self._start_failed((event.function, event.revision), event.failure.error, now)
                 if worker is not None:
                     worker.has_failed = True
+            case WorkerEventKind.NOT_PARKED if worker is not None:
+                worker.reported = WorkerState.DRAINING
             case WorkerEventKind.EXITED if worker is not None:
                 if not (worker.was_ready or worker.has_failed or worker.drain_asked):
                     self._start_failed(worker.key, _exit_error(event), now)
@@ -248,7 +285,7 @@ class World:
         function = self.functions.get(key[0])
         calls = self.calls(key, now)
         if self.has_rung(key[0]) and function is not None and function.serving == key[1]:
-            if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.PARKED):
+            if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
                 return None
             calls = max(calls or 0, 1)
         if calls is None:
@@ -267,16 +304,16 @@ class World:
         )
 
     def workers_of(self, view: RevisionView, slots: int, now: float) -> Workers:
-        ready = view.in_state(WorkerState.READY, WorkerState.PARKED)
+        ready = view.in_state(WorkerState.READY)
         return Workers(
             ready=len(ready),
-            starting=len(view.in_state(WorkerState.STARTING)),
+            starting=len(view.in_state(WorkerState.STARTING, WorkerState.RESUMING)),
             idle=sum(self.idle_for(worker, now) is not None for worker in ready),
             slots=slots,
         )
 
     def idle_for(self, worker: WorkerView, now: float) -> float | None:
-        """Seconds without a call; None while it has one, is not READY, or its runner is silent."""
+        """Seconds without a call; None while it has one, is neither READY nor PARKED, or its runner is silent."""
         if worker.state not in (WorkerState.READY, WorkerState.PARKED) or worker.idle_since is None:
             return None
         node = self.nodes.get(worker.assignment.node)
@@ -288,7 +325,7 @@ class World:
         """For how long no worker of a revision has had a call."""
         shortest: float | None = None
         for worker in view.workers.values():
-            if worker.state is WorkerState.STARTING:
+            if worker.state in (WorkerState.STARTING, WorkerState.RESUMING):
                 return None
             if worker.state in (WorkerState.READY, WorkerState.PARKED):
                 idle = self.idle_for(worker, now)
@@ -304,7 +341,9 @@ class World:
         return max(view.service_s or 0.0, now - view.busy_since) or None
 
     def cold_start_s(self, view: RevisionView) -> float | None:
-        return statistics.median(view.cold_starts) if view.cold_starts else None
+        """What the next worker takes: a resume, while one is parked."""
+        is_parked = view.in_state(WorkerState.PARKED, WorkerState.RESUMING)
+        return _median(view.resumes if is_parked and view.resumes else view.cold_starts)
 
     def reports(self, now: float) -> list[NodeReport]:
         """The nodes where workers can be placed."""
@@ -341,8 +380,8 @@ class World:
         if report.state is WorkerState.READY and worker.reported is not WorkerState.READY:
             view = self.view(worker.key)
             view.circuit.became_ready()  # its event may have been lost: events are sent once
-            if report.cold_start is not None and not view.cold_starts:
-                view.started_in(report.cold_start.total_s)
+            if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
+                view.started_in(report.cold_start)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY
         worker.reported = report.state
         worker.slots = report.slots
@@ -379,6 +418,10 @@ class World:
         numbers.discard(key[1])
         if not numbers:
             del self._numbers[key[0]]
+
+
+def _median(seconds: Collection[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None
 
 
 def _exit_error(event: WorkerEvent) -> ErrorInfo:

@@ -95,7 +95,7 @@ def _add_device(table: Any, node: dict[str, Any], device: dict[str, Any], now: f
             _bar(held / limit if held is not None and limit else None),
             f"{size(held)} of {size(limit)}" if limit else size(held),
             _terms(share) if is_gpu else "",
-            f"for {duration(max(0.0, now - worker['started_at']))}",
+            ("parked, " if worker.get("parked") else "") + f"for {duration(max(0.0, now - worker['started_at']))}",
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from gpufn.device import Device, DeviceShare, DeviceType
 from gpufn.errors import ErrorInfo
 from gpufn.ids import Digest
 from gpufn.protocol.messages import (
     FunctionStatus,
     NodeReport,
+    ProcessReport,
     RevisionTraffic,
     RunnerReport,
     WorkerEvent,
@@ -18,8 +21,8 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
-from gpufn.workers import Assignment, ColdStart, StartFailure, WorkerState
-from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Plan, Start
+from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
+from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.views import Key
@@ -36,8 +39,8 @@ def gpu(uuid: str, kind: str = "NVIDIA L4", memory_bytes: int = 24 * GIB) -> Dev
     return Device(uuid, DeviceType.GPU, kind, memory_bytes)
 
 
-def node(name: str = "a", *devices: Device) -> NodeReport:
-    return NodeReport(name, 0.0, devices or (cpu(),))
+def node(name: str = "a", *devices: Device, park_bytes: int = 0) -> NodeReport:
+    return NodeReport(name, 0.0, devices or (cpu(),), park_bytes=park_bytes)
 
 
 def revision(
@@ -65,7 +68,8 @@ def assignment(worker: str, name: str = "f", number: int = 1, node: str = "a") -
 
 
 class Sim:
-    """`service_s` a call takes, `start_s` a start; `fails(key)` says whose starts fail."""
+    """`service_s` a call takes, `start_s` a start; `fails(key)` says whose starts fail. Parking and resuming take a
+    step each, and a parked worker has `parked_bytes` of its host."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Sim:
         start_s: float = 0.3,
         limits: Limits | None = None,
         fails: Callable[[Key], bool] = lambda key: False,
+        parked_bytes: int = GIB,
     ) -> None:
         self.now = 1000.0
         self.world = World(self.now)
@@ -82,6 +87,10 @@ class Sim:
         self.start_s = start_s
         self.limits = limits
         self.fails = fails
+        self.parked_bytes = parked_bytes
+        self.parking: set[str] = set()
+        self.parked: set[str] = set()
+        self.resuming: set[str] = set()
         self.queues: dict[Key, list[float]] = {}
         self.running: dict[str, float] = {}  # worker → when its call ends
         self.starting: dict[str, float] = {}
@@ -158,7 +167,15 @@ class Sim:
             queue = self.queues.get(self.world.workers[worker].key)
             if worker in self.draining:
                 changed.add(self._gone(worker))
-            elif queue:
+            elif worker in self.parking:
+                self.parking.discard(worker)
+                self.parked.add(worker)
+                changed.add(self.world.workers[worker].key[0])
+            elif worker in self.resuming:
+                self.resuming.discard(worker)
+                self.parked.discard(worker)
+                changed.add(self.world.workers[worker].key[0])
+            elif queue and worker not in self.parked:
                 self.waits.append(self.now - queue.pop(0))
                 del self.idle_since[worker]
                 self.running[worker] = self.now + self.service_s
@@ -183,18 +200,24 @@ class Sim:
     def _gone(self, worker: str) -> str:
         name = self.world.workers[worker].key[0]
         self.idle_since.pop(worker, None)
-        self.draining.discard(worker)
+        for workers in (self.draining, self.parking, self.parked, self.resuming):
+            workers.discard(worker)
         self.world.on_assignment(worker, None, self.now)
         return name
 
     def _tell(self) -> None:
         for report in self.nodes:
-            self.world.on_node_report(report, self.now)
+            processes = tuple(
+                ProcessReport(worker, *view.key, 1, 0.0, parked=ParkedMemory(self.parked_bytes))
+                for worker, view in self.world.workers.items()
+                if worker in self.parked - self.resuming and view.assignment.node == report.node
+            )
+            self.world.on_node_report(msgspec.structs.replace(report, processes=processes), self.now)
             workers = tuple(
                 WorkerReport(
                     worker,
                     *self.world.workers[worker].key,
-                    WorkerState.READY,
+                    WorkerState.PARKED if worker in self.parked else WorkerState.READY,
                     slots=1,
                     in_use=int(worker in self.running),
                     idle_since=self.idle_since.get(worker),
@@ -233,6 +256,14 @@ class Sim:
                     self.draining.add(action.worker)
                     if self.starting.pop(action.worker, None) is not None:
                         self._gone(action.worker)
+                case Park():
+                    self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes)
+                    self.parking.add(action.worker)
+                case Resume():
+                    self.world.ask(self.world.workers[action.worker], Desired.RUN)
+                    if action.worker in self.parked:
+                        self.resuming.add(action.worker)
+                    self.parking.discard(action.worker)
                 case Delete():
                     self.world.on_assignment(action.worker, None, self.now)
                 case MoveServing():

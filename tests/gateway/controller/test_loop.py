@@ -14,13 +14,23 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ControllerReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport, encode
+from gpufn.protocol.messages import (
+    ControllerReport,
+    ProcessReport,
+    RunnerReport,
+    WorkerEvent,
+    WorkerEventKind,
+    WorkerReport,
+    encode,
+)
 from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy
-from gpufn.workers import Assignment, ColdStart, Desired, WorkerState
+from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
+from gpufn_gateway.controller.actions import Park, Resume
 from gpufn_gateway.controller.loop import Controller
-from tests.gateway.controller.simulation import function, node, revision
+from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
+PARK_BYTES = 4 * GIB
 _report = msgspec.msgpack.Decoder(ControllerReport)
 
 
@@ -33,6 +43,7 @@ class Stage:
         self.reports: list[ControllerReport] = []
         self.changed = asyncio.Event()
         self.workers: tuple[WorkerReport, ...] = ()
+        self.processes: tuple[ProcessReport, ...] = ()
 
     async def open(self) -> None:
         await streams.ensure_streams(self.bus)
@@ -60,7 +71,8 @@ class Stage:
         await self.functions.put("f", encode(function("f", 1, number)))
 
     def report(self) -> None:
-        self.bus.publish(subjects.node_report("a"), encode(msgspec.structs.replace(node(), sent_at=time.time())))
+        told = msgspec.structs.replace(node(park_bytes=PARK_BYTES), sent_at=time.time(), processes=self.processes)
+        self.bus.publish(subjects.node_report("a"), encode(told))
         self.bus.publish(subjects.runner_report("a"), encode(RunnerReport("a", "r-1", time.time(), self.workers)))
 
     def ready(self, worker: str) -> None:
@@ -78,6 +90,14 @@ class Stage:
             WorkerReport(worker, was.function, was.revision, WorkerState.READY, 1, idle_since=time.time()),
         )
         self.bus.publish(subjects.worker_event(was.function), encode(event))
+        self.report()
+
+    def parks(self, worker: str) -> None:
+        """As its runner says, and its agent has proven."""
+        (was,) = self.workers
+        held = ParkedMemory(GIB)
+        self.workers = (msgspec.structs.replace(was, state=WorkerState.PARKED, parked=held),)
+        self.processes = (ProcessReport(worker, was.function, was.revision, 1, 0.0, parked=held),)
         self.report()
 
     async def gone(self, worker: str) -> None:
@@ -155,6 +175,54 @@ def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_
         await stage.gone(second.worker)
         await _stop(task)
         assert await stage.leases.get("controller") is None
+
+    play(nats, scene)
+
+
+def test_an_idle_worker_is_asked_to_park_and_a_call_asks_for_it_back(nats: EmbeddedServer) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.deploy(scaling=ScalingPolicy(idle_timeout_s=0.2, park_timeout_s=60))
+        task = asyncio.create_task(stage.controller().run())
+        await stage.until(lambda: bool(stage.reports))
+        stage.report()
+        await stage.bus.flush()
+        stage.bus.publish(subjects.doorbell("f"), b"")
+        await stage.until(lambda: len(stage.assignments) == 1)
+        (worker,) = stage.assignments
+        stage.ready(worker)
+        await stage.until(lambda: stage.assignments[worker].desired is Desired.PARK)
+        assert stage.assignments[worker].park_bytes == PARK_BYTES
+
+        stage.parks(worker)
+        await stage.until(lambda: stage.reports[-1].functions[0].workers.parked == 1)
+        stage.bus.publish(subjects.doorbell("f"), b"")
+        await stage.until(lambda: stage.assignments[worker].desired is Desired.RUN)
+        await stage.until(lambda: stage.reports[-1].functions[0].workers.resuming == 1)
+        assert list(stage.assignments) == [worker]
+        await stage.gone(worker)
+        await _stop(task)
+
+    play(nats, scene)
+
+
+def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.deploy()
+        controller = stage.controller()
+        task = asyncio.create_task(controller.run())
+        await stage.until(lambda: bool(stage.reports))
+        made = msgspec.structs.replace(assignment("w"), created_at=time.time())
+        await stage.assigned.put(subjects.assignment_key("a", "w"), encode(made))
+        await stage.until(lambda: "w" in controller.world.workers)
+        for action in (Park("w", 1, "first"), Resume("w", "then"), Park("w", 2, "last")):
+            controller._act(action, time.monotonic())
+        await stage.until(lambda: stage.assignments["w"].desired is Desired.PARK)
+        await asyncio.gather(*controller._tasks)
+        await stage.bus.flush()
+        assert (stage.assignments["w"].desired, stage.assignments["w"].park_bytes) == (Desired.PARK, 2)
+        assert not controller.world.workers["w"].is_written
+        await stage.gone("w")
+        await _stop(task)
 
     play(nats, scene)
 

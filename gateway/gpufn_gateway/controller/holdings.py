@@ -1,0 +1,51 @@
+"""What workers hold because of what is asked of them: their leases, and memory of the host while they are parked. Pure.
+
+asked to run       its whole share
+asked to park      still its whole share, until its agent has proven what is left
+proven             that: memory of the host, and the rest on its GPUs
+asked to run       its whole share again, before it hears of it
+"""
+
+from __future__ import annotations
+
+from gpufn.workers import Desired, ParkedMemory
+
+from .host_memory import HostMemory, Parked
+from .leases import LeaseBook
+from .views import WorkerView
+
+
+class Holdings:
+    def __init__(self) -> None:
+        self.leases = LeaseBook()
+        self._host_memory: dict[str, HostMemory] = {}  # by node
+
+    def host_memory(self, node: str) -> HostMemory:
+        return self._host_memory.setdefault(node, HostMemory())
+
+    def begin(self, worker: WorkerView) -> None:
+        assignment = worker.assignment
+        self.leases.grant(assignment.worker, assignment.node, assignment.share, worker.parked)
+
+    def end(self, worker: WorkerView) -> None:
+        self.leases.release(worker.assignment.worker)
+        self.host_memory(worker.assignment.node).release(worker.assignment.worker)
+
+    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0) -> None:
+        worker.drain_asked = worker.drain_asked or desired is Desired.DRAIN
+        if desired is Desired.DRAIN:
+            return  # it holds what it holds until it has ended
+        worker.park_asked, worker.park_bytes = desired is Desired.PARK, park_bytes
+        worker.parked = None
+        self.host_memory(worker.assignment.node).release(worker.assignment.worker)
+        self.begin(worker)
+
+    def prove(self, worker: WorkerView, parked: ParkedMemory, *, uses: int, saved_s: float) -> bool:
+        """Whether that is news. `uses` and `saved_s` as in `host_memory.Parked`."""
+        is_news = worker.parked != parked
+        if is_news:
+            worker.parked = parked
+            self.begin(worker)
+        held = Parked(worker.assignment.worker, parked.host_bytes, uses, saved_s)
+        self.host_memory(worker.assignment.node).hold(held)
+        return is_news

@@ -1,0 +1,163 @@
+"""Workers that park and resume, on the whole platform: without a GPU, with hooks that move nothing, everything else is
+what it is with one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import Platform, running_platform
+
+pytestmark = pytest.mark.e2e
+
+GPU = {"uuid": "GPU-0", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
+APP = """
+import os
+from pathlib import Path
+from gpufn import enter, gpu_function, method, park, resume
+
+class Holder:
+    @enter
+    def load(self) -> None:
+        self.device, self.host, self.times = "weights", None, 0
+
+    @park
+    def move_out(self) -> None:
+        self.device, self.host = None, self.device
+
+    @resume
+    def move_in(self) -> None:
+        if Path({trouble!r}).exists():
+            raise RuntimeError("CUDA out of memory")
+        self.device, self.host = self.host, None
+        self.times += 1
+
+    @method
+    def look(self) -> dict[str, object]:
+        return {{"pid": os.getpid(), "times": self.times, "device": self.device}}
+
+@gpu_function(idle_timeout=0.2, park_timeout=600, max_workers=1)
+class Swapped(Holder): ...
+
+@gpu_function(gpu="any", idle_timeout=600, max_workers=1)
+class First(Holder): ...
+
+@gpu_function(gpu="any", idle_timeout=600, max_workers=1)
+class Second(Holder): ...
+
+@gpu_function(idle_timeout=0.2, park_timeout=600, max_workers=1)
+def plain() -> int:
+    return os.getpid()
+"""
+
+
+class Parking(NamedTuple):
+    platform: Platform
+    trouble: Path
+
+    def look(self, function: str) -> dict[str, Any]:
+        """What its worker says."""
+        answer = self.platform.post(f"{function}.look")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json() | {"timing": answer.headers["server-timing"]}
+        return found
+
+    def until_parked(self, function: str) -> None:
+        _until(lambda: self.workers(function)["parked"] == 1)
+
+    def workers(self, function: str) -> dict[str, int]:
+        found: dict[str, int] = self.platform.client.get(f"/v1/functions/{function}").json()["workers"]
+        return found
+
+    def why(self, function: str) -> str:
+        reason: str = self.platform.client.get(f"/v1/functions/{function}/why").json()["reason"]
+        return reason
+
+
+@pytest.fixture(scope="module")
+def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parking]:
+    folder = tmp_path_factory.mktemp("parking")
+    app = folder / "app.py"
+    app.write_text(APP.format(trouble=str(folder / "trouble")))
+    with running_platform(folder / "home", environ={"GPUFN_DEVICES": json.dumps([GPU])}) as platform:
+        platform.gpufn("deploy", app)
+        yield Parking(platform, folder / "trouble")
+
+
+def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    give_up = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    return found
+
+
+def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> None:
+    first = parking.look("swapped")
+    assert "launch;dur=" in first["timing"]
+    parking.until_parked("swapped")
+    assert "1 parked, 600 s at most" in parking.why("swapped")
+    assert "parked" in parking.platform.gpufn("top")
+    second = parking.look("swapped")
+    assert (second["pid"], second["times"], second["device"]) == (first["pid"], first["times"] + 1, "weights")
+    assert "resume;dur=" in second["timing"]
+    assert "launch;dur=" not in second["timing"]
+
+
+def test_a_parked_worker_whose_agent_is_killed_is_there_for_the_next_one(parking: Parking) -> None:
+    before = parking.look("swapped")
+    parking.until_parked("swapped")
+    agent = _pid_of(parking.platform, "agent")
+    os.kill(agent, signal.SIGKILL)
+    _until(lambda: _pid_of(parking.platform, "agent") not in (0, agent))
+    after = parking.look("swapped")
+    assert (after["pid"], after["times"]) == (before["pid"], before["times"] + 1)
+
+
+def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parking) -> None:
+    before = parking.look("swapped")
+    parking.until_parked("swapped")
+    os.kill(before["pid"], signal.SIGKILL)
+    after = parking.look("swapped")
+    assert after["times"] == 0
+    assert after["pid"] != before["pid"]
+
+
+def test_a_worker_that_cannot_be_parked_ends_and_the_platform_says_why(parking: Parking) -> None:
+    parking.platform.invoke("plain")
+    _until(lambda: not any(parking.workers("plain").values()))
+    assert "none is parked: a worker did not park: not parked: nothing of it is known" in parking.why("plain")
+
+
+def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Parking) -> None:
+    first, second = parking.look("first"), parking.look("second")
+    assert "launch;dur=" in second["timing"]
+    parking.until_parked("first")
+    again = parking.look("first")
+    assert (again["pid"], again["times"]) == (first["pid"], 1)
+    other = parking.look("second")
+    assert (other["pid"], other["times"]) == (second["pid"], 1)
+
+
+def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_parks_no_more(parking: Parking) -> None:
+    before = parking.look("swapped")
+    parking.until_parked("swapped")
+    parking.trouble.touch()
+    after = parking.look("swapped")
+    assert after["pid"] != before["pid"]
+    assert "launch;dur=" in after["timing"]
+    assert "none is parked: a worker did not resume: CUDA out of memory" in parking.why("swapped")
+    assert "CUDA out of memory" in parking.platform.gpufn("logs", "swapped")
+
+
+def _pid_of(platform: Platform, process: str) -> int:
+    """Of a process that the supervisor keeps; 0 while there is none."""
+    pid: int = json.loads((platform.home / "up.json").read_bytes())["pids"].get(process, 0)
+    return pid
