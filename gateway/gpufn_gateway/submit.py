@@ -11,6 +11,7 @@ import msgspec
 from gpufn import media
 from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
+from gpufn.bus.doorbells import Ringer
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
 from gpufn.invocation import InvocationState
@@ -41,6 +42,7 @@ class Submissions:
         self._bus = bus
         self._calls = calls
         self._addresses = addresses or Addresses()
+        self._ringer = Ringer(bus)
 
     async def submit(
         self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, *, invocation: str | None = None
@@ -102,6 +104,7 @@ class Submissions:
                 webhook=webhook,
                 priority=call.priority,
                 owner=call.principal.owner,
+                ringer=self._ringer,
             )
         except QueueFull:
             raise self._calls.queue_full(target) from None

@@ -46,8 +46,8 @@ class _UlidSource:
         return self._prefix + "".join([pairs[(tail >> shift) & 1023] for shift in range(70, -1, -10)])
 
 
-_PLACE_LENGTH = 8
-_STEM_LENGTH = 26 - _PLACE_LENGTH
+_STEM_LENGTH = 18  # of 26
+_PYTHONS_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 
 _PAIRS = [_base32(value, 2) for value in range(1024)]
 _source = _UlidSource()
@@ -76,7 +76,7 @@ def id_at(stem: str, place: int) -> InvocationId:
     >>> id_at("01k9xq3zr7c8m2v5t0", 33)
     '01k9xq3zr7c8m2v5t000000011'
     """
-    return InvocationId(stem + _base32(place, _PLACE_LENGTH))
+    return InvocationId(stem + "".join([_PAIRS[(place >> shift) & 1023] for shift in (30, 20, 10, 0)]))
 
 
 def place_in(invocation: str) -> int:
@@ -85,12 +85,9 @@ def place_in(invocation: str) -> int:
     >>> place_in("01k9xq3zr7c8m2v5t000000011"), place_in("no id")
     (33, 0)
     """
-    place = 0
     if not is_invocation_id(invocation):
-        return place
-    for character in invocation[_STEM_LENGTH:]:
-        place = place << 5 | _ALPHABET.index(character)
-    return place
+        return 0
+    return int(invocation[_STEM_LENGTH:].translate(_PYTHONS_DIGITS), 32)
 
 
 def new_worker_id() -> WorkerId:

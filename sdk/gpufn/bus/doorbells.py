@@ -5,17 +5,47 @@ Runners have a standing pull of the sync queue of class normal, so a call in tha
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from typing import Final
+
 from gpufn.bus.connection import Bus
+from gpufn.errors import BusUnavailable
 from gpufn.priority import QUEUES, QueueKind
 from gpufn.protocol import subjects
 
 _WORDS = {kind: f"{'sync' if kind.is_sync else 'async'} {kind.priority}".encode() for kind in QUEUES}
+_APART_S: Final = 0.002  # the controller looks at the whole function at each ring
 _BY_WORD = {word: kind for kind, word in _WORDS.items()}
 
 
 def ring(bus: Bus, function: str, queue: QueueKind) -> None:
     """Raises BusUnavailable."""
     bus.publish(subjects.doorbell(function), _WORDS[queue])
+
+
+class Ringer:
+    """Rings for one of many that submit: at once, but for each queue not twice within 2 ms; who comes meanwhile is rung
+    for at their end."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._others_came: dict[tuple[str, QueueKind], bool] = {}  # meanwhile, by what was rung for
+
+    def ring(self, function: str, queue: QueueKind) -> None:
+        """Raises BusUnavailable."""
+        key = function, queue
+        if key in self._others_came:
+            self._others_came[key] = True
+            return
+        ring(self._bus, function, queue)
+        self._others_came[key] = False
+        asyncio.get_running_loop().call_later(_APART_S, self._rested, key)
+
+    def _rested(self, key: tuple[str, QueueKind]) -> None:
+        if self._others_came.pop(key):
+            with contextlib.suppress(BusUnavailable):  # runners look each second as well
+                self.ring(*key)
 
 
 def queue_of(payload: bytes) -> QueueKind | None:

@@ -91,9 +91,11 @@ async def submit(
     webhook: Webhook | None = None,
     priority: Priority | None = None,
     owner: str = subjects.PLATFORM,
+    ringer: doorbells.Ringer | None = None,
 ) -> CallRecord:
     """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds. Its end is told to `webhook`, else
     to the function's; its class is `priority`, else the function's. `owner` is the id of the API key that asks.
+    Who submits many has a `ringer` for all of them.
 
     An id that is known already is the same invocation: its record is returned and nothing is queued. Without one
     the call is new.
@@ -123,7 +125,7 @@ async def submit(
         owner=owner,
     )
     stored, message = await _store(bus, message, body)
-    doorbells.ring(bus, revision.function, message.queue)
+    (ringer or doorbells.Ringer(bus)).ring(revision.function, message.queue)
     record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
     return record if invocation is None else await _create(bus, record)
 

@@ -138,7 +138,7 @@ unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
 unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is kept of a submitted Invocation; packed with its result as body. The first end wins.
 
     `attempts` are the last ones that ended. A queued one is not taken before `not_before`; an ended one is kept for
