@@ -92,7 +92,7 @@ class Map(Iterator[V]):
         options = MapOptions(ordered, return_exceptions, id=id, after=after).checked()
         kept = KeptMap(_keeper(), id, options)
         kept.follow()
-        return Map(kept.results(_decoded), kept)
+        return Map(kept.results(), kept)
 
     @property
     def id(self) -> str | None:
@@ -241,24 +241,33 @@ class KeptMap:
         except Exception as error:
             self._inbox.fail(error)
 
-    def results(self, decode: Callable[[KeptMap, End], Any]) -> Iterator[Any]:
-        """Each item's, or its error raised; with `return_exceptions`, given out."""
+    def ends(self) -> Iterator[End]:
+        """Of its items, as `options` say."""
         while (end := self._next()) is not None:
-            yield self._value(end, decode)
+            yield end
 
-    async def results_async(self, decode: Callable[[KeptMap, End], Any]) -> AsyncIterator[Any]:
-        while True:
-            end = self._at_hand() or await in_thread(self._next)
-            if end is None:
-                return
-            if end.kind is media.OutcomeKind.ELSEWHERE:
-                yield await in_thread(self._value, end, decode)
-            else:
-                yield self._value(end, decode)
+    def results(self) -> Iterator[Any]:
+        """Each item's, or its error raised; with `return_exceptions`, given out."""
+        for end in self.ends():
+            yield self._value(end)
 
-    def result(self, index: int) -> tuple[str, bytes]:
-        """Of one item, from the place where it is kept."""
-        return self._keeper.result(item_id(self.id, index))
+    async def results_async(self) -> AsyncIterator[Any]:
+        """As `results`."""
+        while (end := self._at_hand() or await in_thread(self._next)) is not None:
+            is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
+            yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
+
+    def raised(self, end: End) -> tuple[str, bytes]:
+        """The result of an item, or its error raised."""
+        match end.kind:
+            case media.OutcomeKind.RESULT:
+                return end.content_type, end.body
+            case media.OutcomeKind.ELSEWHERE:
+                return self._keeper.result(item_id(self.id, end.item))
+            case media.OutcomeKind.PROBLEM:
+                raise error_of(0, {}, end.body)
+            case media.OutcomeKind.NOTHING:
+                raise InvocationNotFound(f"the end of item {end.item} is not kept any more")
 
     def close(self) -> None:
         if self._outbox is not None and self._outbox.total is None:
@@ -309,14 +318,10 @@ class KeptMap:
         """Without waiting for the gateway to say so."""
         return self._outbox is not None and self._outbox.total is not None and self._taken >= self._outbox.total
 
-    def _value(self, end: End, decode: Callable[[KeptMap, End], Any]) -> Any:
+    def _value(self, end: End) -> Any:
         try:
-            if end.kind is media.OutcomeKind.NOTHING:
-                raise InvocationNotFound(f"the end of item {end.item} is not kept any more")
-            if end.kind is media.OutcomeKind.PROBLEM:
-                with remote_traceback():
-                    raise error_of(0, {}, end.body)
-            return decode(self, end)
+            with remote_traceback():
+                return decode(self.raised(end))
         except GpufnError as error:
             if self._options.return_exceptions:
                 return error
@@ -344,7 +349,7 @@ def begin(
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         kept = KeptMap(transport, options.id or new_map_id(), options)
         kept.begin(target, arguments, mapped.encoded)
-        results = kept.results(_decoded)
+        results = kept.results()
     else:
         results = _map_calls.results(call, arguments, name=target.function, **_unkept(options))
     if options.progress:
@@ -385,7 +390,7 @@ async def _kept_async(
     else:
         await in_thread(kept.begin, mapped.target(), arguments, mapped.encoded)
     try:
-        async for result in kept.results_async(_decoded):
+        async for result in kept.results_async():
             yield result
     finally:
         if offering is not None:
@@ -411,12 +416,6 @@ def _keeper() -> KeepsMaps:
     if isinstance(transport, KeepsMaps):
         return transport
     raise MapNotFound("maps are kept where a gateway serves them, not inside a worker or in gpufn.testing")
-
-
-def _decoded(kept: KeptMap, end: End) -> Any:
-    if end.kind is media.OutcomeKind.ELSEWHERE:
-        return decode(kept.result(end.item))
-    return decode((end.content_type, end.body))
 
 
 def _with_bar(results: Iterator[V], name: str, total: int | None) -> Iterator[V]:

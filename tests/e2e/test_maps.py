@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -91,6 +92,7 @@ def test_what_has_not_ended_is_cancelled_and_its_id_tells(own: Platform) -> None
     results = slow.map(range(50))
     assert next(results) == 0
     assert results.cancel()
+    assert results.id is not None
     found = Map.from_id(results.id, return_exceptions=True)
     assert next(found) == 0
     assert all(isinstance(value, InvocationEnded) for value in found)
@@ -133,6 +135,20 @@ def test_a_map_goes_on_when_its_gateway_is_killed(own: Platform, tmp_path: Path)
     for value in noted.starmap(((str(path), number) for number in range(4000)), window=1500):
         values.append(value)
         if value == 1000:
-            os.kill(*pids_of(own, "gateway"), signal.SIGKILL)
+            os.kill(pids_of(own, "gateway")[0], signal.SIGKILL)
     assert values == list(range(4000))
     assert runs_of(path) == Counter(range(4000))
+
+
+def test_the_command_maps_lines_and_tells_what_failed(own: Platform, tmp_path: Path) -> None:
+    (lines := tmp_path / "lines.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in (1, 2, 3, 4)))
+    ended = own.try_gpufn("map", "picky", "-d", f"@{lines}")
+    assert (ended.returncode, ended.stdout.split()) == (7, ["1", "2", "4"])
+    assert "item 2: ValueError: 3 is not liked" in ended.stderr
+    told = [json.loads(line) for line in own.try_gpufn("map", "picky", "-d", f"@{lines}", "--json").stdout.splitlines()]
+    assert [each.get("result") for each in told] == [1, 2, None, 4]
+    assert told[2]["error"]["code"] == "function_raised"
+    newest = json.loads(own.gpufn("calls", "picky", "--json", "-n", "1"))[0]
+    assert (newest["accepted"], newest["ended"], newest["state"]) == (4, 4, "ended")
+    assert "4 of 4 have ended" in own.gpufn("status", newest["id"])
+    assert "had ended already" in own.gpufn("cancel", newest["id"])

@@ -441,6 +441,8 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
     line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w-1", "stream": "stderr", "text": "hi"}
     gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "sent_at": 1.0, "devices": [device]}]})
     gateway.on("GET /v1/functions/f/calls", {"calls": [status]})
+    map_ = {"id": "1" * 26, "function": "f", "state": "open", "submitted_at": 2.0, "accepted": 3000, "ended": 1200}
+    gateway.on("GET /v1/maps", {"maps": [map_]})
     gateway.on("GET /v1/functions/f/logs", json.dumps(line).encode())
     gateway.on("GET /v1/functions/f/why", {"function": "f", "reason": "because", "terms": {"calls": 2.0}})
     gateway.on("GET /v1/keys", {"keys": []})
@@ -448,6 +450,7 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
         ("nodes",): "EPYC, 2 cores",
         ("calls", "f"): "failed, attempt 2",
         ("logs", "f"): "  f@1\n" + time.strftime("%H:%M:%S", time.localtime(1.0)) + "  w-1  ! hi\n",
+        ("calls", "f", "-n", "1"): "a map: 1,200 of 3,000 items have ended",
         ("why", "f"): "because  because\ncalls    not known yet\n",
         ("why", "f", "--verbose"): "figures  calls 2",
     }.items():

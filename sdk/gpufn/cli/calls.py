@@ -27,14 +27,19 @@ def calls(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="So many at most.")] = 20,
     json: Json = False,
 ) -> None:
-    """List submitted calls, the newest first."""
+    """List submitted calls and maps, the newest first.
+
+    A map is one line, whatever its items; those that failed are in `gpufn dlq`.
+    """
     from gpufn._client import Client  # noqa: PLC0415
 
     since_at = None if since is None else time.time() - span_s(since)
     with Client() as client:
         found = client.calls(name, function=function, state=state, since=since_at, limit=limit)
+        maps = [] if state else client.maps(name or function, limit=limit)
+    maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
     if json:
-        print_json(found)
+        print_json([*found, *maps])
         return
     rows = []
     for call in found:
@@ -43,9 +48,15 @@ def calls(
         told = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
         whose = () if name else (call.function,)
         times = ago(call.submitted_at), duration(call.queue_s), duration(call.run_s)
-        rows.append((call.id, *whose, told, *times, first_line))
+        rows.append((call.submitted_at, (call.id, *whose, told, *times, first_line)))
+    for each in maps:
+        whose = () if name else (each.function,)
+        note = f"a map: {each.ended:,} of {each.accepted:,} items have ended"
+        rows.append((each.submitted_at, (each.id, *whose, each.state, ago(each.submitted_at), "-", "-", note)))
+    rows.sort(key=lambda row: row[0] or 0.0, reverse=True)
     heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "ran", "note")
-    print_table(heading, rows, empty=f"{name} has no submitted calls" if name else "no submitted calls")
+    shown = [row for _, row in rows[:limit]]
+    print_table(heading, shown, empty=f"{name} has no submitted calls" if name else "no submitted calls")
 
 
 def span_s(text: str) -> float:

@@ -1,15 +1,19 @@
-"""`gpufn submit`, `status`, `result`, `cancel`: calls that nobody waits for."""
+"""`gpufn submit`, `status`, `result`, `cancel`: calls that nobody waits for; two of them for maps as well."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpufn import media
 from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
+from gpufn.errors import InvocationNotFound, MapNotFound
 from gpufn.priority import Priority
+
+if TYPE_CHECKING:
+    from gpufn._views import MapView
 
 Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submit` printed.")]
 
@@ -64,7 +68,15 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client:
-        call = client.invocation(id)
+        try:
+            call = client.invocation(id)
+        except InvocationNotFound as error:
+            try:
+                found = client.map(id)
+            except MapNotFound:
+                raise error from None
+            _show_map(found, json=json)
+            return
     if json:
         print_json(call)
         return
@@ -91,12 +103,32 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
         print_table(("attempt", "outcome", "worker", "error"), rows, empty="")
 
 
+def _show_map(found: MapView, *, json: bool) -> None:
+    if json:
+        print_json(found)
+        return
+    print_fields(
+        [
+            ("map", f"{found.function}@{found.revision}"),
+            ("state", found.state),
+            ("items", f"{found.ended:,} of {found.accepted:,} have ended"),
+            ("submitted", ago(found.submitted_at)),
+        ]
+    )
+
+
 def cancel(id: Id, json: Json = False) -> None:  # noqa: A002
-    """Cancel a submitted call, queued or running."""
+    """Cancel a submitted call, queued or running, or what is left of a map."""
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client:
-        cancelled = client.cancel(id)
+        try:
+            cancelled = client.cancel(id)
+        except InvocationNotFound as error:
+            try:
+                cancelled = client.cancel_map(id)
+            except MapNotFound:
+                raise error from None
     if json:
         print_json({"invocation": id, "cancelled": cancelled})
     else:

@@ -1,0 +1,148 @@
+"""`gpufn map NAME`: a function over the lines of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from gpufn import media
+from gpufn.cli._call import Class, Name
+from gpufn.cli._render import Json, say
+from gpufn.errors import GpufnError, InvalidInput
+
+if TYPE_CHECKING:
+    from gpufn._client import Client
+    from gpufn._map import KeptMap
+    from gpufn._map_ends import End
+    from gpufn._transport import MapTarget
+    from gpufn._views import MapView
+
+_FAILED = 7  # as of a call that raised
+
+
+def map_(  # noqa: PLR0917  Typer passes them by name
+    name: Name,
+    data: Annotated[
+        str, typer.Option("--data", "-d", help="The items: @FILE, or @- for stdin, with a JSON object per line.")
+    ],
+    as_they_come: Annotated[bool, typer.Option("--as-they-come", help="Not in the order of the lines.")] = False,
+    window: Annotated[int | None, typer.Option(help="Lines ahead of what was printed, at most.", min=1)] = None,
+    id: Annotated[  # noqa: A002
+        str | None, typer.Option(help="Go on with this map: lines that were accepted of it are not sent again.")
+    ] = None,
+    priority: Class = None,
+    json: Json = False,
+) -> None:
+    """Call a function for each line of a file, and print the results, one per line.
+
+    What fails is told on standard error, and the command ends with 7. With --json each line has its index and its
+    result or error. An interrupt leaves the map running; --id goes on with it, and `gpufn cancel ID` ends it.
+    """
+    from gpufn._client import Client  # noqa: PLC0415
+    from gpufn._map import KeptMap, MapOptions  # noqa: PLC0415
+    from gpufn._map_progress import Bar  # noqa: PLC0415
+    from gpufn._transport import MapTarget  # noqa: PLC0415
+    from gpufn.ids import new_map_id  # noqa: PLC0415
+
+    function, _, method = name.partition(".")
+    options = MapOptions(ordered=not as_they_come, window=window, id=id).checked()
+    lines, total = _lines(data)
+    failed = 0
+    with Client() as client:
+        kept = KeptMap(_Keeper(client), id or new_map_id(), options)
+        with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
+            try:
+                kept.begin(MapTarget(function, method, priority), lines, _checked)
+                for end in kept.ends():
+                    failed += not _print(kept, end, json=json)
+                    if bar is not None:
+                        bar.advance()
+            except KeyboardInterrupt:
+                goes_on = f"`gpufn map {name} -d {data} --id {kept.id}` goes on, and `gpufn cancel {kept.id}` ends it"
+                say(f"gpufn: the map goes on; {goes_on}", err=True)
+                raise
+    if failed:
+        say(f"gpufn: {failed:,} {'item' if failed == 1 else 'items'} failed", err=True)
+        raise typer.Exit(_FAILED)
+
+
+class _Keeper:
+    """Arguments as JSON, results as JSON where they can be."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        name = f"{target.function}.{target.method}" if target.method else target.function
+        return self._client.send_items(name, map_id, first, items, last=is_last, priority=target.priority)
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        return self._client.outcomes_raw(map_id, after)
+
+    def map_status(self, map_id: str) -> MapView:
+        return self._client.map(map_id)
+
+    def cancel_map(self, map_id: str) -> bool:
+        return self._client.cancel_map(map_id)
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        answer = self._client.result_raw(invocation, timeout_s=timeout_s, accept=media.JSON)
+        return answer.content_type, answer.body
+
+
+def _lines(data: str) -> tuple[Iterable[bytes], int | None]:
+    """The items, and how many there are where that can be known."""
+    if not data.startswith("@"):
+        raise InvalidInput("give the items as @FILE, or @- for stdin, with a JSON object per line", field="--data")
+    if data == "@-":
+        return filter(bytes.strip, sys.stdin.buffer), None
+    path = Path(data[1:])
+    try:
+        with path.open("rb") as file:
+            total = sum(1 for line in file if line.strip())
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror}", field="--data") from error
+    return _lines_of(path), total
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from filter(bytes.strip, file)
+
+
+def _checked(line: bytes) -> bytes:
+    try:
+        msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        shown = line[:60].decode(errors="replace").strip()
+        raise InvalidInput(f"""a line is a JSON object such as '{{"x": 1}}', not {shown!r}: {error}""") from error
+    return line.strip()
+
+
+def _print(kept: KeptMap, end: End, *, json: bool) -> bool:
+    """False for an item that failed."""
+    try:
+        content_type, body = kept.raised(end)
+    except GpufnError as error:
+        if json:
+            _say_json({"index": end.item, "error": error.info()})
+        else:
+            info = error.info()
+            say(f"gpufn: item {end.item}: {info.error_type or info.code}: {info.message}", err=True)
+        return False
+    value: Any = msgspec.Raw(body or b"null") if content_type == media.JSON else body  # bytes become base64
+    _say_json({"index": end.item, "result": value} if json else value)
+    return True
+
+
+def _say_json(value: Any) -> None:
+    say(msgspec.json.encode(value).decode())

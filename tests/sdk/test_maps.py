@@ -1,0 +1,367 @@
+"""A map's parts: ends in order with bounded memory, items in chunks, and both again after a broken connection."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn import Map, _map_ends, _map_items, _transport, gpu_function, media, values
+from gpufn._map_ends import AsTheyCome, Cursor, End, InOrder, ends_of
+from gpufn._map_items import Outbox
+from gpufn._transport import MapTarget
+from gpufn._views import MapView
+from gpufn.errors import (
+    FunctionRaised,
+    GatewayUnavailable,
+    InvalidInput,
+    InvocationNotFound,
+    MapNotFound,
+    QueueFull,
+    UnsupportedMediaType,
+)
+from gpufn.protocol.limits import CHUNK_ITEMS
+from gpufn.testing import run_locally
+
+RESULT = media.OutcomeKind.RESULT
+
+
+@gpu_function
+def square(x: int) -> int:
+    return x * x
+
+
+def ends(order: Sequence[int], body: bytes = b"") -> list[End]:
+    """Of these items, one after the other."""
+    return [End(RESULT, item, 10 * (place + 1), place + 1, "", body) for place, item in enumerate(order)]
+
+
+def record(end: End) -> bytes:
+    name = end.content_type.encode()
+    return media.OUTCOME.pack(end.kind, len(name), len(end.body), end.item, end.seq, end.ended) + name + end.body
+
+
+def taken(order: InOrder | AsTheyCome) -> list[int]:
+    return [end.item for end in iter(order.take, None)]
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 90))
+def test_records_are_read_however_they_are_cut(size: int) -> None:
+    sent = [End(RESULT, 3, 7, 1, "application/json", b"[1]"), *ends([1, 2])]
+    alive = media.OUTCOME.pack(media.OutcomeKind.NOTHING, 0, 0, 0, 0, 0)
+    data = alive + b"".join(map(record, sent))
+    chunks = (data[at : at + size] for at in range(0, len(data), size))
+    assert list(itertools.chain.from_iterable(ends_of(chunks))) == sent
+
+
+def test_a_record_that_is_cut_short_is_a_broken_connection() -> None:
+    with pytest.raises(GatewayUnavailable, match="broke off"):
+        list(ends_of([record(ends([0])[0])[:-1]]))
+
+
+@given(st.permutations(range(12)), st.integers(0, 12))
+def test_ends_are_put_in_order_and_a_cursor_goes_on_where_one_was(arrival: Sequence[int], stop: int) -> None:
+    arrived = ends(arrival)
+    first = InOrder(Cursor())
+    seen: list[int] = []
+    for end in arrived:
+        if len(seen) == stop:
+            break
+        first.add(end)
+        while len(seen) < stop and (found := first.take()) is not None:
+            seen.append(found.item)
+    assert seen == list(range(len(seen)))
+    cursor = Cursor.read(str(first.cursor))
+    again = InOrder(cursor)
+    for end in arrived:
+        if end.seq > cursor.seq:  # as the gateway sends them
+            again.add(end)
+    assert [*seen[: cursor.item], *taken(again)] == list(range(12))
+
+
+def test_early_results_beyond_what_is_kept_are_asked_for_again() -> None:
+    order = InOrder(Cursor(), most_bytes=100)
+    for end in ends([1, 2, 3, 0], body=b"x" * 60):
+        order.add(end)
+    found = [(end.item, end.kind) for end in iter(order.take, None)]
+    elsewhere = media.OutcomeKind.ELSEWHERE
+    assert found == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
+
+
+def test_unordered_ends_come_as_they_do() -> None:
+    order = AsTheyCome(Cursor())
+    for end in ends([2, 0]):
+        order.add(end)
+    assert taken(order) == [2, 0]
+    assert str(order.cursor) == "20.2"
+
+
+@pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2"])
+def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
+    with pytest.raises(InvalidInput, match="cursor"):
+        Cursor.read(text)
+
+
+# --- items ------------------------------------------------------------------------------------------------------------
+
+
+class Sent:
+    """What an Outbox sent; `refuse` are raised first."""
+
+    def __init__(self, *refuse: Exception) -> None:
+        self.refuse = list(refuse)
+        self.chunks: list[tuple[int, list[bytes], bool]] = []
+        self.error: Exception | None = None
+        self.changed = threading.Condition()
+
+    def __call__(self, first: int, items: Sequence[bytes], is_last: bool) -> None:
+        with self.changed:
+            if self.refuse:
+                raise self.refuse.pop(0)
+            self.chunks.append((first, list(items), is_last))
+            self.changed.notify_all()
+
+    def failed(self, error: Exception) -> None:
+        with self.changed:
+            self.error = error
+            self.changed.notify_all()
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(what, timeout=10)
+
+    @property
+    def items(self) -> list[bytes]:
+        return [item for _, items, _ in self.chunks for item in items]
+
+
+def outbox(sent: Sent, source: Any, *, window: int = 10_000, first: int = 0) -> Outbox:
+    box = Outbox(sent, window=window, first=first)
+    box.start(source, bytes, accepted=lambda: None, failed=sent.failed)
+    return box
+
+
+def is_over(sent: Sent) -> bool:
+    return bool(sent.chunks) and sent.chunks[-1][2]
+
+
+def test_items_go_in_chunks_of_at_most_so_many_and_the_last_one_says_so() -> None:
+    sent = Sent()
+    items = [b"%d" % number for number in range(2 * CHUNK_ITEMS + 1)]
+    outbox(sent, items)
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == items
+    assert max(len(chunk) for _, chunk, _ in sent.chunks) <= CHUNK_ITEMS
+    assert [first for first, _, _ in sent.chunks] == [
+        sum(len(chunk) for _, chunk, _ in sent.chunks[:place]) for place in range(len(sent.chunks))
+    ]
+
+
+def test_a_chunk_takes_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_items, "_CHUNK_BYTES", 10)
+    sent = Sent()
+    outbox(sent, [b"x" * 6, b"y" * 6, b"z" * 30])
+    sent.wait(lambda: is_over(sent))
+    assert [len(chunk) for _, chunk, _ in sent.chunks][:3] == [1, 1, 1]
+
+
+def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_items, "_SHORTEST_PAUSE_S", 0.0)
+    sent = Sent(QueueFull("full", retry_after_s=0.001), GatewayUnavailable("restarting"))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == [b"a"]
+
+
+def test_what_is_refused_for_good_is_told() -> None:
+    sent = Sent(UnsupportedMediaType("no"))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, UnsupportedMediaType)
+
+
+def test_an_endless_source_waits_for_its_reader() -> None:
+    sent = Sent()
+    numbers = itertools.count()
+    source = (b"%d" % number for number in numbers)
+    box = outbox(sent, source, window=5)
+    sent.wait(lambda: len(sent.items) == 5)
+    box.taken(2)
+    sent.wait(lambda: len(sent.items) == 7)
+    assert next(numbers) == 7
+    box.stop()
+
+
+def test_a_source_that_raises_is_told_and_closes_nothing() -> None:
+    def source() -> Iterator[bytes]:
+        yield b"a"
+        raise OSError("gone")
+
+    sent = Sent()
+    outbox(sent, source())
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, OSError)
+    assert not is_over(sent)
+
+
+def test_items_that_were_accepted_before_are_not_sent_again() -> None:
+    sent = Sent()
+    outbox(sent, [b"a", b"b", b"c"], first=2)
+    sent.wait(lambda: is_over(sent))
+    assert sent.chunks == [(2, [b"c"], True)]
+
+
+# --- a map ------------------------------------------------------------------------------------------------------------
+
+
+class Keeper:
+    """Keeps maps of `square` as a gateway does; `breaks` of its answers to a reader break off."""
+
+    def __init__(self, breaks: int = 0) -> None:
+        self.breaks = breaks
+        self.arguments: list[int] = []
+        self.is_closed = False
+        self.cursors: list[str] = []
+        self.changed = threading.Condition()
+
+    def send_items(
+        self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
+    ) -> MapView:
+        assert target == MapTarget("square")
+        with self.changed:
+            assert first == len(self.arguments)
+            self.arguments += (values.decode_call(item, allow_pickle=True)[0][0] for item in items)
+            self.is_closed = is_last
+            self.changed.notify_all()
+        return self.map_status(map_id)
+
+    def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
+        self.cursors.append(after)
+        for at in itertools.count(Cursor.read(after).ended):
+            with self.changed:
+                while not (self.is_closed or at < len(self.arguments)):
+                    self.changed.wait()
+                if at == len(self.arguments):
+                    return
+            yield [self._end(at, at + 1)]
+            if self.breaks:
+                self.breaks -= 1
+                raise GatewayUnavailable("killed")
+
+    def _end(self, item: int, place: int) -> End:
+        argument = self.arguments[item]
+        if argument < 0:
+            problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError"}'
+            return End(media.OutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
+        content_type, body = values.encode_result(argument * argument, values.NATIVE)
+        return End(RESULT, item, place, place, content_type, body)
+
+    def map_status(self, map_id: str) -> MapView:
+        if not self.arguments:
+            raise MapNotFound
+        return MapView(id=map_id, accepted=len(self.arguments), state="running" if self.is_closed else "open")
+
+    def cancel_map(self, map_id: str) -> bool:
+        return True
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        raise InvocationNotFound
+
+
+@pytest.fixture
+def keeper() -> Iterator[Keeper]:
+    keeper: Any = Keeper()
+    _transport.install(keeper)
+    yield keeper
+    _transport.install(None)
+
+
+def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
+    with square.map(range(100)) as results:
+        assert list(results) == [x * x for x in range(100)]
+
+
+def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
+    keeper.breaks = 3
+    assert list(square.map(range(20))) == [x * x for x in range(20)]
+    assert len(keeper.cursors) == 4
+    assert len(set(keeper.cursors)) == 4
+
+
+def test_a_failure_is_its_items_own(keeper: Keeper) -> None:
+    found = list(square.map([*range(1, 10), -1, 3], return_exceptions=True))
+    assert isinstance(found[9], FunctionRaised)
+    assert found[10] == 9
+    keeper.arguments.clear()
+    results = square.map([*range(1, 10), -1, 3])
+    with pytest.raises(FunctionRaised, match="below 0"):
+        list(results)
+
+
+def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
+    keeper.arguments += range(4)
+    assert list(square.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
+    assert keeper.arguments == list(range(10))
+
+
+def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
+    keeper.arguments += range(4)
+    results = Map.from_id("0" * 26)
+    assert next(results) == 0
+    keeper.is_closed = True
+    with keeper.changed:
+        keeper.changed.notify_all()
+    assert list(results) == [1, 4, 9]
+
+
+def test_a_few_items_are_calls_by_themselves() -> None:
+    with run_locally() as platform:
+        results = square.map([1, 2], ordered=False)
+        assert sorted(results) == [1, 4]
+        assert results.id is None
+    assert len(platform.calls) == 2
+
+
+def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
+    for options, text in (
+        ({"window": 0}, "window"),
+        ({"id": "x"}, "id"),
+        ({"after": "1.2"}, "cursor"),
+        ({"id": "0" * 26, "after": "1.2"}, "ordered=False"),
+    ):
+        with pytest.raises(InvalidInput, match=text):
+            square.map(range(100), **options)
+
+
+def test_where_nothing_is_kept_an_id_is_refused() -> None:
+    with run_locally():
+        with pytest.raises(InvalidInput, match="has an id where"):
+            square.map(range(100), id="0" * 26)
+        with pytest.raises(MapNotFound):
+            Map.from_id("0" * 26)
+
+
+def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_ends, "_MOST_ENDS", 10)
+    given: list[int] = []
+
+    def read(_: str) -> Iterator[list[End]]:
+        for end in ends(range(1000)):
+            given.append(end.item)
+            yield [end]
+
+    inbox = _map_ends.Inbox(read, Cursor())
+    inbox.start()
+    found: list[End] = []
+    while (some := inbox.take()) is not None:
+        found += some
+        assert len(given) <= len(found) + 13
+    assert [end.item for end in found] == list(range(1000))
