@@ -128,32 +128,32 @@ class GpuTurns:
             return True
         now = self._clock.monotonic()
         seat.waits[attempt] = begin
-        if seat.turn is not None:
-            self._go_on(seat, now)
-        elif len(seat.waits) == 1:
+        if seat.turn is None and len(seat.waits) == 1:
             self._order.wait(seat.function, seat, now)
-            self._serve(now)
+        self._serve(now)
         return attempt not in seat.waits
 
     def done(self, seat: Seat, attempt: Attempt) -> None:
-        if seat.waits.pop(attempt, None) is not None:
+        now = self._clock.monotonic()
+        if attempt in seat.waits:
+            del seat.waits[attempt]
             if seat.turn is None and not seat.waits:
                 self._order.leave(seat.function, seat)
-            return
-        if attempt not in seat.begun:
-            return  # it began when turns were not taken, or has passed its turn on
-        seat.begun.remove(attempt)
-        now = self._clock.monotonic()
-        if seat.turn is not None:
-            self._go_on(seat, now)
-            if not seat.begun:
+        elif attempt in seat.begun:
+            seat.begun.remove(attempt)
+            if seat.turn is not None and not seat.begun:
                 self._end_turn(seat, now)
+        else:
+            return  # it began when turns were not taken, or has passed its turn on
         self._serve(now)
 
     def _count(self) -> None:
         self.are_taken = len({seat.function for seat in self._seats}) > 1
 
     def _serve(self, now: float) -> None:
+        """Begin all that may: in turns that are on, and in those that are free."""
+        for seat in self._seats:
+            self._go_on(seat, now)
         while (turn := self._order.next(now)) is not None:
             turn.what.turn = turn
             self._begin_next(turn.what)
@@ -174,7 +174,7 @@ class GpuTurns:
         self._serve(now)
 
     def _go_on(self, seat: Seat, now: float) -> None:
-        """Begin in this turn what may."""
+        """Begin in its turn what may."""
         while seat.waits and seat.turn is not None and self._order.may_go_on(seat.turn, now):
             self._begin_next(seat)
 

@@ -135,6 +135,7 @@ class RevisionQueue:
         """The worker's assignment is gone; so is the worker, or it will be in a moment."""
         link = self.links.pop(worker, None)
         if link is not None:
+            self._leave_gpu(link)
             attempts = self._ends.take_all(link)
             self._let_go(link)
             self._ends.with_worker(link, attempts, self._supervision.exit_of(worker))
@@ -149,6 +150,7 @@ class RevisionQueue:
         self._arrivals.serve_line()
 
     def _leave_gpu(self, link: WorkerLink) -> None:
+        """Before what runs there ends, or its end would begin what waits."""
         self._waits.hand_back(link)
         if link.seat is not None:
             link.seat.leave()
@@ -245,6 +247,7 @@ class RevisionQueue:
                 if now >= attempt.must_end_at:
                     self._ends.begin(attempt, OutcomeKind.TIMED_OUT, now)
                 if now >= attempt.while_ending_until:
+                    self._waits.hand_back(link)
                     self._ends.give_up(attempt)
                     self._intake.shrink()
                     self._after_end(link)
@@ -395,6 +398,7 @@ class RevisionQueue:
 
     def on_lost(self, link: WorkerLink, why: str) -> None:
         """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
+        self._leave_gpu(link)
         attempts = self._ends.take_all(link)
         if link.state is WorkerState.DRAINING and not attempts:
             self._let_go(link)  # as told; its @exit hooks have the agent's grace

@@ -52,6 +52,16 @@ class SettableClock(SystemClock):
         return SystemClock.time() + self.ahead_s
 
 
+class SkippingClock(SystemClock):
+    """`skipped_s`: time that has passed all at once."""
+
+    def __init__(self) -> None:
+        self.skipped_s = 0.0
+
+    def monotonic(self) -> float:
+        return SystemClock.monotonic() + self.skipped_s
+
+
 class FakeWorker:
     """The worker's end of the socket, played by the test."""
 
@@ -117,6 +127,7 @@ class Node:
         self.bus = bus
         self.home = home
         self.clock = SettableClock()
+        self.turns_clock = SkippingClock()
         self.kills: asyncio.Queue[KillOrder] = asyncio.Queue()
         self.reports: asyncio.Queue[RunnerReport] = asyncio.Queue()
         self.workers: list[FakeWorker] = []
@@ -148,7 +159,7 @@ class Node:
             node=NODE,
             home=self.home,
             clock=self.clock,
-            turns=NodeTurns(self.clock, 1, asyncio.get_running_loop().call_later),
+            turns=NodeTurns(self.turns_clock, 1, asyncio.get_running_loop().call_later),
         )
 
     async def deploy(self, name: str = "f", *, kind: CallKind = CallKind.SYNC, **options: Any) -> Revision:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpufn.clock import SystemClock
 from gpufn.device import DeviceShare, Share
@@ -129,6 +131,18 @@ def test_one_worker_begins_as_many_of_its_calls_in_its_turn_as_it_has_slots_unti
     assert gpu.began == ["f1", "f2", "f3", "g1"]
 
 
+def test_what_others_kept_from_a_turn_begins_in_it_when_they_wait_no_longer() -> None:
+    gpu = Gpu()
+    f, g = gpu.seat("f"), gpu.seat("g")
+    gpu.ask(f, "f1")
+    gpu.later(1.0)
+    other = gpu.ask(g, "g1")
+    gpu.ask(f, "f2")
+    assert gpu.began == ["f1"]
+    g.done(other)
+    assert gpu.began == ["f1", "f2"]
+
+
 def test_a_turn_that_lasts_is_passed_on_and_what_runs_goes_on() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
@@ -202,3 +216,41 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
         gpu.later(0.001)  # its next delivery is on its way
         gpu.ask(seats[name], name)
     assert seconds["f"] == pytest.approx(seconds["g"], rel=0.05)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 2), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0.001, 3.0)), max_size=60))
+def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_turns_are_on_than_there_are(
+    at_once: int, events: list[tuple[int, int, float]]
+) -> None:
+    """Four workers of three functions; each event is a call that asks, one that ends, a worker that goes or comes, or
+    time that passes."""
+    gpu = Gpu(at_once)
+    seats = [gpu.seat(function) for function in "ffgh"]
+    asked: dict[Any, Seat] = {}  # and not done
+    expected: set[str] = set()
+    for number, (kind, place, seconds) in enumerate(events):
+        seat = seats[place]
+        if kind <= 2:
+            name = f"{number}"
+            expected.add(name)
+            asked[gpu.ask(seat, name)] = seat
+        elif kind == 3 and (mine := [attempt for attempt, its in asked.items() if its is seat]):
+            if mine[0] in seat.waits:
+                expected.discard(str(mine[0]))
+            asked.pop(mine[0]).done(mine[0])
+        elif kind == 4:
+            for attempt in list(seat.waits):  # as its queue hands back
+                expected.discard(str(attempt))
+                asked.pop(attempt).done(attempt)
+            seat.leave()
+            seat.join()
+        else:
+            gpu.later(seconds)
+        assert sum(each.turn is not None for each in seats) <= at_once
+    for _ in range(200):
+        for attempt, seat in list(asked.items()):
+            if attempt not in seat.waits:
+                asked.pop(attempt).done(attempt)
+        gpu.later(0.05)
+    assert sorted(gpu.began) == sorted(expected)

@@ -103,6 +103,29 @@ def test_a_call_whose_worker_dies_while_it_waits_runs_elsewhere(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
+def test_what_waits_for_the_next_turn_of_a_worker_that_dies_has_not_run_there(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        first = await node.deploy("first", concurrency=2)
+        second = await node.deploy("second")
+        worker = await node.worker(first, "w-1", ON_GPU)
+        await node.worker(second, "w-2", ON_GPU)
+        await both_ready(node)
+        running = node.invoke(first, b"1")
+        await worker.run()
+        node.turns_clock.skipped_s = 1.0
+        await waiting(node, (await node.submit(second)).id)
+        kept = await node.submit(first, b"2")
+        await waiting(node, kept.id)  # second has the better claim by now
+        worker.die()
+        await node.reap("first")
+        assert (await running.future)[0].kind is OutcomeKind.LOST
+        other = await node.worker(first, "w-3")
+        run, body = await other.run()
+        assert (body, run.number) == (b"2", 1)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_worker_that_drains_runs_what_waits_first(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         _, first, run, other, second = await contended(node)
