@@ -44,12 +44,13 @@ def _place(queue: QueueKind) -> tuple[int, bool]:
 class QueueOrder:
     """What is known of a Revision's queues, and the choice between them."""
 
-    __slots__ = ("_handed_back", "_known", "_since", "_turn")
+    __slots__ = ("_by_age", "_handed_back", "_known", "_since", "_turn")
 
     def __init__(self) -> None:
         self._since: dict[QueueKind, float] = {}  # calls wait there, or may
         self._known: set[QueueKind] = set()  # of these: they do
         self._handed_back: set[QueueKind] = set()  # and one of them is counted by no delivery's `pending`
+        self._by_age: set[QueueKind] = set()  # it is being looked at because of its age
         self._turn = 0
 
     def may_wait(self, queue: QueueKind, now: float) -> None:
@@ -69,6 +70,7 @@ class QueueOrder:
 
     def delivered(self, queue: QueueKind, since: float, pending: int) -> None:
         """A call that had waited `since` then came from there; `pending` more are behind it."""
+        self._by_age.discard(queue)
         if pending or queue in self._handed_back:
             self._since[queue] = since
             self._known.add(queue)
@@ -76,6 +78,9 @@ class QueueOrder:
             self.is_empty(queue)
 
     def is_empty(self, queue: QueueKind) -> None:
+        if queue in self._by_age:  # another aged one has its turn
+            self._by_age.discard(queue)
+            self._turn |= _AGED_TURN - 1
         self._since.pop(queue, None)
         self._known.discard(queue)
         self._handed_back.discard(queue)
@@ -86,6 +91,8 @@ class QueueOrder:
             return None
         chosen = first(self._since, self._turn, now)
         if len(self._since) > 1:
+            if self._turn % _AGED_TURN == _AGED_TURN - 1 and now - self._since[chosen] >= PATIENCE_S:
+                self._by_age.add(chosen)
             self._turn += 1
         return chosen
 

@@ -56,6 +56,20 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     assert order.next(NOW) is None
 
 
+def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
+    order = QueueOrder()
+    for queue in (ASYNC_HI, ASYNC_LOW):
+        order.waits(queue, NOW - PATIENCE_S)
+    for queue in (ASYNC, SYNC_LOW):
+        order.may_wait(queue, NOW - PATIENCE_S - 1)
+    order.delivered(ASYNC_HI, NOW, pending=100)
+    assert [order.next(NOW) for _ in range(4)] == [ASYNC_HI, ASYNC_HI, ASYNC_HI, ASYNC]
+    order.is_empty(ASYNC)
+    assert order.next(NOW) == SYNC_LOW
+    order.is_empty(SYNC_LOW)
+    assert [order.next(NOW) for _ in range(2)] == [ASYNC_LOW, ASYNC_HI]
+
+
 def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above() -> None:
     order = QueueOrder()
     order.waits(ASYNC, NOW)

@@ -15,6 +15,7 @@ from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
 from gpufn.revision import Revision
+from gpufn_runtime.runner.order import PATIENCE_S
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 HI, NORMAL, LOW = Priority
@@ -61,7 +62,7 @@ def test_a_slot_takes_submitted_calls_of_the_highest_class_first_and_each_class_
     on_node(url, tmp_path, test)
 
 
-def test_callers_wait_for_higher_classes_and_go_before_submitted_calls_of_their_own(url: str, tmp_path: Path) -> None:
+def test_callers_wait_for_higher_classes_and_go_before_all_calls_of_lower_ones(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("callers")
         worker = await node.worker(revision)
@@ -75,7 +76,25 @@ def test_callers_wait_for_higher_classes_and_go_before_submitted_calls_of_their_
             pass
         await streams.depths(node.bus)  # by then the runner has handed it back, and heard of the others
         worker.answer(run, b"0")
-        assert await served(worker, 6) == b"123456"
+        order = await served(worker, 6)
+        assert [set(order[at : at + 2]) for at in (0, 2, 4)] == [set(b"12"), set(b"34"), set(b"56")]
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_has_aged_is_not_kept_from_the_slot_by_higher_classes(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("aged")
+        worker = await node.worker(revision)
+        node.invoke(revision, b"0")
+        run, _ = await worker.run()
+        await submit(node, revision, b"l", LOW)
+        node.clock.ahead_s = PATIENCE_S
+        for _ in range(8):
+            await submit(node, revision, b"h", HI)
+        worker.answer(run)
+        order = await served(worker, 9)
+        assert (order.count(b"h"), b"l" in order[:6]) == (8, True)
 
     on_node(url, tmp_path, test)
 
