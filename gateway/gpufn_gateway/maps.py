@@ -25,6 +25,7 @@ from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls import Arguments, Calls
 from gpufn_gateway.outcomes import Cursor, Outcomes
+from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.registry import Target
 from gpufn_gateway.submit import WEBHOOK
 from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
@@ -52,9 +53,9 @@ class Maps:
 
     async def accept(
         self, name: str, map_id: str, first: int, headers: dict[bytes, bytes], receive: Receive, *, closes: bool
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Headers]:
         """Store items `first` and those that follow; `closes`: they are the last. A chunk that comes again is the same
-        one. Raises OutOfStep, InvocationCancelled, QueueFull."""
+        one. Raises OutOfStep, InvocationCancelled, QueueFull, Limited."""
         if not is_invocation_id(map_id):
             raise InvalidInput("a map's id is a ULID: 26 characters of 0-9 and a-z", field="id")
 
@@ -90,10 +91,13 @@ class Maps:
                 break
             except QueueFull:
                 raise self._calls.queue_full(call.target) from None
+            except Limited as error:
+                self._calls.telemetry.of(call.target.name).refused(error.code)
+                raise
             except Conflict:
                 known = await maps.last(self._bus, map_id)
         self._remember(known)
-        return map_views.accepted(known.entry)
+        return map_views.accepted(known.entry), self._calls.limits(call)
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, may_read=True)).entry

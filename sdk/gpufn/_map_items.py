@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gpufn.errors import BusUnavailable, CapacityError, GatewayUnavailable, GpufnError
+from gpufn.errors import BusUnavailable, CapacityError, GatewayUnavailable
 from gpufn.protocol.limits import CHUNK_ITEMS
 
 _CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
@@ -35,6 +35,7 @@ class Outbox:
         self._lock = threading.Condition()
         self._items: deque[bytes] = deque()
         self._bytes = 0
+        self._most = CHUNK_ITEMS  # items in the next chunk
         self._put = self.first = first
         self._taken = taken
         self._is_closed = False
@@ -116,7 +117,8 @@ class Outbox:
         try:
             while (chunk := self._next_chunk()) is not None:
                 items, is_last = chunk
-                self._send_surely(at, items, is_last)
+                if not self._try_to_send(at, items, is_last):
+                    continue
                 at += len(items)
                 if is_first:
                     accepted()
@@ -133,36 +135,51 @@ class Outbox:
             while not (self._items or self._is_closed or self._stopped):
                 self._lock.wait()
             self._lock.wait_for(
-                lambda: len(self._items) >= CHUNK_ITEMS or self._is_closed or self._stopped, timeout=_LINGER_S
+                lambda: len(self._items) >= self._most or self._is_closed or self._stopped, timeout=_LINGER_S
             )
             if self._stopped:
                 return None
             items: list[bytes] = []
             size = 0
-            while (
-                self._items and len(items) < CHUNK_ITEMS and (not items or size + len(self._items[0]) <= _CHUNK_BYTES)
-            ):
+            while self._items and len(items) < self._most:
+                if items and size + len(self._items[0]) > _CHUNK_BYTES:
+                    break
                 items.append(self._items.popleft())
                 size += len(items[-1])
             self._bytes -= size
             self._lock.notify_all()
             return items, self._is_closed and not self._items
 
-    def _send_surely(self, first: int, items: Sequence[bytes], is_last: bool) -> None:
-        """A chunk that is sent again is the same one. While the queue is full it waits for as long as that takes."""
+    def _try_to_send(self, first: int, items: list[bytes], is_last: bool) -> bool:
+        """False when there is no room for it: fewer are tried next. A chunk whose fate is unknown is sent again, and is
+        the same one."""
         give_up = time.monotonic() + _PATIENCE_S
         pause_s = _SHORTEST_PAUSE_S
+        is_unsure = False
         while True:
             try:
                 self._send(first, items, is_last)
-                return
             except CapacityError as error:
-                wait_s = min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S)
+                self._rest(min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S))
+                if not is_unsure:
+                    self._put_back(items)
+                    return False
             except (GatewayUnavailable, BusUnavailable):
+                is_unsure = True
                 if time.monotonic() > give_up:
                     raise
-                wait_s = pause_s
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            with self._lock:
-                if self._lock.wait_for(lambda: self._stopped, timeout=wait_s):
-                    raise GpufnError("the map was stopped while its queue was full")
+                self._rest(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                self._most = min(2 * self._most, CHUNK_ITEMS)
+                return True
+
+    def _rest(self, pause_s: float) -> None:
+        with self._lock:
+            self._lock.wait_for(lambda: self._stopped, timeout=pause_s)
+
+    def _put_back(self, items: list[bytes]) -> None:
+        with self._lock:
+            self._items.extendleft(reversed(items))
+            self._bytes += sum(map(len, items))
+            self._most = max(1, len(items) // 2)

@@ -23,6 +23,7 @@ from gpufn.errors import (
     InvocationNotFound,
     MapNotFound,
     QueueFull,
+    RateLimited,
     UnsupportedMediaType,
 )
 from gpufn.protocol.limits import CHUNK_ITEMS
@@ -179,6 +180,30 @@ def test_what_is_refused_for_now_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
     outbox(sent, [b"a"])
     sent.wait(lambda: is_over(sent))
     assert sent.items == [b"a"]
+
+
+def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(*(RateLimited("5 calls may be queued", retry_after_s=0.0) for _ in range(4)))
+    items = [b"%d" % number for number in range(100)]
+    outbox(sent, items)
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == items
+    assert len(sent.chunks[0][1]) <= 100 // 2**4
+
+
+def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_items, "_SHORTEST_PAUSE_S", 0.0)
+    tries: list[list[bytes]] = []
+    sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests", retry_after_s=0.0))
+
+    def send(first: int, items: Sequence[bytes], is_last: bool) -> None:
+        tries.append(list(items))
+        sent(first, items, is_last)
+
+    box = Outbox(send, window=100)
+    box.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: is_over(sent))
+    assert tries[0] == tries[1] == tries[2]
 
 
 def test_what_is_refused_for_good_is_told() -> None:

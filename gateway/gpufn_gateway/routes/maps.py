@@ -40,10 +40,11 @@ class MapRoutes:
             raise InvalidInput(f"the place of the first item is a number from 0 on, not {text[:40]!r}", field="first")
         closes = flag(request, "last")
         headers = headers_of(request)
-        view = await self._maps.accept(
+        view, limits = await self._maps.accept(
             params["fn"], params["id"].lower(), int(text), headers, request.receive, closes=closes
         )
-        return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}"})
+        told = {name.decode(): value.decode() for name, value in limits}
+        return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}", **told})
 
     async def show(self, request: Request) -> Response:
         return json_answer(await self._maps.status(request.path_params["id"], principal_of(request)))
