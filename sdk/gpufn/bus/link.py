@@ -22,10 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from nats.aio.client import Client
-from nats.errors import Error as NatsError
-
 from gpufn.bus import wire
+from gpufn.bus.natspy import Client, NatsError
 from gpufn.bus.wire import Message
 from gpufn.errors import BusUnavailable
 
