@@ -34,13 +34,14 @@ _STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out",
 
 def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
     """The description of one gateway. `serving`: each function's serving revision."""
-    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED}
+    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
     paths: dict[str, Any] = {}
     for revision in sorted(serving, key=lambda each: each.function):
         for method in revision.spec.methods:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
             paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}
             paths[f"/v1/functions/{name}/submit"] = {"post": _submit(name, method, schemas)}
+            paths[f"/v1/functions/{name}/maps/{{id}}/items/{{first}}"] = {"put": _map(name)}
         if revision.spec.entry.packaging is Packaging.MODEL:
             schemas |= _INFERENCE_SCHEMAS
             paths[f"/v2/models/{revision.function}/infer"] = {"post": _infer(revision.function)}
@@ -63,6 +64,18 @@ _SUBMITTED: dict[str, Any] = {
         "id": {"type": "string"},
         "state": {"enum": _STATES},
         "links": {"type": "object", "properties": {"self": {"type": "string"}, "result": {"type": "string"}}},
+    },
+}
+
+
+_ACCEPTED: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "accepted", "state", "links"],
+    "properties": {
+        "id": {"type": "string"},
+        "accepted": {"type": "integer"},
+        "state": {"enum": ["open", "running", "ended", "cancelled"]},
+        "links": {"type": "object", "properties": {"self": {"type": "string"}, "outcomes": {"type": "string"}}},
     },
 }
 
@@ -91,6 +104,25 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
         "requestBody": _body(name, method, schemas),
         "responses": {
             "202": {"description": "Queued", "content": {media.JSON: accepted}},
+            "default": _PROBLEM_ANSWER,
+        },
+    }
+
+
+def _map(name: str) -> dict[str, Any]:
+    accepted = {"schema": {"$ref": "#/components/schemas/Accepted"}}
+    return {
+        "operationId": f"map {name}",
+        "summary": f"Submit items of a map of {name}: a line each, the arguments of a call",
+        "tags": [name.partition(".")[0]],
+        "parameters": [
+            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
+            {"name": "first", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+            {"name": "last", "in": "query", "schema": {"type": "boolean"}},
+        ],
+        "requestBody": {"required": True, "content": {media.LINES: {"schema": {"type": "string"}}}},
+        "responses": {
+            "202": {"description": "Accepted, all of them", "content": {media.JSON: accepted}},
             "default": _PROBLEM_ANSWER,
         },
     }

@@ -200,6 +200,15 @@ async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: 
         assert problem(await gateway.http.get(f"/v1/maps/{map_id}")) == (404, "map_not_found")
 
 
+async def test_openapi_describes_the_maps_of_each_function(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("shown"), DIGEST)
+        paths = (await gateway.http.get("/openapi.json")).json()["paths"]
+        described = paths["/v1/functions/shown/maps/{id}/items/{first}"]["put"]
+        assert {each["name"] for each in described["parameters"]} == {"id", "first", "last"}
+        assert "application/x-ndjson" in described["requestBody"]["content"]
+
+
 async def test_a_full_queue_takes_no_part_of_a_chunk(
     make: Any, problem: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
