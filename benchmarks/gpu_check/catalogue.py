@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpu_check.checks import copies, engines, faults, inventory, limits, sharing, suite, torch_function
+from gpu_check.checks import copies, engines, faults, inventory, limits, parking, sharing, suite, torch_function
 from gpu_check.steps import Step
 
 # A machine that is lent gives ten minutes a command.
@@ -13,8 +13,10 @@ TOTAL_S: Final = 520.0
 STEPS: Final = (
     Step("inventory", "What is there", 20, inventory.inventory),
     Step("torch", "A torch function from nothing to warm", 120, torch_function.torch_function),
-    Step("copies", "Park and resume: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
-    Step("copies-10gb", "Park and resume: 10 GB to pinned memory and back", 60, copies.park_large),
+    Step("parking", "Park and resume 0.1 and 1 GB", 90, parking.small),
+    Step("parking-10gb", "Park and resume 10 GB", 90, parking.large),
+    Step("copies", "What parking rests on: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
+    Step("copies-10gb", "What parking rests on: 10 GB to pinned memory and back", 60, copies.park_large),
     Step("overlap", "Copies while the GPU computes", 20, copies.overlap),
     Step("tests", "tests/gpu", 120, suite.gpu_tests),
     Step("sharing-time", "Functions share the GPU in time slices", 90, sharing.by_time),

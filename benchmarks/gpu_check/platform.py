@@ -87,6 +87,14 @@ class Platform:
         result = self.invoke(function, **arguments)
         return time.perf_counter() - began, result
 
+    def wait_for(self, function: str, state: str, timeout_s: float = 30.0) -> None:
+        """Until a worker of it is in this state."""
+        give_up = time.monotonic() + timeout_s
+        while not self.get(f"/v1/functions/{function}")["workers"][state]:
+            if time.monotonic() >= give_up:
+                raise RuntimeError(f"{function} has no {state} worker after {timeout_s:.0f} s: {self.why(function)}")
+            time.sleep(0.05)
+
     def wait_for_zero(self, function: str, timeout_s: float = 30.0) -> None:
         """Until no worker of it is left, and a moment more, for the standby is made again meanwhile."""
         give_up = time.monotonic() + timeout_s

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_check.checks import parking
 from gpu_check.findings import Finding, Result, State, Table
-from gpu_check.machine import CannotRun, Machine
+from gpu_check.machine import CannotRun, Gpu, Machine
 from gpu_check.platform import up
 from gpu_check.steps import Step, is_running, perform, run
 
@@ -129,8 +130,6 @@ def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
 
 
 def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
-    from gpu_check.machine import Gpu
-
     machine = Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),), pretended=True)
     assert machine.gpu().name == "x"
     assert machine.torch_device == "cpu"
@@ -162,3 +161,16 @@ def test_an_option_that_is_not_built_yet_skips_a_step() -> None:
     result = performed(check)
     assert result.state is State.SKIPPED
     assert "volumes" in result.line
+
+
+def test_parking_is_not_possible_without_a_gpu() -> None:
+    with pytest.raises(CannotRun, match="no GPU"):
+        parking.small(MACHINE)
+
+
+@pytest.mark.e2e
+def test_parking_is_measured_with_the_same_worker_before_and_after() -> None:
+    machine = Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),), pretended=True)
+    found = parking.check(machine, (0.1,))
+    assert list(found.figures) == ["0.1 GB"]
+    assert set(found.figures["0.1 GB"]) == {"cold_ms", "resumed_ms", "warm_ms"}

@@ -1,6 +1,6 @@
 """What parking rests on: weights to pinned memory of the host and back, and copies while the GPU computes.
 
-Plain torch, in the step's own process: gpufn does not park workers yet.
+Plain torch, in the step's own process; `parking` has the same with workers.
 """
 
 from __future__ import annotations

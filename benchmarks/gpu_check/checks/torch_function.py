@@ -18,7 +18,9 @@ import torch
 from gpufn import gpu_function
 
 
-@gpu_function(name={name!r}, gpu={gpu!r}, env={env!r}, max_workers=1, idle_timeout=0.5, scaledown_window=0.5)
+@gpu_function(
+    name={name!r}, gpu={gpu!r}, env={env!r}, max_workers=1, idle_timeout=0.5, scaledown_window=0.5, park_timeout=0
+)
 def multiply(size: int = 512) -> dict[str, float | str]:
     device = {device!r}
     a = torch.ones(size, size, device=device)

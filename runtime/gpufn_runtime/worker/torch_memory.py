@@ -7,6 +7,7 @@ was afterwards, but for its address on the device. What refers to addresses (a C
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from typing import Any
@@ -38,9 +39,10 @@ class TorchMemory:
             if issubclass(kind, torch.cuda.CUDAGraph):
                 raise NotMovable("it has a CUDA graph, which is tied to addresses on the GPU")
             if issubclass(kind, torch.Tensor) and thing.is_cuda and thing.layout == torch.strided:
-                storage = thing.untyped_storage()
-                if storage.nbytes():
-                    found[storage.data_ptr()] = storage
+                with contextlib.suppress(RuntimeError):  # one that wraps others has none
+                    storage = thing.untyped_storage()
+                    if storage.nbytes():
+                        found[storage.data_ptr()] = storage
         self._storages = list(found.values())
         if not all(storage.resizable() for storage in self._storages):
             raise NotMovable("some of torch's memory on the GPU belongs to another library")
@@ -80,9 +82,12 @@ class TorchMemory:
         """The memory that is there, for torch's own pinned memory comes in powers of two and is never given back. Where
         it cannot be pinned, copies are slower."""
         size = self._block.numel()
-        self._is_pinned = size > 0 and not int(
-            self._torch.cuda.cudart().cudaHostRegister(self._block.data_ptr(), size, 0)
-        )
+        runtime = self._torch.cuda.cudart()
+        self._is_pinned = size > 0 and not int(runtime.cudaHostRegister(self._block.data_ptr(), size, 0))
+        if not self._is_pinned:
+            with contextlib.suppress(RuntimeError):  # CUDA tells of it once more, to the next kernel
+                self._torch.zeros(1, device=self._storages[0].device)
+                self._wait()
 
     def _parts(self) -> list[Any]:
         """Where each storage has its place in the block."""

@@ -17,6 +17,7 @@ class FakeTorch:
         self.stray = 0
         self.cached = 0
         self.can_pin = True
+        self.is_spoilt = False
         self.pinned: set[int] = set()
         self.storages: list[Storage] = []
         self.Tensor = type("Tensor", (Tensor,), {"torch": self})
@@ -38,9 +39,16 @@ class FakeTorch:
         storage = Storage(self, bytearray(size), device)
         return self.Tensor(storage)
 
+    def zeros(self, size: int, *, device: str) -> None:
+        """The kernel that hears of what went wrong before it."""
+        if self.is_spoilt:
+            self.is_spoilt = False
+            raise RuntimeError("CUDA error: out of memory")
+
     def _pin(self, address: int, size: int, flags: int) -> int:
         if self.can_pin:
             self.pinned.add(address)
+        self.is_spoilt = not self.can_pin
         return 0 if self.can_pin else 2
 
     def _empty_cache(self) -> None:

@@ -31,6 +31,7 @@ def test_what_cannot_be_pinned_is_moved_all_the_same() -> None:
     memory = TorchMemory(torch)
     memory.find()
     memory.park()
+    assert not torch.is_spoilt
     memory.resume()
     assert weights.content == b"weights"
 

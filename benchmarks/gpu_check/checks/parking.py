@@ -1,0 +1,117 @@
+"""Workers with weights of some size that are parked, and calls that resume them. Where a GPU is pretended, the weights
+are bytes, and hooks move them nowhere: then no figure counts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpu_check.findings import Finding, Plot, Table
+from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import Platform, function_environment, up
+
+_ROOM: Final = 1.2  # of the GPU, over the weights
+_REPEATS: Final = 3
+_NAME: Final = "gpu-check-parked"
+_SOURCE: Final = """\
+import os
+
+import torch
+
+from gpufn import enter, gpu_function, method
+
+
+@gpu_function(name={name!r}, gpu="any", env={env!r}, max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
+class Parked:
+    @enter
+    def load(self) -> None:
+        self.weights = torch.randint(0, 256, ({size},), dtype=torch.uint8, device="cuda")
+
+    @method
+    def look(self) -> dict[str, int]:
+        return {{"pid": os.getpid(), "sum": int(self.weights.sum(dtype=torch.int64))}}
+"""
+_PRETENDED: Final = """\
+import os
+
+from gpufn import enter, gpu_function, method, park, resume
+
+
+@gpu_function(name={name!r}, gpu="any", env={env!r}, max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
+class Parked:
+    @enter
+    def load(self) -> None:
+        self.weights = b"1" * 100
+
+    @park
+    def out(self) -> None:
+        self.weights, self.kept = b"", self.weights
+
+    @resume
+    def back(self) -> None:
+        self.weights = self.kept
+
+    @method
+    def look(self) -> dict[str, int]:
+        return {{"pid": os.getpid(), "sum": sum(self.weights)}}
+"""
+
+
+def small(machine: Machine) -> Finding:
+    return check(machine, (0.1, 1.0))
+
+
+def large(machine: Machine) -> Finding:
+    """In a step of its own: a machine that lacks the memory may end the process."""
+    return check(machine, (10.0,))
+
+
+def check(machine: Machine, sizes_gb: Sequence[float]) -> Finding:
+    gpu = machine.gpu()
+    if not machine.pretended:
+        machine.need_module("torch")
+    measured: dict[str, dict[str, float]] = {}
+    for size_gb in sizes_gb:
+        size, name = int(size_gb * 1e9), f"{size_gb:g} GB"
+        if gpu.memory_bytes < size * _ROOM:
+            raise CannotRun(f"{name}: needs {size * _ROOM / 1e9:.1f} GB, and the GPU has {gpu.memory_bytes / 1e9:.1f}")
+        with up(machine) as platform:
+            source = _PRETENDED if machine.pretended else _SOURCE
+            platform.deploy(source.format(name=_NAME, env=function_environment(), size=size))
+            measured[name] = _measure(platform)
+    keys = ("cold_ms", "resumed_ms", "warm_ms")
+    series = {what: [each[f"{what}_ms"] for each in measured.values()] for what in ("cold", "resumed")}
+    told = (f"{name}: {each['resumed_ms']:.0f} ms instead of {each['cold_ms']:.0f}" for name, each in measured.items())
+    return Finding(
+        summary="a call to a parked worker of " + "; of ".join(told),
+        figures=measured,
+        tables=[
+            Table(
+                ("weights", "cold start, ms", "parked, ms", "warm, ms"),
+                [(name, *(f"{each[key]:.1f}" for key in keys)) for name, each in measured.items()],
+            )
+        ],
+        plots=[Plot("First call, by size of the weights", "ms", list(measured), series)],
+    )
+
+
+def _measure(platform: Platform) -> dict[str, float]:
+    """Of calls, from request to answer: one that finds nobody, those that find the worker parked, and those after."""
+    cold_s, first = platform.timed(f"{_NAME}.look")
+    resumed, warm = [], []
+    for _ in range(_REPEATS):
+        platform.wait_for(_NAME, "parked")
+        resumed.append(_look(platform, first))
+        warm.append(_look(platform, first))
+    return {
+        "cold_ms": cold_s * 1e3,
+        "resumed_ms": statistics.median(resumed) * 1e3,
+        "warm_ms": statistics.median(warm) * 1e3,
+    }
+
+
+def _look(platform: Platform, first: Any) -> float:
+    seconds, result = platform.timed(f"{_NAME}.look")
+    assert result == first, f"another process, or other weights than before: {result}, {first}"
+    return seconds

@@ -1,0 +1,59 @@
+"""Torch in a worker that is parked and resumed on a real GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.conftest import Platform
+from tests.gpu.conftest import APPS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
+
+_PATIENCE_S = 30.0
+
+
+def _until(condition: Callable[[], Any]) -> Any:
+    give_up = time.monotonic() + _PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    return found
+
+
+def _until_parked(platform: Platform, function: str) -> dict[str, Any]:
+    """What its agent has proven that it holds."""
+
+    def parked() -> dict[str, Any] | None:
+        nodes = platform.client.get("/v1/nodes").json()["nodes"]
+        processes = [each for node in nodes for each in node["processes"] if each["function"] == function]
+        return processes[0]["parked"] if processes else None
+
+    found: dict[str, Any] = _until(parked)
+    return found
+
+
+@pytest.fixture(scope="module")
+def parked_app(torch_app: Platform) -> Platform:
+    torch_app.gpufn("deploy", APPS / "parked.py")
+    return torch_app
+
+
+def test_a_module_gives_its_gpu_memory_up_and_computes_the_same_afterwards(parked_app: Platform) -> None:
+    before = parked_app.invoke("net.run")
+    held = _until_parked(parked_app, "net")
+    assert held["host_bytes"] >= 4 * 4096 * 4096
+    assert held["device_bytes"] < 1 << 30
+    answer = parked_app.post("net.run")
+    assert answer.json() == before
+    assert "resume;dur=" in answer.headers["server-timing"]
+
+
+def test_a_plain_functions_global_is_moved_as_well(parked_app: Platform) -> None:
+    before = parked_app.invoke("looked_up", {"index": 21})
+    assert before[1] == 42
+    _until_parked(parked_app, "looked-up")
+    assert parked_app.invoke("looked_up", {"index": 21}) == before
