@@ -330,20 +330,16 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def run() -> int:
     try:
         settings = GatewaySettings.from_env()
-    except InvalidSetting as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_CONFIGURATION
-    hide_environment("GPUFN_NATS_URL")
-    logging.basicConfig(
-        level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    try:
+        hide_environment("GPUFN_NATS_URL")
+        logging.basicConfig(
+            level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
         uvloop.run(main(settings))
     except BusUnavailable as error:
         log.error("%s", error)
         return 1
     except (InvalidSetting, NotProtected, PlatformError) as error:
-        log.error("%s", error)
+        sys.stderr.write(f"{error}\n")  # the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     return 0
 
