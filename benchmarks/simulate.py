@@ -5,16 +5,18 @@ python benchmarks/simulate.py --seeds 10
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
 import measure
-from gpufn.simulation.gpu import Gpu
-from gpufn.simulation.run import compare
-from gpufn.simulation.traces import Load
+from gpufn_gateway.simulation.gpu import Gpu
+from gpufn_gateway.simulation.run import compare
+from gpufn_gateway.simulation.traces import Load
 
-_BUSY = (0.2, 0.3, 0.4, 0.5)
+_BUSY = (0.3, 0.5)
+_PARK_GIB = (0.0, 64.0)
+_OVERRUNS_S = (5.0, 20.0)  # beside the default
 _FIGURES = {
     "mean_s": "mean s",
     "p50_s": "p50 s",
@@ -24,6 +26,7 @@ _FIGURES = {
     "jain": "Jain",
     "max_min": "max-min",
     "cold_starts": "cold starts",
+    "resumes": "resumes",
     "busy": "GPU busy",
 }
 
@@ -31,18 +34,27 @@ _FIGURES = {
 def main() -> None:
     options = measure.arguments("Orders of calls on one GPU, on paper.", seeds=10)
     about = measure.machine()
-    gpu = Gpu()
     rows = [
-        {"bursty": bursty, "load": busy, "order": order, **figures}
+        {"bursty": bursty, "load": busy, "park_gib": park_gib, "order": order, **figures}
         for bursty in (False, True)
         for busy in _BUSY
-        for order, figures in _over_seeds(bursty, busy, gpu, range(1, options.seeds + 1)).items()
+        for park_gib in _PARK_GIB
+        for order, figures in _orders(bursty, busy, park_gib, range(1, options.seeds + 1)).items()
     ]
     measure.write("simulate", {"seeds": options.seeds, "rows": rows}, _table(options.seeds, rows), about)
 
 
-def _over_seeds(bursty: bool, busy: float, gpu: Gpu, seeds: Iterable[int]) -> dict[str, dict[str, float]]:
-    compared = [compare(Load(bursty=bursty, busy=busy, seed=seed), gpu) for seed in seeds]
+def _orders(bursty: bool, busy: float, park_gib: float, seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    loads = [Load(bursty=bursty, busy=busy, seed=seed) for seed in seeds]
+    found = _means(loads, Gpu(park_gib=park_gib))
+    for overrun_s in _OVERRUNS_S:
+        gpu = Gpu(park_gib=park_gib, overrun_s=overrun_s)
+        found[f"mqfq, {overrun_s:g} s"] = _means(loads, gpu)["mqfq"]
+    return found
+
+
+def _means(loads: Sequence[Load], gpu: Gpu) -> dict[str, dict[str, float]]:
+    compared = [compare(load, gpu) for load in loads]
     return {
         order: {figure: round(mean(getattr(each.orders[order], figure) for each in compared), 3) for figure in _FIGURES}
         for order in compared[0].orders
@@ -50,11 +62,12 @@ def _over_seeds(bursty: bool, busy: float, gpu: Gpu, seeds: Iterable[int]) -> di
 
 
 def _table(seeds: int, rows: list[dict[str, Any]]) -> str:
-    headers = ("calls", "load", "order", *_FIGURES.values())
+    headers = ("calls", "load", "parked in", "order", *_FIGURES.values())
     shown = [
         (
             "bursty" if row["bursty"] else "steady",
             f"{row['load']:.0%}",
+            f"{row['park_gib']:g} GiB",
             row["order"],
             *(f"{row[figure]:,.0f}" if row[figure] >= 100 else f"{row[figure]:.3g}" for figure in _FIGURES),
         )

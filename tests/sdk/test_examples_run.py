@@ -19,8 +19,6 @@ _MODULES = (
     "gpufn.testing",
     "gpufn.spec",
     "gpufn.turns",
-    "gpufn.simulation.figures",
-    "gpufn.simulation.gpu",
 )
 
 

@@ -1,20 +1,14 @@
-"""`gpufn simulate`: the table, the JSON, the page."""
+"""`gpufn simulate`: the table and the JSON, and what cannot be simulated."""
 
 from __future__ import annotations
 
-import html.parser
 import json
-import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from gpufn.cli import app
-from gpufn.simulation.gpu import Gpu
-from gpufn.simulation.page import render
-from gpufn.simulation.run import compare
-from gpufn.simulation.traces import Load
 
 _QUICK = ("--seconds", "60", "--functions", "6")
 
@@ -52,28 +46,8 @@ def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: i
     assert said in result.output
 
 
-class _Parser(html.parser.HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-
-def test_the_page_draws_every_order_and_needs_nothing_from_outside(tmp_path: Path) -> None:
-    file = tmp_path / "plot.html"
-    assert _gpufn("simulate", *_QUICK, "--plot", str(file)).exit_code == 0
-    page = file.read_text()
-    parser = _Parser()
-    parser.feed(page)
-    assert (parser.tags.count("svg"), parser.tags.count("polyline")) == (2, 3)
-    assert "script" not in parser.tags
-    assert re.findall(r"(?:href|src|url)\s*[=(]", page) == []
-
-
-def test_no_mark_of_the_page_lies_outside_its_plot() -> None:
-    page = render(compare(Load(functions=40, seconds=100, busy=0.9), Gpu()))
-    heights = [float(found) for found in re.findall(r"(?:cy|y1)=([\d.-]+)", page)]
-    assert 0 <= min(heights) <= max(heights) <= 280
-    assert len(re.findall(r">f\d+</text>", page)) == 20  # not all forty have room
+def test_a_plot_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    result = _gpufn("simulate", *_QUICK, "--plot", str(tmp_path / "no" / "plot.html"))
+    assert result.exit_code == 1
+    assert "No such file or directory" in result.output
+    assert "Traceback" not in result.output

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gpufn.cli._render import Json, print_json, print_table, say, step
+from gpufn.errors import InvalidInput, PlatformError
+
+
+class _Figures(msgspec.Struct):
+    """What is shown of the answer; `gpufn_gateway.simulation.figures` says what each is."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+    slowdown: float
+    worst_slowdown: float
+    jain: float
+    max_min: float
+    cold_starts: int
+    resumes: int
+    busy: float
+
+
+class _Comparison(msgspec.Struct):
+    orders: dict[str, _Figures]
 
 
 def simulate(  # noqa: PLR0917  Typer passes them by name
@@ -21,6 +44,7 @@ def simulate(  # noqa: PLR0917  Typer passes them by name
         bool, typer.Option("--bursty", help="Functions are called for 10 s at a time, then not for 50 s.")
     ] = False,
     memory: Annotated[float, typer.Option(help="GiB of the GPU; functions take 1 to 12.", min=1)] = 24.0,
+    park: Annotated[float, typer.Option(help="GiB of the host, for parked workers.", min=0)] = 0.0,
     turns: Annotated[int, typer.Option(help="Calls on the GPU at a time.", min=1, max=48)] = 1,
     overrun: Annotated[float, typer.Option(help="Seconds that fair queueing lets a function get ahead.", min=0)] = 10.0,
     seed: Annotated[int, typer.Option(help="The same calls for the same seed.")] = 1,
@@ -30,21 +54,37 @@ def simulate(  # noqa: PLR0917  Typer passes them by name
     """Compare orders of calls on a GPU that functions share by time.
 
     Calls that nobody makes, on a GPU that is not there. fcfs is first come, first served; sjf the shortest first; mqfq
-    is what the platform does. A function that is not in the GPU's memory has a cold start.
+    is what the platform does. A function that is not in the GPU's memory has a cold start, or a resume.
     """
-    from gpufn.simulation.gpu import Gpu  # noqa: PLC0415
-    from gpufn.simulation.page import render  # noqa: PLC0415
-    from gpufn.simulation.run import compare  # noqa: PLC0415
-    from gpufn.simulation.traces import Load  # noqa: PLC0415
-
-    load = Load(functions=functions, seconds=seconds, zipf=zipf, busy=busy, bursty=bursty, seed=seed)
+    load = {"functions": functions, "seconds": seconds, "zipf": zipf, "busy": busy, "bursty": bursty, "seed": seed}
+    gpu = {"memory_gib": memory, "park_gib": park, "turns": turns, "overrun_s": overrun}
     with step("Simulating"):
-        compared = compare(load, Gpu(turns=turns, overrun_s=overrun, memory_gib=memory))
-    if plot is not None:
-        plot.write_text(render(compared))
+        answer = _ask({"load": load, "gpu": gpu, "plot": str(plot or "")})
     if json:
-        print_json(compared)
-        return
+        print_json(msgspec.Raw(answer))
+    else:
+        _show(msgspec.json.decode(answer, type=_Comparison))
+    if plot is not None:
+        say(f"the plot is in {plot}", err=True)
+
+
+def _ask(question: object) -> bytes:
+    """A process of the gateway's package: nothing of it is imported here."""
+    command = [sys.executable, "-m", "gpufn_gateway.simulation", msgspec.json.encode(question).decode()]
+    ended = subprocess.run(command, capture_output=True, check=False)  # noqa: S603
+    said = ended.stderr.decode(errors="replace").strip()
+    if ended.returncode == 2:
+        raise InvalidInput(said)
+    if ended.returncode:
+        raise PlatformError(f"the simulation failed: {said.rpartition(chr(10))[2]}")
+    return ended.stdout
+
+
+def _show(compared: _Comparison) -> None:
+    columns = (
+        "order", "mean", "50 %", "99 %", "slowdown", "worst function", "jain", "max-min", "cold starts", "resumes",
+        "busy",
+    )  # fmt: skip
     rows = [
         (
             name,
@@ -54,11 +94,9 @@ def simulate(  # noqa: PLR0917  Typer passes them by name
             f"{figures.jain:.2f}",
             f"{figures.max_min:.2f}",
             f"{figures.cold_starts:,}",
+            f"{figures.resumes:,}",
             f"{figures.busy:.0%}",
         )
         for name, figures in compared.orders.items()
     ]
-    columns = ("order", "mean", "50 %", "99 %", "slowdown", "worst function", "jain", "max-min", "cold starts", "busy")
     print_table(columns, rows, empty="")
-    if plot is not None:
-        say(f"the plot is in {plot}", err=True)

@@ -74,4 +74,9 @@ def play(trace: list[Call], order: Order[Call], residents: Residents) -> Figures
             heapq.heappush(events, (now + turn_s, next(numbers), turn))
         if (again := order.ask_again_at(now)) < math.inf:
             heapq.heappush(events, (again, next(numbers), None))
-    return figures(ended, cold_starts=residents.cold_starts, busy_s=busy_s / residents.gpu.turns)
+    return figures(
+        ended,
+        cold_starts=residents.cold_starts,
+        resumes=residents.resumes,
+        busy_s=busy_s / residents.gpu.turns,
+    )

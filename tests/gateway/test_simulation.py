@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import random
 from collections.abc import Callable
@@ -9,13 +10,15 @@ from statistics import mean
 
 import pytest
 
-from gpufn.simulation.figures import Ended, Figures, figures
-from gpufn.simulation.gpu import Gpu, Residents
-from gpufn.simulation.run import compare, play
-from gpufn.simulation.traces import Call, Function, Load, calls, functions
 from gpufn.turns import Arrivals
+from gpufn_gateway.simulation import figures as figures_module
+from gpufn_gateway.simulation import gpu as gpu_module
+from gpufn_gateway.simulation.figures import Ended, Figures, figures
+from gpufn_gateway.simulation.gpu import Gpu, Residents
+from gpufn_gateway.simulation.run import compare, play
+from gpufn_gateway.simulation.traces import Call, Function, Load, calls, functions
 
-F, G, H = (Function(f"f{n}", 1.0, 1.0, cold_start_s=2.0, memory_gib=10.0) for n in (1, 2, 3))
+F, G, H = (Function(f"f{n}", 1.0, 1.0, memory_gib=10.0) for n in (1, 2, 3))
 
 
 def trace(load: Load) -> list[Call]:
@@ -51,7 +54,7 @@ def test_who_has_been_idle_the_longest_makes_room_and_nobody_else() -> None:
     for function, now in ((F, 0.0), (G, 1.0)):
         residents.take(function, now)
         residents.release(function, now + 0.5)
-    assert residents.take(H, 3.0) == 2.0
+    assert residents.take(H, 3.0) == H.cold_start_s
     assert ["f1" in residents, "f2" in residents, "f3" in residents] == [False, True, True]
 
 
@@ -61,15 +64,35 @@ def test_a_worker_that_is_idle_for_the_timeout_has_gone() -> None:
     residents.release(F, 1.0)
     assert residents.take(F, 60.5) == 0.0
     residents.release(F, 61.0)
-    assert residents.take(F, 121.0) == 2.0
+    assert residents.take(F, 121.0) == F.cold_start_s
     assert residents.cold_starts == 2
+
+
+def test_who_makes_room_is_parked_while_the_host_has_memory_and_then_the_least_worth_ends() -> None:
+    residents = Residents(Gpu(memory_gib=10.0, park_gib=20.0))
+    now = 0.0
+
+    def call(function: Function) -> float:
+        nonlocal now
+        now += 2.0
+        wait_s = residents.take(function, now)
+        residents.release(function, now + 1.0)
+        return wait_s
+
+    assert [call(function) for function in (F, G, F)] == [F.cold_start_s, G.cold_start_s, F.resume_s]
+    assert call(H) == H.cold_start_s
+    assert call(F) == F.resume_s  # for H, who is parked now, G ended: it was of use once, and F twice
+    assert call(H) == H.resume_s
+    assert call(G) == G.cold_start_s
+    assert (residents.cold_starts, residents.resumes) == (4, 3)
 
 
 def test_a_cold_start_is_part_of_the_turn() -> None:
     made = [Call(F, 0.0, 1.0), Call(F, 0.5, 1.0)]
     found = play(made, Arrivals(), Residents(Gpu()))
-    assert (found.mean_s, found.cold_starts) == (3.25, 1)
-    assert found.slowdown == pytest.approx(3.25)
+    assert found.mean_s == pytest.approx(F.cold_start_s + (1.0 + 1.5) / 2)
+    assert found.slowdown == pytest.approx(found.mean_s)  # calls take a second
+    assert (found.cold_starts, found.resumes) == (1, 0)
     assert found.busy == pytest.approx(1.0)
 
 
@@ -81,7 +104,7 @@ def test_fairness_compares_what_functions_had_of_the_gpu_while_they_had_calls() 
         Ended(Call(F, 3.0, 0.5), 4.0, 4.0),
         Ended(Call(G, 100.0, 1.0), 103.0, 104.0),
     ]
-    found = figures(ended, cold_starts=0, busy_s=1.0)
+    found = figures(ended, cold_starts=0, resumes=0, busy_s=1.0)
     assert found.jain == pytest.approx((3 + 1) ** 2 / (2 * (9 + 1)))
     assert found.max_min == pytest.approx(1 / 3)
 
@@ -101,3 +124,7 @@ def test_fair_queueing_has_fewer_cold_starts_and_shorter_waits_than_first_come_f
     assert ratio("sjf", lambda each: each.worst_slowdown) < 0.6
     assert ratio("fcfs", lambda each: each.jain) > 1.2
     assert ratio("sjf", lambda each: each.max_min) > 1.5
+
+
+def test_the_examples_run() -> None:
+    assert [doctest.testmod(module).failed for module in (figures_module, gpu_module)] == [0, 0]

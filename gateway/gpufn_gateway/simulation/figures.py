@@ -48,12 +48,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     jain: float
     max_min: float
     cold_starts: int
+    resumes: int
     busy: float  # the part of the time in which the GPU worked or loaded
     per_function: tuple[FunctionFigures, ...]
     latencies_s: tuple[float, ...]  # at the percentiles 0, 1, ... 100
 
 
-def figures(ended: Sequence[Ended], *, cold_starts: int, busy_s: float) -> Figures:
+def figures(ended: Sequence[Ended], *, cold_starts: int, resumes: int, busy_s: float) -> Figures:
     """Of at least one call."""
     latencies = sorted(each.latency_s for each in ended)
     of: dict[str, list[Ended]] = {}
@@ -71,6 +72,7 @@ def figures(ended: Sequence[Ended], *, cold_starts: int, busy_s: float) -> Figur
         jain=sum(parts) ** 2 / (len(parts) * sum(part**2 for part in parts)),
         max_min=min(parts) / max(parts),
         cold_starts=cold_starts,
+        resumes=resumes,
         busy=busy_s / max(each.at for each in ended),
         per_function=rows,
         latencies_s=tuple(percentile(latencies, percent) for percent in range(101)),

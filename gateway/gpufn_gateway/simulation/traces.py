@@ -11,7 +11,9 @@ _SERVICE_S = (0.05, 2.0)  # of a function's mean call; log-uniform, as is memory
 _SPREAD = 0.25  # of the calls of one function, sigma of the logarithm
 _MEMORY_GIB = (1.0, 12.0)
 _START_S = 0.8  # of a process with its imports
-_LOAD_GIB_PER_S = 2.0  # of weights, to the GPU
+_LOAD_GIB_PER_S = 2.0  # of weights, from the disk to the GPU
+_RESUME_S = 0.1  # of a parked worker
+_COPY_GIB_PER_S = 10.0  # from the host's memory to the GPU
 _ON_S, _OFF_S = 10.0, 50.0  # means of a bursty function's periods
 
 
@@ -32,8 +34,20 @@ class Function(msgspec.Struct, frozen=True):
     name: str
     calls_per_s: float
     service_s: float
-    cold_start_s: float
     memory_gib: float
+
+    @property
+    def cold_start_s(self) -> float:
+        return _START_S + self.memory_gib / _LOAD_GIB_PER_S
+
+    @property
+    def resume_s(self) -> float:
+        return _RESUME_S + self.memory_gib / _COPY_GIB_PER_S
+
+    @property
+    def saved_s(self) -> float:
+        """By a resume, against a cold start."""
+        return self.cold_start_s - self.resume_s
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
@@ -49,9 +63,7 @@ def functions(load: Load, rng: random.Random) -> list[Function]:
     per_share = load.busy / sum(share * service_s for share, service_s in zip(shares, services, strict=True))
     made = []
     for number, (share, service_s) in enumerate(zip(shares, services, strict=True), 1):
-        memory_gib = _log_uniform(rng, *_MEMORY_GIB)
-        cold_start_s = _START_S + memory_gib / _LOAD_GIB_PER_S
-        made.append(Function(f"f{number}", share * per_share, service_s, cold_start_s, memory_gib))
+        made.append(Function(f"f{number}", share * per_share, service_s, _log_uniform(rng, *_MEMORY_GIB)))
     return made
 
 

@@ -35,7 +35,7 @@ th { color: var(--soft); font-weight: 600; font-size: 13px; }
 p { color: var(--soft); margin: 8px 0 0; font-size: 13px; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
 i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
-span { margin-right: 20px; }
+span { display: inline-block; margin-right: 20px; }
 """
 
 
@@ -46,7 +46,8 @@ def render(compared: Comparison) -> str:
     lead = (
         f"{calls:,} {'bursty' if load.bursty else 'steady'} calls of {load.functions} functions in {load.seconds:g} s, "
         f"Zipf {load.zipf:g}, seed {load.seed}; {load.busy:.0%} of the GPU if every start were warm. "
-        f"{gpu.memory_gib:g} GiB, {gpu.workers} workers, turns: {gpu.turns}, overrun {gpu.overrun_s:g} s."
+        f"{gpu.memory_gib:g} GiB, {gpu.workers} workers, {gpu.park_gib:g} GiB to park in, turns: {gpu.turns}, "
+        f"overrun {gpu.overrun_s:g} s."
     )
     key = "".join(f"<span><i style='background:{_COLOURS[name]}'></i>{NAMES[name]}</span>" for name in compared.orders)
     parts = [
@@ -63,13 +64,25 @@ def render(compared: Comparison) -> str:
 
 
 def _table(orders: dict[str, Figures]) -> str:
-    heads = ("", "mean", "50 %", "99 %", "slowdown", "worst function", "Jain", "max-min", "cold starts", "GPU busy")
+    heads = (
+        "",
+        "mean",
+        "50 %",
+        "99 %",
+        "slowdown",
+        "worst function",
+        "Jain",
+        "max-min",
+        "cold starts",
+        "resumes",
+        "busy",
+    )
     rows = "".join(
         f"<tr><td><i style='background:{_COLOURS[name]}'></i>{NAMES[name]}"
         f"<td>{each.mean_s:.3g} s<td>{each.p50_s:.3g} s<td>{each.p99_s:.3g} s"
         f"<td>{each.slowdown:,.0f} &times;<td>{each.worst_slowdown:,.0f} &times;"
         f"<td>{each.jain:.2f}<td>{each.max_min:.2f}"
-        f"<td>{each.cold_starts:,}<td>{each.busy:.0%}"
+        f"<td>{each.cold_starts:,}<td>{each.resumes:,}<td>{each.busy:.0%}"
         for name, each in orders.items()
     )
     return f"<table><tr>{''.join(f'<th>{head}' for head in heads)}{rows}</table>"
