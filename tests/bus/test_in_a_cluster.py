@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+def in_time(work: Coroutine[Any, Any, None]) -> None:
+    """Three nodes that elect leaders on a busy machine take longer than other tests of the bus are given."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(120):
+            await work
+
+    asyncio.run(limited())
+
+
 async def about(bus: Bus, stream: str) -> dict[str, Any]:
     """What its leader says; while there is none, nobody does."""
     while True:
@@ -33,31 +44,44 @@ async def about(bus: Bus, stream: str) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def test_each_stream_is_kept_by_three_nodes_also_while_one_of_them_is_away(cluster: Cluster) -> None:
+def test_a_stream_is_kept_by_three_nodes_also_while_one_of_them_is_away(cluster: Cluster) -> None:
+    in_time(_kept_by_three(cluster))
+
+
+async def _kept_by_three(cluster: Cluster) -> None:
     bus = await Bus.connect(cluster.url, name="test")
-    kv = await KeyValue.open(bus, "RECORDS")
-    await streams.ensure_streams(bus)
-    names = (*streams.STREAMS, kv.stream)
-    assert {(await about(bus, name))["config"]["num_replicas"] for name in names} == {3}
+    early = {"name": subjects.SYNC, **streams.STREAMS[subjects.SYNC], "num_replicas": 1}
+    await bus.js(f"STREAM.CREATE.{subjects.SYNC}", early)  # by a cluster that was smaller
+    await streams.ensure_stream(bus, subjects.SYNC, streams.STREAMS[subjects.SYNC])
+    while not _all_are_current(info := await about(bus, subjects.SYNC)):
+        pass
     cluster.kill(0)
-    for name in names:
-        await about(bus, name)
-    await streams.ensure_streams(bus)
-    assert {(await about(bus, name))["config"]["num_replicas"] for name in names} == {3}
+    await about(bus, subjects.SYNC)
+    await streams.ensure_stream(bus, subjects.SYNC, streams.STREAMS[subjects.SYNC])
+    again = await about(bus, subjects.SYNC)
+    assert [each["config"]["num_replicas"] for each in (info, again)] == [3, 3]
     await bus.close()
 
 
-async def test_two_nodes_are_a_cluster_in_which_one_has_it(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_nodes_are_a_cluster_in_which_one_has_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Cluster(tmp_path, nodes=2) as cluster:
-        bus = await Bus.connect(cluster.url, name="test")
-        for _ in range(2):
-            await streams.ensure_stream(bus, subjects.SYNC, streams.STREAMS[subjects.SYNC])
-        assert (await about(bus, subjects.SYNC))["config"]["num_replicas"] == 1
-        await bus.close()
+        in_time(_kept_by_one(cluster))
     assert "GPUFN_SYNC is kept by one node of the bus's cluster only" in caplog.text
 
 
-async def test_a_node_that_comes_back_does_not_show_what_was_before(cluster: Cluster) -> None:
+async def _kept_by_one(cluster: Cluster) -> None:
+    bus = await Bus.connect(cluster.url, name="test")
+    for _ in range(2):
+        await streams.ensure_stream(bus, subjects.SYNC, streams.STREAMS[subjects.SYNC])
+    assert (await about(bus, subjects.SYNC))["config"]["num_replicas"] == 1
+    await bus.close()
+
+
+def test_a_node_that_comes_back_does_not_show_what_was_before(cluster: Cluster) -> None:
+    in_time(_shows_no_past(cluster))
+
+
+async def _shows_no_past(cluster: Cluster) -> None:
     bus = await Bus.connect(cluster.url, name="test")
     kv = await KeyValue.open(bus, "RECORDS")
     leader = (await about(bus, kv.stream))["cluster"]["leader"]
@@ -77,14 +101,15 @@ async def test_a_node_that_comes_back_does_not_show_what_was_before(cluster: Clu
     seen: set[int | None] = set()
     is_current = False
     while not is_current:
-        is_current = _is_current(await about(bus, kv.stream), away)
+        is_current = _all_are_current(await about(bus, kv.stream))
         seen.update(await asyncio.gather(*(read() for _ in range(8))))
     assert seen - {None} == {RECORDS}
     await bus.close()
 
 
-def _is_current(info: dict[str, Any], node: int) -> bool:
-    return any(each["name"] == f"n{node}" and each["current"] for each in info["cluster"]["replicas"])
+def _all_are_current(info: dict[str, Any]) -> bool:
+    replicas = info["cluster"].get("replicas", ())
+    return len(replicas) == 2 and all(each["current"] for each in replicas)
 
 
 def test_a_cluster_without_a_leader_is_away_and_refuses_nothing() -> None:

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Self
 
 from gpufn.home import Home
 
-STOP_S = 30.0
+START_S, STOP_S = 60.0, 30.0
 
 
 def embedded_bus(home: Path, role: str = "gateway") -> str:
@@ -38,6 +39,7 @@ class Gateway:
     def __init__(self, home: Path, bus_url: str) -> None:
         self._home = home
         self._bus_url = bus_url
+        self._log = home / "second-gateway.log"
         self._port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -51,8 +53,15 @@ class Gateway:
         return self.process.pid
 
     def start(self) -> None:
-        """Return when it listens."""
-        with (self._home / "second-gateway.log").open("ab") as log:
+        """Return when it listens. One that finds no bus ends, and is started again, as `gpufn up` would."""
+        give_up = time.monotonic() + START_S
+        while not (said := self._started()):
+            assert time.monotonic() < give_up, f"the gateway did not start; its log is {self._log}"
+        self._port = int(json.loads(said)["url"].rpartition(":")[2])
+
+    def _started(self) -> bytes:
+        """What it says when it listens; nothing when it ended before."""
+        with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpufn_gateway"],
                 env=os.environ
@@ -64,8 +73,9 @@ class Gateway:
             )
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        assert said, f"the gateway did not start; its log is {log.name}"
-        self._port = int(json.loads(said)["url"].rpartition(":")[2])
+        if not said:
+            self._wait(STOP_S)
+        return said
 
     def kill(self) -> None:
         if self.process is not None:
