@@ -17,7 +17,7 @@ from .actions import Need
 from .leases import LeaseBook
 from .limits import Limits
 from .placement import NoRoom, Placement, place, returns
-from .views import WorkerView
+from .views import Key, WorkerView
 from .world import World
 
 SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
@@ -58,6 +58,7 @@ class Room:
         self._book = world.leases.copy()
         self._granted = 0
         self._returned: set[str] = set()
+        self._parked: dict[Key, list[WorkerView]] = {}  # of revisions that were asked about
 
     def grant(self, need: Need, nodes: list[NodeReport]) -> Return | Placement | NoRoom:
         """A parked worker that resumes, or a share for one that starts now, on one of `nodes`."""
@@ -167,9 +168,12 @@ class Room:
 
     def _may_return(self, need: Need) -> list[WorkerView]:
         """Those that still park first, for they have their share; then who was used last."""
-        found = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
-        found = [each for each in found if each.assignment.worker not in self._returned | self._leaving]
-        return sorted(found, key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
+        found = self._parked.get(need.key)
+        if found is None:  # once a step: a thousand workers may be wanted of one function
+            found = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
+            found.sort(key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
+            self._parked[need.key] = found
+        return [each for each in found if each.assignment.worker not in self._returned | self._leaving]
 
     def _returns(self, worker: WorkerView, need: Need, book: LeaseBook) -> bool:
         assignment = worker.assignment

@@ -22,7 +22,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class CannotPark(Exception):
-    """It is as it was. `needs_bytes` of the host's memory would have done; 0: memory is not what it lacks."""
+    """`needs_bytes` of the host's memory would have done; 0: memory is not what it lacks."""
 
     def __init__(self, message: str, needs_bytes: int = 0) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Parking:
         self._moved: list[_Movable] = []
 
     def park(self, host_bytes: int) -> ParkedMemory:
-        """CannotPark when it has moved nothing. Anything else that is raised leaves the worker of no use."""
+        """CannotPark says what is in the way. Whatever is raised, the worker is of no use any more but to end."""
         from gpufn_runtime.worker.torch_memory import NotMovable, torch_memory  # noqa: PLC0415  (rarely needed)
 
         torch = torch_memory()
@@ -70,8 +70,11 @@ class Parking:
         for each in movable:
             each.park()
         self._moved = movable
-        grown = resident_bytes() - before if self._loaded.park else 0
-        return ParkedMemory(max(needed, grown), torch.left_bytes() if torch is not None else 0)
+        # What hooks take is known only afterwards.
+        taken = max(needed, resident_bytes() - before if self._loaded.park else 0)
+        if taken > host_bytes:
+            raise _too_much(taken, host_bytes)
+        return ParkedMemory(taken, torch.left_bytes() if torch is not None else 0)
 
     def resume(self) -> None:
         """What is raised leaves the worker of no use."""
@@ -83,16 +86,20 @@ class Parking:
 
     def _check_memory(self, needed: int, host_bytes: int) -> None:
         if needed > host_bytes:
-            raise CannotPark(
-                f"parking takes {needed >> 20} MiB of the host's memory, and {host_bytes >> 20} MiB are left for "
-                "parked workers: GPUFN_PARK_MEMORY of its agent allows more",
-                needed,
-            )
+            raise _too_much(needed, host_bytes)
         if self._memory_bytes is not None and needed > (left := self._memory_bytes - resident_bytes()):
             raise CannotPark(
                 f"parking takes {needed >> 20} MiB of the host's memory, and {max(left, 0) >> 20} MiB of its own are "
                 "left: memory=... gives it more"
             )
+
+
+def _too_much(needed: int, host_bytes: int) -> CannotPark:
+    return CannotPark(
+        f"parking takes {needed >> 20} MiB of the host's memory, and {host_bytes >> 20} MiB are left for parked "
+        "workers: GPUFN_PARK_MEMORY of its agent allows more",
+        needed,
+    )
 
 
 def resident_bytes() -> int:

@@ -125,6 +125,16 @@ def test_a_worker_that_cannot_be_resumed_says_why_and_ends(start: Start) -> None
     assert worker.wait() == 3
 
 
+def test_hooks_that_take_more_of_the_host_than_there_is_are_told_so_when_they_have(start: Start) -> None:
+    grows = SOURCE.replace('print("parks")', "self.grown = b'1' * (20 << 20)")
+    worker = start(grows, "F", methods={"call": "sync"})
+    worker.send(Park(1 << 20))
+    answer, _ = worker.next()
+    assert isinstance(answer, NotParked)
+    assert "and 1 MiB are left for parked workers" in answer.error.message
+    assert answer.needs_bytes >= 20 << 20
+
+
 # --- what is moved ---------------------------------------------------------------------------------------------------
 
 
