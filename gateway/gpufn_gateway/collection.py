@@ -8,6 +8,8 @@ Every gateway has one of these and the controller's leader acts, which knows wha
    is looked for in the records themselves before it goes; who is about to name a blob touches it (`gpufn.bus.objects`)
 4. queued calls that are past their deadline, whose caller is gone
 
+Maps that have ended are noted on the way (`gpufn_gateway.ended_maps`).
+
 A pass that fails is left, and the next one begins anew.
 """
 
@@ -34,6 +36,7 @@ from gpufn.revision import Function, Revision
 from gpufn_gateway import usage
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Collection:
         self._in_use = in_use
         self._kept_revisions = kept_revisions
         self._clock = clock
+        self._maps = EndedMaps(bus, registry)
         self._asked = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:
@@ -102,6 +106,7 @@ class Collection:
             await asyncio.sleep(0)  # there are calls to serve
         await self._collect_builds()
         await self._collect_blobs()
+        await self._maps.step()
         if ended := await queues.end_overdue(self._bus, self._clock.time()):
             log.info("ended %d queued calls that were past their deadline", ended)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -33,7 +34,7 @@ from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 _MOST_KNOWN: Final = 1024
 _BATCHES_AT_ONCE: Final = 16  # a stream takes 50, of all gateways together
 _CANCELS_AT_ONCE: Final = 256
-_LOOK_AGAIN_S: Final = 1.0  # whether an open map was closed
+_LOOK_AGAIN_S: Final = 1.0  # whether a map was closed: its entry comes to us before it is stored
 
 
 class OutOfStep(Conflict):
@@ -117,19 +118,14 @@ class Maps:
         return self._outcomes(await self._read(map_id, principal), after, encoding)
 
     async def _outcomes(self, known: Logged, after: Cursor, encoding: Outcomes) -> AsyncIterator[bytes]:
-        entry, (seq, ended) = known.entry, after
-        results = subjects.map_results(entry.function, entry.id)
-        async with Follower(self._bus, subjects.RESULTS, results, seq + 1) as follower:
-            while True:
-                if ended >= entry.accepted:
-                    known = await maps.last(self._bus, entry.id) or known
-                    entry = known.entry
-                    if ended >= entry.accepted and (entry.is_closed or entry.is_cancelled):
-                        if not entry.is_ended:
-                            await maps.end(self._bus, known)
-                        return
-                elif entry.is_ended and follower.is_drained:
-                    return  # what is missing was forgotten
+        function, map_id, ended = known.entry.function, known.entry.id, after.ended
+        results = subjects.map_results(function, map_id)
+        async with contextlib.AsyncExitStack() as stack:
+            ends = Follower(self._bus, subjects.RESULTS, results, after.seq + 1)
+            follower = await stack.enter_async_context(ends)
+            log = self._bus.subscribe(subjects.map_log(function, map_id), lambda _: follower.wake())
+            stack.callback(log.unsubscribe)
+            while not await self._is_over(known, ended, follower):
                 written = []
                 for message in await follower.some(_LOOK_AGAIN_S):
                     record, body = unpack_record(message.payload)
@@ -139,6 +135,18 @@ class Maps:
                         written.append(encoding.outcome(subjects.item_index(message.subject), at, record, body))
                 if written:
                     yield b"".join(written)
+                if ended >= known.entry.accepted:
+                    known = await maps.last(self._bus, map_id) or known
+
+    async def _is_over(self, known: Logged, ended: int, follower: Follower) -> bool:
+        """Whether a reader of `ended` ends has all."""
+        entry = known.entry
+        if entry.is_ended:
+            return ended >= entry.accepted or follower.is_drained  # what is missing was forgotten
+        if ended < entry.accepted or not (entry.is_closed or entry.is_cancelled):
+            return False
+        await maps.end(self._bus, known)
+        return True
 
     async def cancel(self, map_id: str, principal: Principal) -> tuple[dict[str, Any], bool]:
         """Its status then; False when all had ended already. Asked for again, it does what is left to do."""

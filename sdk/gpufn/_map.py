@@ -25,6 +25,7 @@ from gpufn._map_items import Outbox
 from gpufn._map_progress import Bar
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
+from gpufn._views import MapView
 from gpufn.errors import GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn.ids import is_invocation_id, item_id, new_map_id
 
@@ -200,16 +201,16 @@ class KeptMap:
         first = 0
         if self._options.id is not None:
             with contextlib.suppress(MapNotFound):  # nothing was accepted yet
-                known = self._keeper.map_status(self.id)
-                if known.state != "open":
+                first, is_open = _accepted(self._keeper.map_status(self.id))
+                if not is_open:
                     self.follow()
                     return
-                first = known.accepted
         keeper, map_id = self._keeper, self.id
         window = self._options.window or WINDOW
         self._target = target
         self._outbox = outbox = Outbox(
             lambda at, items, is_last: keeper.send_items(target, map_id, at, items, is_last=is_last),
+            lambda: _accepted(keeper.map_status(map_id)),
             window=window,
             first=first,
             taken=self._taken,
@@ -274,9 +275,10 @@ class KeptMap:
             self._outbox.close()
         else:
             known = self._keeper.map_status(self.id)
-            if known.state == "open":
+            accepted, is_open = _accepted(known)
+            if is_open:
                 function, _, method = known.function.partition(".")
-                self._keeper.send_items(MapTarget(function, method), self.id, known.accepted, [], is_last=True)
+                self._keeper.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
 
     def cancel(self) -> bool:
         if self._outbox is not None:
@@ -326,6 +328,10 @@ class KeptMap:
             if self._options.return_exceptions:
                 return error
             raise
+
+
+def _accepted(view: MapView) -> tuple[int, bool]:
+    return view.accepted, view.state == "open"
 
 
 class Mapped(Protocol):

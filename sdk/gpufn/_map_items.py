@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gpufn.errors import BusUnavailable, CapacityError, GatewayUnavailable
+from gpufn.errors import BusUnavailable, CapacityError, Conflict, GatewayUnavailable
 from gpufn.protocol.limits import CHUNK_ITEMS
 
 _CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
@@ -23,14 +23,17 @@ _LONGEST_PAUSE_S: Final = 5.0
 
 # Send the items from a place on; the last argument tells that they are the last ones.
 Send = Callable[[int, Sequence[bytes], bool], Any]
+# How many items have been accepted, and whether there may be more.
+Look = Callable[[], tuple[int, bool]]
 
 
 class Outbox:
     """`put` items, then `close`; `total` is their number once the gateway has accepted all."""
 
-    def __init__(self, send: Send, *, window: int, first: int = 0, taken: int = 0) -> None:
+    def __init__(self, send: Send, look: Look, *, window: int, first: int = 0, taken: int = 0) -> None:
         """`first`: the index of the first item. `taken`: how many ends the reader has taken already."""
         self._send = send
+        self._look = look
         self._window = window
         self._lock = threading.Condition()
         self._items: deque[bytes] = deque()
@@ -117,9 +120,13 @@ class Outbox:
         try:
             while (chunk := self._next_chunk()) is not None:
                 items, is_last = chunk
-                if not self._try_to_send(at, items, is_last):
-                    continue
-                at += len(items)
+                try:
+                    if not self._try_to_send(at, items, is_last):
+                        continue
+                except Conflict:
+                    at, is_last = self._behind(at, items)
+                else:
+                    at += len(items)
                 if is_first:
                     accepted()
                     is_first = False
@@ -129,6 +136,17 @@ class Outbox:
         except Exception as error:
             self.stop()
             failed(error)
+
+    def _behind(self, first: int, items: list[bytes]) -> tuple[int, bool]:
+        """Go on behind what was accepted meanwhile: a request of whoever sent before us was still under way. Raises
+        Conflict when that is not it."""
+        accepted, is_open = self._look()
+        known = accepted - first
+        if is_open and not 0 < known <= len(items):
+            raise Conflict(f"{accepted:,} items were accepted of this map, which are not those that follow")
+        if is_open:
+            self._put_back(items[known:])
+        return accepted, not is_open
 
     def _next_chunk(self) -> tuple[list[bytes], bool] | None:
         with self._lock:
@@ -163,6 +181,7 @@ class Outbox:
                 self._rest(min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S))
                 if not is_unsure:
                     self._put_back(items)
+                    self._most = max(1, len(items) // 2)
                     return False
             except (GatewayUnavailable, BusUnavailable):
                 is_unsure = True
@@ -182,4 +201,3 @@ class Outbox:
         with self._lock:
             self._items.extendleft(reversed(items))
             self._bytes += sum(map(len, items))
-            self._most = max(1, len(items) // 2)

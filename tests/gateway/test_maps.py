@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import CallRecord
+from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.outcomes import Cursor
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 
@@ -109,6 +111,8 @@ async def test_ends_come_in_their_order_and_a_cursor_goes_on_behind_them(nats: A
         assert found[1]["error"]["code"] == "function_raised"
         assert [each["index"] for each in await read(gateway, map_id, after=found[1]["cursor"])] == [1]
         assert await read(gateway, map_id, after=found[2]["cursor"]) == []
+        again = await put(gateway, "ends", map_id, 0, lines("a", "b", "c"), last=True)  # whose answer was lost
+        assert (again.status_code, again.json()["accepted"]) == (202, 3)
         assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["state"] == "ended"
         assert (await gateway.http.get(f"/v1/invocations/{map_id}-1/result")).json() == 11
 
@@ -183,6 +187,41 @@ async def test_the_end_of_a_map_outlives_its_records(nats: Any, make: Any) -> No
         assert [each["index"] for each in await read(gateway, map_id)] == [1]
         assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["state"] == "ended"
         assert (await gateway.http.get(f"/v1/invocations/{map_id}-0")).status_code == 404
+
+
+async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("unread"), DIGEST)
+        ended, running = new_map_id(), new_map_id()
+        for map_id in (ended, running):
+            await put(gateway, "unread", map_id, 0, lines("a"), last=True)
+        await end(gateway, "unread", item_id(ended, 0))
+        look = EndedMaps(gateway.bus, gateway.registry)
+        assert await look.step() == 1
+        assert await look.step() == 0
+        await streams.purge(gateway.bus, subjects.RESULTS, subjects.result("unread", item_id(ended, 0)))
+        views = (await gateway.http.get("/v1/maps?function=unread")).json()["maps"]
+        assert {view["id"]: view["state"] for view in views} == {ended: "ended", running: "running"}
+
+
+async def test_who_reads_an_open_map_hears_that_it_was_closed(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("closing"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "closing", map_id, 0, lines("a"))
+        reading = asyncio.ensure_future(read(gateway, map_id))
+        await end(gateway, "closing", item_id(map_id, 0))
+        await put(gateway, "closing", map_id, 1, b"", last=True)
+        assert [each["index"] for each in await reading] == [0]
+
+
+async def test_a_map_of_a_function_that_is_deleted_ends(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deleted"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "deleted", map_id, 0, lines("a", "b"), last=True)
+        await gateway.deploys.delete("deleted")
+        assert [each["error"]["code"] for each in await read(gateway, map_id)] == ["invocation_cancelled"] * 2
 
 
 async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: Any) -> None:

@@ -17,6 +17,7 @@ from gpufn._map_items import Outbox
 from gpufn._transport import MapTarget
 from gpufn._views import MapView
 from gpufn.errors import (
+    Conflict,
     FunctionRaised,
     GatewayUnavailable,
     InvalidInput,
@@ -119,6 +120,7 @@ class Sent:
 
     def __init__(self, *refuse: Exception) -> None:
         self.refuse = list(refuse)
+        self.accepted = 0
         self.chunks: list[tuple[int, list[bytes], bool]] = []
         self.error: Exception | None = None
         self.changed = threading.Condition()
@@ -129,6 +131,9 @@ class Sent:
                 raise self.refuse.pop(0)
             self.chunks.append((first, list(items), is_last))
             self.changed.notify_all()
+
+    def look(self) -> tuple[int, bool]:
+        return self.accepted, True
 
     def failed(self, error: Exception) -> None:
         with self.changed:
@@ -145,7 +150,7 @@ class Sent:
 
 
 def outbox(sent: Sent, source: Any, *, window: int = 10_000, first: int = 0) -> Outbox:
-    box = Outbox(sent, window=window, first=first)
+    box = Outbox(sent, sent.look, window=window, first=first)
     box.start(source, bytes, accepted=lambda: None, failed=sent.failed)
     return box
 
@@ -200,10 +205,27 @@ def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch
         tries.append(list(items))
         sent(first, items, is_last)
 
-    box = Outbox(send, window=100)
+    box = Outbox(send, sent.look, window=100)
     box.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: is_over(sent))
     assert tries[0] == tries[1] == tries[2]
+
+
+def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again() -> None:
+    sent = Sent(Conflict("5 items were accepted: go on with number 5"))
+    sent.accepted = 5
+    outbox(sent, [b"%d" % number for number in range(10)], first=3)
+    sent.wait(lambda: is_over(sent))
+    assert sent.chunks[0][0] == 5
+    assert sent.items == [b"%d" % number for number in range(5, 10)]
+
+
+def test_another_clients_items_are_a_conflict() -> None:
+    sent = Sent(Conflict("200 items were accepted"))
+    sent.accepted = 200
+    outbox(sent, [b"a"], first=3)
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, Conflict)
 
 
 def test_what_is_refused_for_good_is_told() -> None:

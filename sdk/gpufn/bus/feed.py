@@ -28,7 +28,11 @@ from gpufn.errors import BusUnavailable, PlatformError
 
 log = logging.getLogger(__name__)
 
-_WINDOW = 512  # messages asked for ahead of what the reader has taken
+# Messages asked for ahead of what the reader has taken: so many until it is known how large they are, then as many as
+# are so many bytes, within bounds.
+_FIRST_WINDOW = 64
+_WINDOW_BYTES = 16 << 20
+_SMALLEST_WINDOW, _LARGEST_WINDOW = 4, 512
 _EXPIRES_S = 30
 _HEARTBEAT_S = 5
 _NANO = 1_000_000_000
@@ -56,6 +60,8 @@ class Feed:
         self._on_lost: Callable[[str], None] | None = on_lost
         self._asked = 0
         self._untaken = 0
+        self._window = _FIRST_WINDOW
+        self._mean_bytes = 0.0
         self._consumer_seq = 0
         self._seq = 0
         self._newest_seq = 0  # what the leader had when we began; 0: nothing, or there is only one node
@@ -117,7 +123,7 @@ class Feed:
     def take(self) -> None:
         """The reader has dealt with one more message."""
         self._untaken -= 1
-        if self._asked + self._untaken <= _WINDOW // 2:
+        if self._asked + self._untaken <= self._window // 2:
             self._ask()
 
     def close(self) -> None:
@@ -135,7 +141,9 @@ class Feed:
                 self._bus.publish(f"{jetstream.API}CONSUMER.DELETE.{self._stream}.{self._name}", b"")
 
     def _ask(self) -> None:
-        batch = _WINDOW - self._asked - self._untaken
+        batch = self._window - self._asked - self._untaken
+        if batch <= 0:
+            return
         body = {"batch": batch, "expires": _EXPIRES_S * _NANO, "idle_heartbeat": _HEARTBEAT_S * _NANO}
         try:
             self._bus.publish(
@@ -179,9 +187,17 @@ class Feed:
                 return
             self._asked -= 1
             self._untaken += 1
+            self._learn(len(message.payload))
             self._seq = seq
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
             self._on_message(stored, self._still_pending(pending))
+
+    def _learn(self, size: int) -> None:
+        """One more message was of this size."""
+        self._mean_bytes += (size - self._mean_bytes) / min(self._consumer_seq, _FIRST_WINDOW)
+        if self._consumer_seq >= _SMALLEST_WINDOW:
+            fits = int(_WINDOW_BYTES / max(1.0, self._mean_bytes))
+            self._window = min(max(fits, _SMALLEST_WINDOW), _LARGEST_WINDOW)
 
     def _lost(self, why: str) -> None:
         on_lost = self._on_lost
@@ -252,16 +268,19 @@ class Follower:
         """Every message that was there has been taken, as far as is known."""
         return not self._ready and self._feed is not None and self._pending == 0
 
+    def wake(self) -> None:
+        """Let `some` return."""
+        self._wake.set()
+
     async def some(self, timeout_s: float) -> list[StoredMessage]:
-        """Those that have arrived, at least one; none after `timeout_s`."""
+        """Those that have arrived; none after `timeout_s`, or when it was woken."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._ready:
-                    if self._feed is None:
-                        await self._open()
-                        continue
-                    self._wake.clear()
+                while self._feed is None:
+                    await self._open()
+                if not self._ready:
                     await self._wake.wait()
+        self._wake.clear()
         found = list(self._ready)
         self._ready.clear()
         if self._feed is not None:

@@ -135,14 +135,14 @@ async def append(
 
 async def cancel(bus: Bus, before: Logged) -> Logged:
     """Accept nothing more; its items are for the caller to end. Raises Conflict as `append`."""
-    entry = msgspec.structs.replace(before.entry, first=before.entry.accepted, digest="", is_cancelled=True)
+    entry = msgspec.structs.replace(before.entry, is_cancelled=True)
     log = subjects.map_log(entry.function, entry.id)
     return Logged((await bus.publish_stored(log, encode(entry), expected_last=before.seq)).seq, entry)
 
 
 async def end(bus: Bus, before: Logged) -> None:
     """Note that all its items have ended, for when their records are gone; unless there is a newer entry."""
-    entry = msgspec.structs.replace(before.entry, first=before.entry.accepted, digest="", is_ended=True)
+    entry = msgspec.structs.replace(before.entry, is_ended=True)
     with contextlib.suppress(Conflict):
         log = subjects.map_log(entry.function, entry.id)
         await bus.publish_stored(log, encode(entry), expected_last=before.seq)
@@ -161,7 +161,10 @@ async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
 
 def place(log: Sequence[Logged], index: int) -> int:
     """Where in ASYNC an item was stored; 0 when that is forgotten."""
-    return next((seq - entry.accepted + index for seq, entry in log if entry.first <= index < entry.accepted), 0)
+    for seq, entry in log:
+        if entry.first <= index < entry.accepted and not (entry.is_cancelled or entry.is_ended):
+            return seq - entry.accepted + index
+    return 0
 
 
 async def place_of(bus: Bus, invocation: str) -> int:

@@ -202,7 +202,8 @@ class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What was accepted of a Map until then: its items below `accepted`. Each Chunk's entry is stored right behind its
     items, those from `first` on; `digest` is of its body, so that it is known when it comes again.
 
-    Nothing more is accepted of a map that is closed or cancelled.
+    Nothing more is accepted of a map that is closed or cancelled. An entry that says that it was cancelled, or has
+    ended, is no Chunk's: the rest of it is the one before.
     """
 
     id: str

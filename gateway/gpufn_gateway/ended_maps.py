@@ -1,0 +1,44 @@
+"""Notes of maps that they have ended while the records of their items are still there to tell: who reads one to its end
+notes it himself, and this is for those that nobody reads."""
+
+from __future__ import annotations
+
+from gpufn.bus import maps, streams
+from gpufn.bus.connection import Bus
+from gpufn.bus.maps import Logged
+from gpufn.protocol import subjects
+from gpufn_gateway.registry import Registry
+
+
+class EndedMaps:
+    def __init__(self, bus: Bus, registry: Registry) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._ended: set[str] = set()  # not looked at again
+
+    async def step(self) -> int:
+        """How many have ended since."""
+        logs = await streams.messages_per_subject(self._bus, subjects.ASYNC, subjects.map_log("*", "*"))
+        ids = {log.rpartition(".")[2] for log in logs}
+        self._ended &= ids
+        count = 0
+        for map_id in ids - self._ended:
+            newest = await maps.last(self._bus, map_id)
+            if newest is None or not (newest.entry.is_ended or await self._has_ended(newest)):
+                continue
+            self._ended.add(map_id)
+            if not newest.entry.is_ended:
+                await maps.end(self._bus, newest)
+                count += 1
+        return count
+
+    async def _has_ended(self, newest: Logged) -> bool:
+        entry = newest.entry
+        if not (entry.is_closed or entry.is_cancelled) or await maps.count_ended(self._bus, entry) < entry.accepted:
+            return False
+        revision = self._registry.revisions.get(entry.function, {}).get(entry.revision)
+        if revision is not None and revision.spec.retries is None:
+            return True
+        # A record may be of an item that waits there for another attempt.
+        queues = subjects.async_queues(entry.function)
+        return not await streams.messages_per_subject(self._bus, subjects.ASYNC, queues)

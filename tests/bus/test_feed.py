@@ -1,0 +1,54 @@
+"""A stream that is read in order, as fast as its reader takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.bus import feed, streams
+from gpufn.bus.feed import Feed, StoredMessage
+from gpufn.protocol import subjects
+
+
+async def test_a_reader_of_large_messages_is_sent_few_ahead(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_WINDOW_BYTES", 64 << 10)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("large")
+    stored = [await bus.publish_stored(subject, b"x" * (16 << 10)) for _ in range(200)]
+    start = stored[0].seq
+    waiting: list[StoredMessage] = []
+    most = 0
+
+    def on_message(message: StoredMessage, pending: int) -> None:
+        nonlocal most
+        waiting.append(message)
+        if message.seq > start + 64:  # how large they are is known by now
+            most = max(most, len(waiting))
+
+    reader = await Feed.open(bus, subjects.LOGS, subject, on_message, pytest.fail, since_seq=start)
+    for _ in range(200):
+        while not waiting:
+            await bus.flush()
+        waiting.pop(0)
+        reader.take()
+    reader.close()
+    assert 0 < most <= 4
+
+
+async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: Any, connect: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("some")
+    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
+        assert await follower.some(0.01) == []
+        assert follower.is_drained
+        stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(600)]
+        found: list[StoredMessage] = []
+        while len(found) < 600:
+            found += await follower.some(5.0)
+        assert [message.seq for message in found] == [each.seq for each in stored]
+        assert follower.is_drained
