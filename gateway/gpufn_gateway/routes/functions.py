@@ -184,9 +184,12 @@ class FunctionRoutes:
 
     async def _classes(self, function: Function) -> dict[Priority, int] | None:
         try:
-            return await queues.by_class(self._bus, function.name, function.serving)
+            stored = await queues.stored(self._bus, function.name, function.serving)
         except BusUnavailable:
             return None
+        return {
+            priority: sum(count for kind, count in stored.items() if kind.priority is priority) for priority in Priority
+        }
 
     async def logs(self, request: Request) -> _Logs:
         principal_of(request).need(READ)

@@ -1,5 +1,6 @@
 """What one Revision takes from the bus on this node: a standing pull of the sync queue of class normal, polls of the
-other queues.
+other queues. Those of the classes hi and low are opened when a call is first in one: most functions have none, and a
+consumer takes the server milliseconds to make.
 
 Room for a call is worth one credit, and the credit is with one queue at a time (order.py says which). Two exceptions: a
 doorbell, or a queue that is known to wait, is polled for though the standing pull holds the credit; and calls that come
@@ -11,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from gpufn.bus import queues, streams
@@ -19,7 +21,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError
-from gpufn.priority import QUEUES, Priority, QueueKind
+from gpufn.priority import Priority, QueueKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
 from gpufn_runtime.runner.order import STANDING, QueueOrder
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ACK_WAIT_S = 8.0
 _UNBOUNDED = -1  # the credits are the bound
+_ALWAYS = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
+_FIND_TICKS = 10  # doorbells tell of calls in the other queues; one that nobody heard is made up for
 
 
 class Intake:
@@ -55,6 +59,7 @@ class Intake:
         self._standing: Pull | None = None
         self._polled: dict[QueueKind, Pull] = {}
         self._is_closed = False
+        self._ticks = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -63,21 +68,52 @@ class Intake:
 
     async def _open(self) -> None:
         try:
-            await self._ensure_consumers()
+            stored, _ = await asyncio.gather(self._stored(), self._ensure_consumers(_ALWAYS))
+            others = [kind for kind in stored if kind not in _ALWAYS]
+            await self._ensure_consumers(others)
         except GpufnError as error:
             log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
             return  # `tick` comes back here
         if self._standing is not None or self._is_closed:
             return
-        for kind in QUEUES:
-            queue = self._address(kind)
-            self._polled[kind] = Pull(
-                self._bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
-                on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
-            )  # fmt: skip
+        self._polled = {kind: self._pull(kind) for kind in (*_ALWAYS, *others)}
         self._standing = self._polled.pop(STANDING)
         self.offer()
         self.look()
+        await self._find()  # what was rung for meanwhile
+
+    async def _stored(self) -> Counter[QueueKind]:
+        return await queues.stored(self._bus, self._revision.function, self._revision.number)
+
+    async def _find(self) -> None:
+        """Open the queues that calls are in."""
+        try:
+            stored = await self._stored()
+        except GpufnError as error:
+            log.info("whether calls of other classes wait for %s is not known: %s", self._revision, error)
+            return  # `tick` comes back here
+        for kind in stored:
+            await self._open_too(kind)
+
+    async def _open_too(self, kind: QueueKind) -> None:
+        """A queue of a class that few functions have calls of."""
+        if kind in self._polled or kind == STANDING or self._standing is None:
+            return
+        try:
+            await self._ensure_consumers((kind,))
+        except GpufnError as error:
+            log.warning("the queue %s of %s cannot be polled yet: %s", kind, self._revision, error)
+            return  # `tick` comes back here
+        if kind not in self._polled and not self._is_closed:
+            self._polled[kind] = self._pull(kind)
+            self.on_doorbell(kind)
+
+    def _pull(self, kind: QueueKind) -> Pull:
+        queue = self._address(kind)
+        return Pull(
+            self._bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
+            on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._is_closed = True
@@ -121,10 +157,12 @@ class Intake:
 
     def on_doorbell(self, queue: QueueKind) -> None:
         """A call was queued there."""
-        if queue != STANDING:
+        if queue in self._polled:
             self._order.waits(queue, self._clock.time())
             self._poll_highest()
             self._look_out()
+        else:
+            self._spawn(self._open_too(queue))
 
     def look(self) -> None:
         """Calls may wait in the polled queues: a doorbell may have been missed."""
@@ -134,9 +172,12 @@ class Intake:
         self._poll_highest()
 
     def tick(self, now: float) -> None:
-        """Each second: the pulls' watchdogs, and a look at the polled queues."""
+        """Each second: the pulls' watchdogs, and a look at the polled queues; now and then for others to be polled."""
+        self._ticks += 1
         if self._standing is None:
             self.open()
+        elif self._ticks % _FIND_TICKS == 0:
+            self._spawn(self._find())
         for pull in self._pulls():
             pull.tick(now)
         if self._standing is not None and self._standing.credits:
@@ -187,21 +228,21 @@ class Intake:
         """SYNC lives in the server's memory: after its restart the stream and our consumer are made again."""
         try:
             await streams.ensure_streams(self._bus)
-            await self._ensure_consumers()
+            await self._ensure_consumers((STANDING, *self._polled))
         except GpufnError as error:
             log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)
             return  # each tick of the Pull comes back here
         for pull in self._pulls():
             pull.retry()
 
-    async def _ensure_consumers(self) -> None:
+    async def _ensure_consumers(self, kinds: Iterable[QueueKind]) -> None:
         await asyncio.gather(
             *(
                 streams.ensure_consumer(
                     self._bus, queue.stream, queue.consumer, queue.subject,
                     ack_wait_s=ACK_WAIT_S, max_ack_pending=_UNBOUNDED,
                 )
-                for queue in map(self._address, QUEUES)
+                for queue in map(self._address, kinds)
             )
         )  # fmt: skip
 

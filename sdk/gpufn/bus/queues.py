@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import NamedTuple
 
 from gpufn.bus import dead_letters, queued_calls, records, streams
@@ -91,15 +92,16 @@ def bounds(seq: int, ours: streams.Consumed, last: int) -> tuple[int, int]:
     return least, max(least, min(ours.waiting, seq - ours.taken))
 
 
-async def by_class(bus: Bus, function: str, revision: int) -> dict[Priority, int]:
-    """How many of a revision's calls are queued or run, by class; those that came by the lane are not in it."""
-    counts = dict.fromkeys(Priority, 0)
-    stored = await asyncio.gather(
+async def stored(bus: Bus, function: str, revision: int) -> Counter[QueueKind]:
+    """How many of a revision's calls are in its queues, waiting or running; those that came by the lane are not."""
+    sync, asynchronous = await asyncio.gather(
         streams.messages_per_subject(bus, subjects.SYNC, subjects.sync_queue(function, revision, "*")),
         streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queue(function, revision, "*", "*")),
     )
-    for subject, count in (each for part in stored for each in part.items()):
-        counts[subjects.queue_class(subject)] += count
+    counts: Counter[QueueKind] = Counter()
+    for is_sync, found in ((True, sync), (False, asynchronous)):
+        for subject, count in found.items():
+            counts[QueueKind(subjects.queue_class(subject), is_sync)] += count
     return counts
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufn.bus import queues, records, streams
+from gpufn.bus.connection import JetStreamError
 from gpufn.errors import ErrorInfo
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import OutcomeKind
-from gpufn.priority import Priority, QueueKind
+from gpufn.priority import QUEUES, Priority, QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
 from gpufn.revision import Revision
@@ -37,6 +39,15 @@ def invoke(node: Node, revision: Revision, body: bytes, priority: Priority) -> N
 async def consumer(node: Node, revision: Revision, kind: QueueKind) -> dict[str, Any]:
     queue = queues.address(revision.function, revision.number, kind)
     return await node.bus.js(f"CONSUMER.INFO.{queue.stream}.{queue.consumer}")
+
+
+async def opened(node: Node, revision: Revision, kind: QueueKind) -> None:
+    """The runner looks into this queue."""
+    while True:
+        with contextlib.suppress(JetStreamError):
+            await consumer(node, revision, kind)
+            await consumer(node, revision, kind)  # by the second answer the runner has had its own
+            return
 
 
 async def served(worker: FakeWorker, calls: int) -> bytes:
@@ -72,6 +83,8 @@ def test_callers_wait_for_higher_classes_and_go_before_all_calls_of_lower_ones(u
             await submit(node, revision, body, priority)
         for body, priority in ((b"5", LOW), (b"3", NORMAL), (b"1", HI)):
             invoke(node, revision, body, priority)
+        for kind in QUEUES:
+            await opened(node, revision, kind)
         while (await consumer(node, revision, QueueKind(NORMAL, is_sync=True)))["delivered"]["consumer_seq"] < 2:
             pass
         await streams.depths(node.bus)  # by then the runner has handed it back, and heard of the others
@@ -89,6 +102,7 @@ def test_a_call_that_has_aged_is_not_kept_from_the_slot_by_higher_classes(url: s
         node.invoke(revision, b"0")
         run, _ = await worker.run()
         await submit(node, revision, b"l", LOW)
+        await opened(node, revision, QueueKind(LOW, is_sync=False))
         node.clock.ahead_s = PATIENCE_S
         for _ in range(8):
             await submit(node, revision, b"h", HI)
