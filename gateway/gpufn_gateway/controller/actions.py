@@ -30,10 +30,11 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Park(msgspec.Struct, frozen=True):
-    """`host_bytes` are its to take."""
+    """`host_bytes` are its to take, and it is expected to take `expected_bytes`."""
 
     worker: str
     host_bytes: int
+    expected_bytes: int
     reason: str
 
 

@@ -31,6 +31,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._held: dict[str, Parked] = {}
+        self._promised: dict[str, int] = {}
         self._worth: dict[str, float] = {}
         self._floor = 0.0  # the worth of the last one that went
 
@@ -39,10 +40,16 @@ class HostMemory:
 
     @property
     def used(self) -> int:
-        return sum(parked.bytes for parked in self._held.values())
+        """And promised."""
+        return sum(parked.bytes for parked in self._held.values()) + sum(self._promised.values())
+
+    def promise(self, worker: str, expected_bytes: int) -> None:
+        """It will be parked in a moment."""
+        self._promised[worker] = expected_bytes
 
     def hold(self, parked: Parked) -> None:
-        """It is parked, or will be in a moment. Told again, it is as large as told last and worth what it was."""
+        """It is parked. Told again, it is as large as told last and worth what it was."""
+        self._promised.pop(parked.worker, None)
         known = self._held.get(parked.worker)
         if known is None or known.uses != parked.uses:
             self._worth[parked.worker] = self._floor + parked.uses * parked.saved_s / max(parked.bytes, 1)
@@ -51,6 +58,7 @@ class HostMemory:
     def release(self, worker: str) -> None:
         """It has resumed, or ended. Absent is fine."""
         self._held.pop(worker, None)
+        self._promised.pop(worker, None)
         self._worth.pop(worker, None)
 
     def evict(self, worker: str) -> None:
@@ -61,7 +69,7 @@ class HostMemory:
         return self._worth.get(worker, 0.0)
 
     def victims(self, wanted_bytes: int) -> list[str]:
-        """Who goes, so that `wanted_bytes` more are free; all of them when even that is too little."""
+        """Who goes, so that `wanted_bytes` more are free; all that are parked when even that is too little."""
         found: list[str] = []
         for worker in sorted(self._held, key=lambda each: (self._worth[each], each)):
             if wanted_bytes <= 0:

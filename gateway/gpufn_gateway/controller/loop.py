@@ -291,7 +291,7 @@ class Controller:
             case Drain():
                 doing = self._ask(action, Desired.DRAIN)
             case Park():
-                doing = self._ask(action, Desired.PARK, action.host_bytes)
+                doing = self._ask(action, Desired.PARK, action.host_bytes, action.expected_bytes)
             case Resume():
                 doing = self._ask(action, Desired.RUN)
             case Delete():
@@ -339,11 +339,13 @@ class Controller:
 
         return create()
 
-    def _ask(self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0) -> Coroutine[Any, Any, None]:
+    def _ask(
+        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
+    ) -> Coroutine[Any, Any, None]:
         """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
         worker = self.world.workers.get(action.worker)
         if worker is not None:
-            self.world.ask(worker, desired, park_bytes)
+            self.world.ask(worker, desired, park_bytes, expected_bytes)
             self._poke(worker.key[0])  # to report it
 
         async def write() -> None:

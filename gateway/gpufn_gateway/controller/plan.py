@@ -250,9 +250,10 @@ class _Step:
     def _drain_parked(self, one: Decided, function: Function) -> None:
         """Those of a revision that nobody calls any more, those whose time is over, and those above max_workers."""
         parked = one.view.in_state(WorkerState.PARKED)
-        if one.spec is None or one.role is not Role.SERVING:
+        if one.role is not Role.SERVING and one.demand is not None and not one.demand.calls:
             for worker in parked:
                 self._drain(worker, "its revision is replaced")
+        if one.role is not Role.SERVING or one.spec is None:
             return
         spec = one.spec.spec
         for worker in parked:
@@ -282,7 +283,7 @@ class _Step:
             node = worker.assignment.node
             self.promised[node] = self.promised.get(node, 0) + found.expected_bytes
             self.leaving.add(worker.assignment.worker)
-            self.actions.append(Park(worker.assignment.worker, found.host_bytes, reason))
+            self.actions.append(Park(worker.assignment.worker, found.host_bytes, found.expected_bytes, reason))
         return found.host_bytes > 0
 
     def _admit(self, worker: WorkerView) -> Admission:

@@ -34,6 +34,7 @@ class WorkerView:
         self.drain_asked = assignment.desired is Desired.DRAIN
         self.park_asked = assignment.desired is Desired.PARK
         self.park_bytes = assignment.park_bytes
+        self.promised_bytes = 0  # of the host's memory, while it parks
         self.parked: ParkedMemory | None = None  # as its agent proved it; until it is asked to resume
         self.version = 0  # of the Assignment's record
         self.is_written = False  # what is asked is on its way to the record

@@ -103,10 +103,10 @@ class World:
         if assignment.node not in self.nodes:
             self.nodes[assignment.node] = NodeView(now)
 
-    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0) -> None:
+    def ask(self, worker: WorkerView, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0) -> None:
         """What we want of a worker from now on, before its record says so: see `was_written`."""
         worker.is_written = True
-        self.holdings.ask(worker, desired, park_bytes)
+        self.holdings.ask(worker, desired, park_bytes, expected_bytes)
 
     def was_written(self, worker: WorkerView, assignment: Assignment, version: int) -> None:
         """The record says what was asked; or, after a failure, what it said before counts again."""

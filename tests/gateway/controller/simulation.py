@@ -257,7 +257,9 @@ class Sim:
                     if self.starting.pop(action.worker, None) is not None:
                         self._gone(action.worker)
                 case Park():
-                    self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes)
+                    self.world.ask(
+                        self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes
+                    )
                     self.parking.add(action.worker)
                 case Resume():
                     self.world.ask(self.world.workers[action.worker], Desired.RUN)

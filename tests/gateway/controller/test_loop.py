@@ -214,7 +214,7 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
         made = msgspec.structs.replace(assignment("w"), created_at=time.time())
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(made))
         await stage.until(lambda: "w" in controller.world.workers)
-        for action in (Park("w", 1, "first"), Resume("w", "then"), Park("w", 2, "last")):
+        for action in (Park("w", 1, 0, "first"), Resume("w", "then"), Park("w", 2, 0, "last")):
             controller._act(action, time.monotonic())
         await stage.until(lambda: stage.assignments["w"].desired is Desired.PARK)
         await asyncio.gather(*controller._tasks)

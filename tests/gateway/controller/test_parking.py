@@ -78,7 +78,7 @@ class Scene:
 
     def obey(self, action: Action) -> None:
         if isinstance(action, Park):
-            self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes)
+            self.world.ask(self.world.workers[action.worker], Desired.PARK, action.host_bytes, action.expected_bytes)
         elif isinstance(action, Resume):
             self.world.ask(self.world.workers[action.worker], Desired.RUN)
             self.held.pop(action.worker, None)
@@ -86,7 +86,7 @@ class Scene:
 
     def park(self, worker: str, held: ParkedMemory = HELD) -> None:
         """As if it had been told, had parked, and were proven."""
-        self.obey(Park(worker, 4 * GIB, ""))
+        self.obey(Park(worker, 4 * GIB, 0, ""))
         self.states[worker], self.held[worker] = WorkerState.PARKED, held
         self.tell()
 
@@ -121,7 +121,7 @@ def test_a_parked_worker_holds_its_share_until_it_is_proven_and_again_before_it_
     scene = Scene("f")
     scene.add("w", "f")
     whole = scene.world.leases.used("a")
-    scene.obey(Park("w", GIB, ""))
+    scene.obey(Park("w", GIB, 0, ""))
     scene.states["w"] = WorkerState.PARKED
     scene.tell()
     assert (scene.state("w"), scene.world.leases.used("a")) == (WorkerState.PARKING, whole)
@@ -141,7 +141,7 @@ def test_a_parked_worker_holds_its_share_until_it_is_proven_and_again_before_it_
 def test_a_worker_that_still_parks_is_wanted_back() -> None:
     scene = Scene("f")
     scene.add("w", "f")
-    scene.obey(Park("w", GIB, ""))
+    scene.obey(Park("w", GIB, 0, ""))
     assert [type(action) for action in scene.after(1, {"f": 1})] == [Resume]
 
 
@@ -194,7 +194,7 @@ def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
 def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None:
     scene = Scene("f")
     scene.add("w", "f")
-    scene.obey(Park("w", GIB, ""))
+    scene.obey(Park("w", GIB, 0, ""))
     failure = StartFailure("park", ErrorInfo("x", "nothing of it can be moved"))
     scene.event("w", WorkerEventKind.NOT_PARKED, failure=failure)
     assert scene.state("w") is WorkerState.DRAINING
@@ -207,7 +207,7 @@ def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None
 def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
     scene = Scene("f")
     scene.add("w", "f")
-    scene.obey(Park("w", GIB, ""))
+    scene.obey(Park("w", GIB, 0, ""))
     failure = StartFailure("park", ErrorInfo("x", "too large"))
     scene.event("w", WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=5 * GIB)
     scene.add("v", "f")
@@ -232,7 +232,7 @@ def test_one_that_fails_on_the_way_is_replaced_and_no_start_has_failed(
 ) -> None:
     scene = Scene("f")
     scene.add("w", "f")
-    scene.obey(Park("w", GIB, ""))
+    scene.obey(Park("w", GIB, 0, ""))
     scene.event("w", kind, **what)
     view = scene.world.view(("f", 1))
     assert (scene.state("w"), view.cannot_park, view.circuit.last_error) == (WorkerState.FAILED, why, None)
@@ -267,6 +267,22 @@ def test_what_is_worth_least_ends_for_what_is_to_be_parked_and_that_waits_for_it
     del scene.states["w"], scene.held["w"]
     (order,) = scene.after(1)
     assert (type(order), getattr(order, "worker", "")) == (Park, "v")
+
+
+def test_what_is_promised_to_one_that_parks_is_nobodys_else() -> None:
+    scene = Scene("f", "g", park_bytes=3 * GIB)
+    for name, worker in (("f", "w"), ("g", "v")):
+        scene.add(worker, name)
+        scene.world.view((name, 1)).parked_bytes = 2 * GIB
+    whole = scene.world.leases.used("a").memory_bytes
+    orders = scene.after(11)
+    assert [type(order) for order in orders] == [Park, Drain]
+    scene.obey(orders[0])
+    assert scene.world.leases.used("a").memory_bytes == whole + 2 * GIB
+    again = scene.after(1)
+    assert [(type(order), getattr(order, "worker", "")) for order in again] == [(Drain, "v")]
+    scene.obey(Resume("w", ""))
+    assert (scene.world.leases.used("a").memory_bytes, scene.world.holdings.host_memory("a").used) == (whole, 0)
 
 
 def test_a_node_without_memory_for_them_parks_nobody() -> None:
