@@ -1,6 +1,7 @@
 """Turns on this node's GPUs that are shared by time: `gpufn.turns` says who is next, here are workers and timers.
 
-1. a READY worker on such a GPU has a seat there. While those of several functions have, the GPU's turns are *taken*
+1. a READY worker on such a GPU has a seat there. While those of several functions have, and they are more than there
+   are turns, turns are *taken*
 2. an attempt asks its worker's seat: it begins at once where turns are not taken, or in the worker's turn; or it waits
 3. the turn is the worker's: more of its attempts may begin in it, until others have a better claim
 4. it ends when none of them runs any more. After 10 s it is passed on while they run: a GPU takes more than one worker,
@@ -97,6 +98,7 @@ class GpuTurns:
         self.gpu = gpu
         self.are_taken = False
         self._clock = clock
+        self._at_once = at_once
         self._call_later = call_later
         self._order: FairQueueing[Seat] = FairQueueing(at_once, overrun_s=_OVERRUN_S, hold_s=_HOLD_S)
         self._seats: list[Seat] = []
@@ -148,7 +150,8 @@ class GpuTurns:
         self._serve(now)
 
     def _count(self) -> None:
-        self.are_taken = len({seat.function for seat in self._seats}) > 1
+        is_shared = len({seat.function for seat in self._seats}) > 1
+        self.are_taken = is_shared and len(self._seats) > self._at_once
 
     def _serve(self, now: float) -> None:
         """Begin all that may: in turns that are on, and in those that are free."""

@@ -329,16 +329,15 @@ class RevisionQueue:
     # --- what a link tells of its worker ------------------------------------------------------------------------------
 
     def on_ready(self, link: WorkerLink) -> None:
-        now = self._clock.time()
         if link.ready_at is None:
-            link.ready_at = now
+            link.ready_at = self._clock.time()
             link.idle_since = None if link.slots.in_use else self._clock.monotonic()
             if link.told_at is not None:
                 link.cold_start = ColdStart(resume_s=self._clock.monotonic() - link.told_at)
             elif link.was_ready:  # for the runner before us: its cold start is long over
                 link.cold_start = None
             else:
-                link.cold_start = self._cold_start(link, now)
+                link.cold_start = self._supervision.cold_start(link)
             link.told_at = None
             if link.cold_start is not None:
                 self._supervision.event(link, "ready")
@@ -350,21 +349,6 @@ class RevisionQueue:
         self._tell_room()
         self._intake.offer()
         self._intake.look()
-
-    def _cold_start(self, link: WorkerLink, now: float) -> ColdStart:
-        """What the agent told of the launch, and what the worker told of itself."""
-        inside = link.cold_start or ColdStart()
-        started = self._supervision.launch_of(link.worker)
-        place_s = started.place_s if started is not None else 0.0
-        launch_s = max(0.0, now - link.created_at - place_s - inside.load_s - inside.warm_s)
-        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
-        return ColdStart(
-            place_s=place_s,
-            launch_s=launch_s,
-            load_s=inside.load_s,
-            warm_s=inside.warm_s,
-            standby=started is not None and started.standby,
-        )
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):

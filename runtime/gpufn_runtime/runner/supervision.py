@@ -53,8 +53,20 @@ class Supervision:
         )  # fmt: skip
         self._publish(subjects.worker_event(link.revision.function), encode(event))
 
-    def launch_of(self, worker: str) -> ColdStart | None:
-        return self._launches.get(worker)
+    def cold_start(self, link: WorkerLink) -> ColdStart:
+        """Of a worker that has just become READY: what the agent told of the launch, and it of itself."""
+        inside = link.cold_start or ColdStart()
+        started = self._launches.get(link.worker)
+        place_s = started.place_s if started is not None else 0.0
+        launch_s = max(0.0, self._clock.time() - link.created_at - place_s - inside.load_s - inside.warm_s)
+        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock is not ours
+        return ColdStart(
+            place_s=place_s,
+            launch_s=launch_s,
+            load_s=inside.load_s,
+            warm_s=inside.warm_s,
+            standby=started is not None and started.standby,
+        )
 
     def exit_of(self, worker: str) -> Exit | None:
         return self._exits.get(worker)

@@ -78,6 +78,14 @@ def test_functions_on_different_gpus_do_not_wait_for_each_other() -> None:
     assert gpu.began == ["f1", "g1"]
 
 
+def test_nobody_takes_turns_where_there_is_one_for_everybody() -> None:
+    gpu = Gpu(at_once=2)
+    f, g = gpu.seat("f"), gpu.seat("g")
+    assert (f.takes_turns, g.takes_turns) == (False, False)
+    gpu.seat("g")
+    assert (f.takes_turns, g.takes_turns) == (True, True)
+
+
 def test_another_function_waits_until_the_turn_has_ended() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
