@@ -29,6 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpufn._calls import Call as Call
     from gpufn._client import Client as Client
     from gpufn._context import Context as Context
     from gpufn._context import current as current
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from gpufn._decorator import method as method
     from gpufn._decorator import park as park
     from gpufn._decorator import resume as resume
-    from gpufn._function import Call as Call
     from gpufn._function import Function as Function
     from gpufn._graph import Graph as Graph
     from gpufn._graph import gather as gather
@@ -104,7 +104,7 @@ _HOMES = {
     "current": "_context",
     "Context": "_context",
     "Function": "_function",
-    "Call": "_function",
+    "Call": "_calls",
     "Map": "_map",
     "gather": "_graph",
     "Graph": "_graph",

@@ -10,10 +10,11 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from gpufn._function import Function, FunctionClass, Method, kind_of
+from gpufn._function import Function, FunctionClass, Method
 from gpufn._hooks import HOOK, hooks
 from gpufn._models import Model
 from gpufn._options import PlainOptions, settings_from, signature
+from gpufn._remote import kind_of
 from gpufn.errors import InvalidSpec
 from gpufn.spec import MethodSpec, function_name
 

@@ -1,309 +1,34 @@
-"""What `@gpu_function` returns: the user's code, callable here as before, and its remote side.
+"""What `@gpu_function` returns: the user's code, callable here as before, and its remote side (`gpufn._remote`).
 
-    Function        a function             f(x)  f.remote(x)  f.spawn(x)  f.map(xs)  f.stream(x)  await f.aio.remote(x)
-    FunctionClass   a class                C()   C.method.remote(x)
-    Call            a submitted invocation
-
-A remote call: the arguments are encoded (`gpufn.values`), the current Transport carries them, the answer is decoded.
+Function        a function   f(x)  f.remote(x)  f.spawn(x)  f.map(xs)  f.stream(x)  await f.aio.remote(x)
+FunctionClass   a class      C()   C.method.remote(x)
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Sized
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from gpufn import _transport
-from gpufn._decode import decode, remote_traceback
 from gpufn._hooks import hooks
-from gpufn._threads import in_thread, run_coroutine
-from gpufn._transport import MapTarget
+from gpufn._remote import Remote, by_name, kind_of
+from gpufn._threads import run_coroutine
 from gpufn.errors import InvalidInput, InvalidSpec
-from gpufn.ids import is_invocation_id
 from gpufn.image import ImageSpec
-from gpufn.invocation import InvocationState
 from gpufn.model import ModelSpec
-from gpufn.priority import Priority, priority_of
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
 
 if TYPE_CHECKING:
-    from gpufn._map import AsyncMap, Map
     from gpufn._options import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")  # what a call here returns
 V = TypeVar("V")  # what a remote call returns
 T = TypeVar("T")
-
-
-def kind_of(function: Callable[..., Any]) -> CallKind:
-    if inspect.isasyncgenfunction(function):
-        return CallKind.ASYNC_GENERATOR
-    if inspect.isgeneratorfunction(function):
-        return CallKind.GENERATOR
-    return CallKind.ASYNC if inspect.iscoroutinefunction(function) else CallKind.SYNC
-
-
-class Call(Generic[V]):
-    """A submitted invocation: it goes on without us, and its result is kept for a while.
-
-    >>> from gpufn import gpu_function
-    >>> from gpufn.testing import run_locally
-    >>> @gpu_function
-    ... def slow(x: int) -> int:
-    ...     return x * x
-    >>> with run_locally():
-    ...     call = slow.spawn(7)
-    ...     again = Call.from_id(call.id)  # in another process, tomorrow
-    ...     again.result(timeout=10), again.status().value, again.cancel()
-    (49, 'succeeded', False)
-    """
-
-    def __init__(self, id: str) -> None:  # noqa: A002
-        self.id = id
-
-    @classmethod
-    def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
-        """A call that was submitted elsewhere, or earlier."""
-        if not is_invocation_id(id):
-            raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
-        return Call(id)
-
-    def status(self) -> InvocationState:
-        """Queued, running, or how it ended."""
-        return _transport.current().status(self.id)
-
-    def result(self, timeout: float | None = None) -> V:
-        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
-        with remote_traceback():
-            return cast("V", decode(_transport.current().result(self.id, timeout_s=timeout)))
-
-    def cancel(self) -> bool:
-        """False when it had ended already."""
-        return _transport.current().cancel(self.id)
-
-    @property
-    def aio(self) -> AsyncCall[V]:
-        """The same methods, to await."""
-        return AsyncCall(self)
-
-    def __repr__(self) -> str:
-        return f"Call({self.id!r})"
-
-
-class AsyncCall(Generic[V]):
-    """A Call's methods, to await."""
-
-    def __init__(self, call: Call[V]) -> None:
-        self._call = call
-
-    async def status(self) -> InvocationState:
-        return await in_thread(self._call.status)
-
-    async def result(self, timeout: float | None = None) -> V:
-        return await in_thread(self._call.result, timeout)
-
-    async def cancel(self) -> bool:
-        return await in_thread(self._call.cancel)
-
-
-class Remote(Generic[P, R, V]):
-    """The remote side of one callable. A subclass says which: its function, method, kind and signature."""
-
-    _function_name: str
-    _method_name: str = ""
-    _kind: CallKind
-    _by_name_only = False  # its models may stand between the parameters that callers give
-    _priority: Priority | None = None
-
-    def _signature(self) -> inspect.Signature:
-        raise NotImplementedError
-
-    def options(self, *, priority: Literal["hi", "normal", "low"]) -> Remote[P, R, V]:
-        """The same remote side, whose calls are of this class: ``f.options(priority="hi").remote(x)``.
-
-        Raises InvalidInput.
-        """
-        return _WithOptions(self, priority_of(priority))
-
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """Run on the platform and wait for the result; a generator's items come as a list."""
-        if self._kind.streams:
-            return cast("V", list(self.stream(*args, **kwargs)))
-        content_type, body = self._encode(args, kwargs)
-        with remote_traceback():
-            answer = _transport.current().call(
-                self._function_name, self._method_name, content_type, body, priority=self._priority
-            )
-            return cast("V", decode(answer))
-
-    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
-        """Submit and return at once; the Call knows when it ended, and how."""
-        call = self._encode(args, kwargs)
-        return Call(_transport.current().submit(self._function_name, self._method_name, *call, priority=self._priority))
-
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
-        """The items of a generator, as it yields them. Closing the iterator cancels the call."""
-        if not self._kind.streams:
-            raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
-        return self._items(*self._encode(args, kwargs))
-
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> Map[V]:
-        """One call per item: their results in the order of the arguments, or `ordered=False` as they come.
-
-        An item's failure is raised when its turn comes, or with `return_exceptions` takes its result's place. At most
-        `window` items are ahead of what was read (10,000), so the arguments may be endless. With the `id` of a map it
-        goes on behind the items that were accepted of it, and gives results `after` its cursor.
-        """
-        from gpufn import _map  # noqa: PLC0415
-
-        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
-        return _map.begin(self, self.remote, zip(*iterables, strict=False), _length(iterables), options)
-
-    def starmap(
-        self,
-        arguments: Iterable[Iterable[Any]],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> Map[V]:
-        """As `map`, with a tuple of arguments per call."""
-        from gpufn import _map  # noqa: PLC0415
-
-        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
-        return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
-
-    def target(self) -> MapTarget:
-        """What its maps call."""
-        return MapTarget(self._function_name, self._method_name, self._priority)
-
-    def encoded(self, arguments: Iterable[Any]) -> bytes:
-        """One item of a map."""
-        return self._encode(tuple(arguments), {})[1]
-
-    @property
-    def aio(self) -> AsyncRemote[P, R, V]:
-        """The same methods, to await."""
-        return AsyncRemote(self)
-
-    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-        from gpufn import values  # noqa: PLC0415
-
-        signature = self._signature()
-        signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
-        if self._by_name_only:
-            args, kwargs = (), _by_name(signature, args, kwargs)
-        return values.NATIVE, values.encode_call(args, kwargs)
-
-    def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
-        with remote_traceback(), contextlib.ExitStack() as stack:
-            items = _transport.current().stream(
-                self._function_name, self._method_name, content_type, body, priority=self._priority
-            )
-            if callable(close := getattr(items, "close", None)):
-                stack.callback(close)
-            for item in items:
-                yield decode(item)
-
-
-class _WithOptions(Remote[P, R, V]):
-    """The remote side of a callable, for calls with options of their own."""
-
-    def __init__(self, remote: Remote[P, R, V], priority: Priority) -> None:
-        self._remote = remote
-        self._method_name = remote._method_name
-        self._kind = remote._kind
-        self._by_name_only = remote._by_name_only
-        self._priority = priority
-        self._text = f"{remote!r}.options(priority={priority.value!r})"
-
-    @property
-    def _function_name(self) -> str:  # type: ignore[override]
-        return self._remote._function_name
-
-    def _signature(self) -> inspect.Signature:
-        return self._remote._signature()
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-class AsyncRemote(Generic[P, R, V]):
-    """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
-
-    Each call waits in a thread of its own: cancelling the task stops the wait, not the call.
-    """
-
-    def __init__(self, remote: Remote[P, R, V]) -> None:
-        self._remote = remote
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        name = getattr(self._remote, "__name__", "f")
-        raise InvalidInput(f"{name}.aio is no call: use {name}.aio.remote(...)")
-
-    async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return await in_thread(functools.partial(self._remote.remote, *args, **kwargs))
-
-    async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
-        return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
-
-    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
-        items = self._remote.stream(*args, **kwargs)
-        try:
-            while (item := await in_thread(next, items, _END)) is not _END:
-                yield item
-        finally:
-            if callable(close := getattr(items, "close", None)):
-                await in_thread(close)
-
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> AsyncMap[V]:
-        from gpufn import _map  # noqa: PLC0415
-
-        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
-        return _map.begin_async(self._remote, self.remote, zip(*iterables, strict=False), _length(iterables), options)
-
-    def starmap(
-        self,
-        arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> AsyncMap[V]:
-        from gpufn import _map  # noqa: PLC0415
-
-        options = _map.MapOptions(ordered, return_exceptions, window, progress, id, after)
-        return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 
 # By name, then by where it was written: a notebook declares the same function many times, and the last one counts.
@@ -403,7 +128,7 @@ class Function(_Declared, Remote[P, R, V]):
         if not models:
             return self.raw(*args, **kwargs)
         given = {name: kwargs.pop(name) for name in models if name in kwargs}  # stand-ins
-        return cast("R", self.runnable(given)(**_by_name(self._signature(), args, kwargs)))
+        return cast("R", self.runnable(given)(**by_name(self._signature(), args, kwargs)))
 
     def runnable(self, given: dict[str, Any] | None = None) -> Callable[..., Any]:
         """`raw`, with its models; those in `given` take the place of the declared ones."""
@@ -535,26 +260,9 @@ class Method(Remote[P, R, V]):
         return f"<Method {self._declared.name}.{self._method_name}>"
 
 
-_END: Any = object()
-
-
 @functools.lru_cache(maxsize=1024)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
-
-
-def _by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    named = dict(signature.bind(*args, **kwargs).arguments)
-    others = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-    for name in others:
-        named |= named.pop(name, {})
-    return named
-
-
-def _length(iterables: Collection[Any]) -> int | None:
-    """Of the shortest; None when one does not say."""
-    lengths = [len(each) for each in iterables if isinstance(each, Sized)]
-    return min(lengths) if lengths and len(lengths) == len(iterables) else None
 
 
 def _blank(cls: type[T]) -> T:

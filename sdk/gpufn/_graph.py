@@ -6,7 +6,8 @@ import contextvars
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpufn._function import Call, Remote
+from gpufn._calls import Call
+from gpufn._remote import Remote
 from gpufn.critical_path import Order
 from gpufn.errors import InvalidInput
 

@@ -2,59 +2,29 @@
 
     Map            what they return: an iterator of the results, with the id under which the platform keeps them
     AsyncMap       the same for asyncio
-    KeptMap        one that the platform keeps: what is sent, and what is read
 
-Where the platform keeps maps, the items become calls that are stored in chunks (`_map_items`) and their ends are one
-stream (`_map_ends`). A process that has gone is followed by one that knows the id. Elsewhere, inside a worker or in
+Where the platform keeps maps, the items become calls that are stored in chunks and their ends are one stream
+(`_kept_map`). A process that has gone is followed by one that knows the id. Elsewhere, inside a worker or in
 `gpufn.testing`, and of a few items, each is a call by itself (`_map_calls`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
-from gpufn import _map_calls, _transport, media
-from gpufn._answers import error_of
-from gpufn._decode import decode, remote_traceback
-from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder
-from gpufn._map_items import Outbox
+from gpufn import _map_calls, _transport
+from gpufn._kept_map import KeptMap, MapOptions
 from gpufn._map_progress import Bar
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
-from gpufn._views import MapView
-from gpufn.errors import GpufnError, InvalidInput, InvocationNotFound, MapNotFound
-from gpufn.ids import is_invocation_id, item_id, new_map_id
+from gpufn.errors import InvalidInput, MapNotFound
+from gpufn.ids import new_map_id
 
 V = TypeVar("V")
 
-WINDOW = 10_000
 _FEW = 8  # so many calls by themselves are sooner done than a map is begun
-_TELL_EACH = 64  # results that are taken before the Outbox hears of it
-
-
-class MapOptions(NamedTuple):
-    """What `map` and `starmap` can be asked for. `window` None is as many as usual."""
-
-    ordered: bool = True
-    return_exceptions: bool = False
-    window: int | None = None
-    progress: bool = False
-    id: str | None = None
-    after: str | None = None
-
-    def checked(self) -> Self:
-        """Raises InvalidInput."""
-        if self.window is not None and self.window < 1:
-            raise InvalidInput(f"window is at least 1, not {self.window}")
-        if self.id is not None and not is_invocation_id(self.id):
-            raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
-        if self.after and self.id is None:
-            raise InvalidInput("after is a cursor in the map that id names")
-        return self
 
 
 class Map(Iterator[V]):
@@ -175,163 +145,6 @@ class AsyncMap(AsyncIterator[V]):
             await cast("Any", self._results).aclose()
         elif not self._kept.is_over:
             await self.cancel()
-
-
-class KeptMap:
-    """A map that the platform keeps, as this process sends and reads it."""
-
-    def __init__(self, keeper: KeepsMaps, id: str, options: MapOptions) -> None:  # noqa: A002
-        after = Cursor.read(options.after or "")
-        if options.ordered and options.after and after.item is None:
-            raise InvalidInput("this cursor is of results as they came: give ordered=False", field="after")
-        self.id = id
-        self.order = InOrder(after) if options.ordered else AsTheyCome(after)
-        self.is_over = False
-        self._keeper = keeper
-        self._options = options
-        self._inbox = Inbox(lambda cursor: keeper.outcomes(id, cursor), after)
-        self._outbox: Outbox | None = None
-        self._target: MapTarget | None = None
-        self._taken = after.item if after.item is not None else after.ended
-        self._untold = 0
-        weakref.finalize(self, self._inbox.stop)
-
-    def begin(self, target: MapTarget, source: Iterable[Any] | None, encode: Callable[[Any], bytes]) -> None:
-        """Send the items of `source` that were not accepted before; without one, `offer` them."""
-        first = 0
-        if self._options.id is not None:
-            with contextlib.suppress(MapNotFound):  # nothing was accepted yet
-                first, is_open = _accepted(self._keeper.map_status(self.id))
-                if not is_open:
-                    self.follow()
-                    return
-        keeper, map_id = self._keeper, self.id
-        window = self._options.window or WINDOW
-        self._target = target
-        self._outbox = outbox = Outbox(
-            lambda at, items, is_last: keeper.send_items(target, map_id, at, items, is_last=is_last),
-            lambda: _accepted(keeper.map_status(map_id)),
-            window=window,
-            first=first,
-            taken=self._taken,
-        )
-        weakref.finalize(self, outbox.stop)
-        if first:
-            self.follow()
-        accepted = (lambda: None) if first else self._inbox.start
-        outbox.start(source, encode, accepted=accepted, failed=self._inbox.fail)
-
-    def follow(self) -> None:
-        """Read its ends."""
-        self._inbox.start()
-
-    async def offer(self, source: AsyncIterable[Any], encode: Callable[[Any], bytes]) -> None:
-        """Send what comes; in place of a source for `begin`."""
-        if (outbox := self._outbox) is None:
-            return  # it was closed before
-        skipped = 0
-        try:
-            async for item in source:
-                if skipped < outbox.first:
-                    skipped += 1
-                    continue
-                if not await in_thread(outbox.wait_for_room):
-                    return
-                outbox.put(encode(item))
-            outbox.close()
-        except Exception as error:
-            self._inbox.fail(error)
-
-    def ends(self) -> Iterator[End]:
-        """Of its items, as `options` say."""
-        while (end := self._next()) is not None:
-            yield end
-
-    def results(self) -> Iterator[Any]:
-        """Each item's, or its error raised; with `return_exceptions`, given out."""
-        for end in self.ends():
-            yield self._value(end)
-
-    async def results_async(self) -> AsyncIterator[Any]:
-        """As `results`."""
-        while (end := self._at_hand() or await in_thread(self._next)) is not None:
-            is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
-            yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
-
-    def raised(self, end: End) -> tuple[str, bytes]:
-        """The result of an item, or its error raised."""
-        match end.kind:
-            case media.OutcomeKind.RESULT:
-                return end.content_type, end.body
-            case media.OutcomeKind.ELSEWHERE:
-                return self._keeper.result(item_id(self.id, end.item))
-            case media.OutcomeKind.PROBLEM:
-                raise error_of(0, {}, end.body)
-            case media.OutcomeKind.NOTHING:
-                raise InvocationNotFound(f"the end of item {end.item} is not kept any more")
-
-    def close(self) -> None:
-        if self._outbox is not None and self._outbox.total is None:
-            self._outbox.close()
-        else:
-            known = self._keeper.map_status(self.id)
-            accepted, is_open = _accepted(known)
-            if is_open:
-                function, _, method = known.function.partition(".")
-                self._keeper.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
-
-    def cancel(self) -> bool:
-        if self._outbox is not None:
-            self._outbox.stop()
-        try:
-            return self._keeper.cancel_map(self.id)
-        except MapNotFound:  # it had none of its items yet
-            self._inbox.stop()
-            return False
-
-    def _next(self) -> End | None:
-        """Wait for the next end; None after the last one."""
-        while (end := self._at_hand()) is None:
-            self._tell()
-            if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
-                self.is_over = True
-                self._inbox.stop()
-                missing = self.order.skip()
-                return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
-            for each in ends:
-                self.order.add(each)
-        return end
-
-    def _at_hand(self) -> End | None:
-        end = self.order.take()
-        if end is not None:
-            self._taken += 1
-            self._untold += 1
-            if self._untold >= _TELL_EACH:
-                self._tell()
-        return end
-
-    def _tell(self) -> None:
-        if self._untold and self._outbox is not None:
-            self._outbox.taken(self._untold)
-        self._untold = 0
-
-    def _has_all(self) -> bool:
-        """Without waiting for the gateway to say so."""
-        return self._outbox is not None and self._outbox.total is not None and self._taken >= self._outbox.total
-
-    def _value(self, end: End) -> Any:
-        try:
-            with remote_traceback():
-                return decode(self.raised(end))
-        except GpufnError as error:
-            if self._options.return_exceptions:
-                return error
-            raise
-
-
-def _accepted(view: MapView) -> tuple[int, bool]:
-    return view.accepted, view.state == "open"
 
 
 class Mapped(Protocol):

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gpufn import media
 from gpufn._answers import decoded, error_of
 from gpufn.errors import GatewayUnavailable, GpufnError
 from gpufn.home import Home
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8090"
 MANAGE_TIMEOUT_S = 60.0
+JSON_BODY = {"content-type": media.JSON}
 
 _CONNECT_TIMEOUT_S = 5.0
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it

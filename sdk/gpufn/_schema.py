@@ -16,8 +16,8 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from gpufn._function import kind_of
 from gpufn._hooks import hooks
+from gpufn._remote import kind_of
 from gpufn.errors import InvalidSpec
 from gpufn.spec import Batch, MethodSpec
 

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from gpufn import _transport, values
-from gpufn._function import Function, FunctionClass, Instance, declared_here, kind_of
+from gpufn._function import Function, FunctionClass, Instance, declared_here
+from gpufn._remote import kind_of
 from gpufn._threads import run_coroutine
 from gpufn.errors import FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn.ids import new_invocation_id

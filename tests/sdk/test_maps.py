@@ -34,7 +34,7 @@ RESULT = media.OutcomeKind.RESULT
 
 
 @gpu_function
-def square(x: int) -> int:
+def squared(x: int) -> int:
     return x * x
 
 
@@ -270,7 +270,7 @@ def test_items_that_were_accepted_before_are_not_sent_again() -> None:
 
 
 class Keeper:
-    """Keeps maps of `square` as a gateway does; `breaks` of its answers to a reader break off."""
+    """Keeps maps of `squared` as a gateway does; `breaks` of its answers to a reader break off."""
 
     def __init__(self, breaks: int = 0) -> None:
         self.breaks = breaks
@@ -282,7 +282,7 @@ class Keeper:
     def send_items(
         self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
     ) -> MapView:
-        assert target == MapTarget("square")
+        assert target == MapTarget("squared")
         with self.changed:
             assert first == len(self.arguments)
             self.arguments += (values.decode_call(item, allow_pickle=True)[0][0] for item in items)
@@ -332,30 +332,30 @@ def keeper() -> Iterator[Keeper]:
 
 
 def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
-    with square.map(range(100)) as results:
+    with squared.map(range(100)) as results:
         assert list(results) == [x * x for x in range(100)]
 
 
 def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
     keeper.breaks = 3
-    assert list(square.map(range(20))) == [x * x for x in range(20)]
+    assert list(squared.map(range(20))) == [x * x for x in range(20)]
     assert len(keeper.cursors) == 4
     assert len(set(keeper.cursors)) == 4
 
 
 def test_a_failure_is_its_items_own(keeper: Keeper) -> None:
-    found = list(square.map([*range(1, 10), -1, 3], return_exceptions=True))
+    found = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
     assert isinstance(found[9], FunctionRaised)
     assert found[10] == 9
     keeper.arguments.clear()
-    results = square.map([*range(1, 10), -1, 3])
+    results = squared.map([*range(1, 10), -1, 3])
     with pytest.raises(FunctionRaised, match="below 0"):
         list(results)
 
 
 def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
     keeper.arguments += range(4)
-    assert list(square.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
+    assert list(squared.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
     assert keeper.arguments == list(range(10))
 
 
@@ -371,7 +371,7 @@ def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
 
 def test_a_few_items_are_calls_by_themselves() -> None:
     with run_locally() as platform:
-        results = square.map([1, 2], ordered=False)
+        results = squared.map([1, 2], ordered=False)
         assert sorted(results) == [1, 4]
         assert results.id is None
     assert len(platform.calls) == 2
@@ -385,13 +385,13 @@ def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
         ({"id": "0" * 26, "after": "1.2"}, "ordered=False"),
     ):
         with pytest.raises(InvalidInput, match=text):
-            square.map(range(100), **options)
+            squared.map(range(100), **options)
 
 
 def test_where_nothing_is_kept_an_id_is_refused() -> None:
     with run_locally():
         with pytest.raises(InvalidInput, match="has an id where"):
-            square.map(range(100), id="0" * 26)
+            squared.map(range(100), id="0" * 26)
         with pytest.raises(MapNotFound):
             Map.from_id("0" * 26)
 

@@ -18,7 +18,7 @@ from gpufn.errors import GpufnError, InvalidInput
 
 if TYPE_CHECKING:
     from gpufn._client import Client
-    from gpufn._map import KeptMap
+    from gpufn._kept_map import KeptMap
     from gpufn._map_ends import End
     from gpufn._transport import MapTarget
     from gpufn._views import MapView
@@ -45,7 +45,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
     result or error. An interrupt leaves the map running; --id goes on with it, and `gpufn cancel ID` ends it.
     """
     from gpufn._client import Client  # noqa: PLC0415
-    from gpufn._map import KeptMap, MapOptions  # noqa: PLC0415
+    from gpufn._kept_map import KeptMap, MapOptions  # noqa: PLC0415
     from gpufn._map_progress import Bar  # noqa: PLC0415
     from gpufn._transport import MapTarget  # noqa: PLC0415
     from gpufn.ids import new_map_id  # noqa: PLC0415

@@ -1,0 +1,77 @@
+"""Submitted invocations, as their callers hold them."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, cast
+
+from gpufn import _transport
+from gpufn._decode import decode, remote_traceback
+from gpufn._threads import in_thread
+from gpufn.errors import InvalidInput
+from gpufn.ids import names_invocation
+from gpufn.invocation import InvocationState
+
+V = TypeVar("V")  # what a remote call returns
+
+
+class Call(Generic[V]):
+    """A submitted invocation: it goes on without us, and its result is kept for a while.
+
+    >>> from gpufn import gpu_function
+    >>> from gpufn.testing import run_locally
+    >>> @gpu_function
+    ... def slow(x: int) -> int:
+    ...     return x * x
+    >>> with run_locally():
+    ...     call = slow.spawn(7)
+    ...     again = Call.from_id(call.id)  # in another process, tomorrow
+    ...     again.result(timeout=10), again.status().value, again.cancel()
+    (49, 'succeeded', False)
+    """
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        self.id = id
+
+    @classmethod
+    def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
+        """A call that was submitted elsewhere, or earlier."""
+        if not names_invocation(id):
+            raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
+        return Call(id)
+
+    def status(self) -> InvocationState:
+        """Queued, running, or how it ended."""
+        return _transport.current().status(self.id)
+
+    def result(self, timeout: float | None = None) -> V:
+        """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
+        with remote_traceback():
+            return cast("V", decode(_transport.current().result(self.id, timeout_s=timeout)))
+
+    def cancel(self) -> bool:
+        """False when it had ended already."""
+        return _transport.current().cancel(self.id)
+
+    @property
+    def aio(self) -> AsyncCall[V]:
+        """The same methods, to await."""
+        return AsyncCall(self)
+
+    def __repr__(self) -> str:
+        return f"Call({self.id!r})"
+
+
+class AsyncCall(Generic[V]):
+    """A Call's methods, to await."""
+
+    def __init__(self, call: Call[V]) -> None:
+        self._call = call
+
+    async def status(self) -> InvocationState:
+        return await in_thread(self._call.status)
+
+    async def result(self, timeout: float | None = None) -> V:
+        return await in_thread(self._call.result, timeout)
+
+    async def cancel(self) -> bool:
+        return await in_thread(self._call.cancel)
