@@ -41,6 +41,7 @@ class Images:
         self._listeners: dict[str, list[Say]] = {}
         self._kept: set[str] = set()
         self._may_collect = False
+        self._there: set[str] = set()  # as far as is known: to ask takes a part of a start
 
     def tag(self, spec: ImageSpec) -> str:
         return f"{self._name}:{self._recipe(spec).digest[:24]}"
@@ -48,7 +49,7 @@ class Images:
     async def find(self, spec: ImageSpec) -> str | None:
         """Its tag, if it is there. Raises PlatformError."""
         tag = self.tag(spec)
-        return tag if tag not in self._builds and await self._daemon.has_image(tag) else None
+        return tag if tag not in self._builds and await self._has(tag) else None
 
     async def get(self, spec: ImageSpec, bundle: str, say: Say) -> str:
         """The tag of an image that is there, built if need be; `say` hears the build, `bundle` is the folder with the
@@ -57,7 +58,7 @@ class Images:
         self._kept.add(tag)
         task = self._builds.get(tag)
         if task is None:
-            if await self._daemon.has_image(tag):
+            if tag in self._there or await self._has(tag):
                 return tag
             task = self._builds.get(tag)
         if task is None:
@@ -69,6 +70,10 @@ class Images:
         await asyncio.shield(task)
         return tag
 
+    def forget(self, tag: str) -> None:
+        """It is not there any more."""
+        self._there.discard(tag)
+
     def keep(self, specs: Iterable[ImageSpec]) -> None:
         """From now on `collect` removes all others of ours, but for those that are asked for from now on."""
         self._kept = {self.tag(spec) for spec in specs} | self._builds.keys()
@@ -79,8 +84,14 @@ class Images:
         if not self._may_collect:
             return
         for tag in await self._daemon.images(self._label) - self._kept:
+            self.forget(tag)
             if await self._daemon.remove_image(tag):
                 log.info("nothing that is deployed uses the image %s any more", tag)
+
+    async def _has(self, tag: str) -> bool:
+        is_there = await self._daemon.has_image(tag)
+        (self._there.add if is_there else self._there.discard)(tag)
+        return is_there
 
     @property
     def _label(self) -> str:

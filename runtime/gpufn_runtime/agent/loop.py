@@ -94,6 +94,7 @@ class Standbys(Launcher, Preparer, Protocol):
     async def end_of(self, container: str) -> ContainerEnd: ...
     def take_over(self, containers: Iterable[str]) -> None: ...
     def let_go(self, container: str) -> None: ...
+    def leave_room(self, room_bytes: int) -> None: ...
 
 
 class Agent:
@@ -219,6 +220,7 @@ class Agent:
         """What is done each second."""
         self._reports.send()
         self._leave_failed_devices(now)
+        self._leave_room()
         for record in list(self._fleet.records.values()):
             self._act(reconcile.when_overdue(record, now, self._kill_after_s))
         for worker in self._workers.values():
@@ -226,6 +228,11 @@ class Agent:
         self._reports.send_unsent()
         self._old_groups = [group for group in self._old_groups if not group.remove()]
         self._reap_strangers()
+
+    def _leave_room(self) -> None:
+        """What no worker has a lease on is for standbys."""
+        shares = [record.assignment.share for record in self._fleet.records.values() if record.assignment is not None]
+        self._launcher.leave_room(self._devices.pool.memory_bytes - sum(share.memory_bytes for share in shares))
 
     def _leave_failed_devices(self, now: float) -> None:
         for device in self._devices.devices(now):
@@ -309,6 +316,7 @@ class Agent:
         match action:
             case Launch(assignment):
                 record = self._fleet.add(assignment)
+                self._leave_room()
                 self._spawn(self._launches, self._launch(record, assignment), f"launch-{record.worker}")
             case Drain(assignment):
                 record = self._fleet.records[assignment.worker]

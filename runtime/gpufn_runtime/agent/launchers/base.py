@@ -40,6 +40,10 @@ class DaemonAway(PlatformError):
     """What makes this node's containers does not answer: none can be started until it does."""
 
 
+class ContainerGone(PlatformError):
+    """There is no such container or image, or it does not run."""
+
+
 class ContainerEnd(NamedTuple):
     """How a container's first process ended, which is no child of ours; None is what nobody knows. `exceeded_bytes` is
     the memory limit that processes of it were killed for."""

@@ -57,6 +57,11 @@ class LauncherByImage:
         if self._containers is not None:
             self._containers.let_go(container)
 
+    def leave_room(self, room_bytes: int) -> None:
+        """For standbys in containers. Templates share their memory with the workers that are forked from them."""
+        if self._containers is not None:
+            self._containers.leave_room(room_bytes)
+
     def keep_images(self, images: Iterable[ImageSpec]) -> None:
         if self._containers is not None:
             self._containers.keep_images(images)

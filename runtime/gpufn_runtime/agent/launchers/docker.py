@@ -21,7 +21,7 @@ import requests
 
 from gpufn.errors import BuildFailed, PlatformError
 from gpufn_runtime.agent.image_recipe import Recipe, failing_line, lines_of
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
+from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway
 from gpufn_runtime.agent.launchers.sandbox import Sandbox
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -33,10 +33,6 @@ _NO_GPU_RUNTIME = "could not select device driver"
 _SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 
 _T = TypeVar("_T")
-
-
-class ContainerGone(PlatformError):
-    """There is no such container, or it does not run."""
 
 
 class Docker:

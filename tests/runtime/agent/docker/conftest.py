@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from gpufn_runtime.agent.launchers.freezer import Freezer
 from tests.conftest import Platform, running_platform
 
 BASE = "gpufn-test-base:latest"
@@ -97,6 +98,21 @@ class Daemon:
 
     def containers(self, *, status: str = "") -> list[str]:
         return self.docker("ps", "-aq", "--no-trunc", *(("--filter", f"status={status}") if status else ()))
+
+    def pid(self, container: str) -> int:
+        """Of its first process; 0 when it is gone."""
+        command = self._command("inspect", "--format", "{{.State.Pid}}", container)
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return int(told or 0)
+
+    def frozen(self) -> list[str]:
+        """Containers of which nothing runs. Docker was not told: to it they run."""
+        freezers = {container: Freezer.of(self.pid(container)) for container in self.containers(status="running")}
+        return [container for container, freezer in freezers.items() if freezer is not None and freezer.is_frozen]
+
+    def awake(self) -> list[str]:
+        frozen = self.frozen()
+        return [container for container in self.containers(status="running") if container not in frozen]
 
     def images(self) -> list[str]:
         """Tags of those that platforms have built."""

@@ -86,18 +86,18 @@ def test_how_a_worker_ended_is_told(contained: Platform, how: str, said: str) ->
 
 def test_a_cold_start_takes_the_container_that_waits_paused(contained: Platform, daemon: Daemon) -> None:
     # One for each of what the functions differ in: memory, egress, neither.
-    waiting = set(until(lambda: len(found := daemon.containers(status="paused")) == 3 and found))
+    waiting = set(until(lambda: len(found := daemon.frozen()) == 3 and found))
     until(lambda: workers(contained, "who") == 0)
     contained.invoke("who")
-    assert len(waiting - set(daemon.containers(status="paused"))) == 1
-    assert waiting & set(daemon.containers(status="running"))
+    assert len(waiting - set(daemon.frozen())) == 1
+    assert waiting & set(daemon.awake())
 
 
 def test_of_a_worker_that_ended_nothing_is_left(contained: Platform, daemon: Daemon) -> None:
     contained.invoke("who")
     home = Home(contained.home)
     until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
-    until(lambda: not daemon.containers(status="running"), "containers go on")
+    until(lambda: not daemon.awake(), "containers go on")
     until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
     folders = until(
         lambda: len(left := sorted(path.name for path in home.parcels.glob("[wc]-*"))) <= 4 and (left or ["none"])
@@ -109,7 +109,7 @@ def test_a_container_that_is_killed_from_outside_costs_its_call_and_is_replaced(
     contained: Platform, daemon: Daemon
 ) -> None:
     container = contained.invoke("stays")
-    [running] = daemon.containers(status="running")
+    [running] = daemon.awake()
     daemon.docker("kill", running)
     until(lambda: running not in daemon.containers())
     assert contained.invoke("stays") != container
@@ -120,13 +120,13 @@ def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobody
 ) -> None:
     container = contained.invoke("stays")
     stranger = standbys(contained)
-    running = set(daemon.containers(status="running"))
-    paused = set(until(lambda: daemon.containers(status="paused")))
+    running = set(daemon.awake())
+    paused = set(until(daemon.frozen))
     agent = pids(contained)["agent"]
     os.kill(agent, signal.SIGKILL)
     until(lambda: pids(contained).get("agent", agent) != agent)
     until(lambda: not paused & set(daemon.containers()), "standbys of the dead agent stay")
-    assert running <= set(daemon.containers(status="running"))
+    assert running <= set(daemon.awake())
     assert contained.invoke("stays") == container
     until(lambda: standbys(contained) and stranger)
 

@@ -46,9 +46,7 @@ def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platfor
 
 def _workers(daemon: Daemon) -> list[int]:
     """Their pids on this host."""
-    containers = daemon.containers(status="running")
-    firsts = [int(pid) for pid in daemon.docker("inspect", "--format", "{{.State.Pid}}", *containers)]
-    return [child for first in firsts for child in processes.children(first)]
+    return [child for container in daemon.awake() for child in processes.children(daemon.pid(container))]
 
 
 def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(

@@ -1,0 +1,174 @@
+"""The launcher of containers, with a daemon that is played: what stands by, and why not. A real one: docker/."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn.home import Home
+from gpufn.image import ImageSpec
+from gpufn.protocol.launch import CONTROL_NAME, TemplateReady
+from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.images import Images
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
+from gpufn_runtime.agent.launchers.containers import ContainerLauncher
+from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox
+from gpufn_runtime.agent.standbys import ContainerUse
+
+MIB = 1 << 20
+
+
+class Daemon:
+    """Its containers' processes say that they are ready, and sleep. Each is as large as its function's module says."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, tuple[Path, int]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.made = 0
+        self.is_away = False
+        self._open: dict[str, asyncio.StreamWriter] = {}
+
+    async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
+        self.made += 1
+        folder = Path(sandbox.host_config["mounts"][0]["Source"])
+        (module,) = sandbox.container_config["entrypoint"][5:]
+        self.folders[name] = folder, int(module.removeprefix("mib"))
+        return name
+
+    async def start(self, container: str) -> int:
+        folder, _ = self.folders[container]
+        _, writer = await asyncio.open_unix_connection(folder / CONTROL_NAME)
+        writer.write(msgspec.json.encode(TemplateReady()) + b"\n")
+        self._open[container] = writer
+        process = self.processes[container] = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220  it takes no time
+        return process.pid
+
+    async def pause(self, container: str) -> None: ...
+    async def unpause(self, container: str) -> None: ...
+
+    async def end_of(self, container: str) -> ContainerEnd:
+        return ContainerEnd(0)
+
+    async def output_of(self, container: str) -> str:
+        return ""
+
+    async def remove(self, container: str) -> None:
+        process = self.processes.pop(container)
+        process.kill()
+        process.wait()
+        writer = self._open.pop(container)
+        writer.close()
+        await writer.wait_closed()
+
+    async def containers(self, labels: Mapping[str, str]) -> set[str]:
+        if self.is_away:
+            raise DaemonAway("Docker does not answer.")
+        return set(self.processes)
+
+    async def has_image(self, tag: str) -> bool:
+        return True
+
+    async def build(self, *_: Any) -> None: ...
+
+    async def images(self, label: str) -> set[str]:
+        return set()
+
+    async def remove_image(self, tag: str) -> bool:
+        return True
+
+    def resident_bytes(self, pid: int) -> int:
+        found = [name for name, process in self.processes.items() if process.pid == pid]
+        return sum(self.folders[name][1] for name in found) * MIB
+
+
+@pytest.fixture
+def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def run(test: Callable[[Daemon, ContainerLauncher], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            daemon = Daemon()
+            monkeypatch.setattr(processes, "resident_bytes", daemon.resident_bytes)
+            launcher = ContainerLauncher(
+                daemon,
+                Images(daemon, name="test", bases="base", worker_needs=()),
+                home=Home(tmp_path),
+                owner={"owner": "test"},
+                limit=9,
+                packages=["/gpufn"],
+                say=lambda *_: None,
+            )
+            running = asyncio.create_task(launcher.run())
+            try:
+                async with asyncio.timeout(20):
+                    await test(daemon, launcher)
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+                assert not daemon.processes
+
+        (tmp_path / "run").mkdir()
+        asyncio.run(main())
+
+    return run
+
+
+def _uses(*sizes: int) -> list[ContainerUse]:
+    """The first was used last."""
+    image = ImageSpec(base="base")
+    return [
+        ContainerUse(f"f{size}", 1, image, "", Limits(999 * MIB, 0.1), frozenset({f"mib{size}"}), -float(place))
+        for place, size in enumerate(sizes)
+    ]
+
+
+def _standing(launcher: ContainerLauncher) -> list[str]:
+    return [name.partition(" ")[2] for name in launcher.standbys]
+
+
+def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        launcher.leave_room(1000 * MIB)
+        launcher.want(_uses(300, 200, 100))
+        await launcher.settled()
+        assert _standing(launcher) == ["mib300", "mib200", "mib100"]
+        launcher.leave_room(450 * MIB)
+        await launcher.settled()
+        assert _standing(launcher) == ["mib300", "mib100"]
+        launcher.leave_room(0)
+        await launcher.settled()
+        assert (_standing(launcher), len(daemon.processes)) == ([], 0)
+
+    on_launcher(test)
+
+
+def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        launcher.leave_room(150 * MIB)
+        launcher.want(_uses(300, 100))
+        await launcher.settled()
+        assert (_standing(launcher), daemon.made) == (["mib100"], 2)
+        launcher.want(_uses(300, 100, 10))
+        await launcher.settled()
+        assert (sorted(_standing(launcher)), daemon.made) == (["mib10", "mib100"], 3)
+
+    on_launcher(test)
+
+
+def test_a_daemon_that_does_not_answer_is_trouble_until_it_does(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        daemon.is_away = True
+        launcher.take_over([])
+        while not launcher.trouble:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert launcher.trouble == "Docker does not answer"
+        daemon.is_away = False
+        launcher.take_over([])
+        await launcher.settled()
+        assert not launcher.trouble
+
+    on_launcher(test)
