@@ -176,7 +176,7 @@ class _Gateway:
         bus, registry = opened.bus, opened.registry
         self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
         self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
-        self._uses = KeyUses.on(bus, opened.name, opened.clock)
+        self._uses = KeyUses.on(bus, opened.buckets.usage, opened.name, opened.clock)
         self._calls = Calls(
             bus=bus,
             queue=opened.caller,
@@ -289,6 +289,7 @@ class _Gateway:
                 clock=clock,
             ),
         )
+        yield "uses of keys", self._uses.run()
         yield "controller", _control(controller)
         finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
         yield "finishing", finishing.run()

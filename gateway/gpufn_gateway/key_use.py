@@ -2,7 +2,8 @@
 
 A key without limits costs nothing here. With one gateway the limits hold exactly. With several, each tells the others
 once a second: of rate and concurrency, a key may get as much more as it uses at the others within that second. How many
-calls are queued is asked of the bus, which knows of all.
+calls are queued is asked of the bus, which knows of all; what calls took, of the records that runners write every ten
+seconds.
 """
 
 from __future__ import annotations
@@ -10,24 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final, Protocol
 
 import msgspec
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
+from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable
+from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import GatewayReport, encode
+from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.quotas import Use
 
 log = logging.getLogger(__name__)
 
+_LOOK_UP_S: Final = 10.0  # as often as runners write it down
+_DAY_S: Final = 86_400.0
+
+_usage = msgspec.msgpack.Decoder(Usage)
 _report = msgspec.msgpack.Decoder(GatewayReport)
 
 
@@ -36,25 +43,43 @@ class Publisher(Protocol):
 
 
 class KeyUses:
-    """`count(key)`: how many submitted calls of a key have not ended."""
+    """`count(key)`: how many submitted calls of a key have not ended. `spent(day)`: what the calls of each key took on
+    that day of UTC."""
 
-    def __init__(self, name: str, bus: Publisher, count: Callable[[str], Awaitable[int]], clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        bus: Publisher,
+        *,
+        count: Callable[[str], Awaitable[int]],
+        spent: Callable[[str], Awaitable[Mapping[str, Usage]]],
+        clock: Clock,
+    ) -> None:
         self._name = name
         self._bus = bus
         self._count = count
+        self._spent = spent
         self._clock = clock
         self._uses: dict[str, Use] = {}
+        self._is_new = asyncio.Event()  # a key whose seconds have not been looked up
         self._counting: dict[str, asyncio.Lock] = {}
 
     @classmethod
-    def on(cls, bus: Bus, name: str, clock: Clock) -> KeyUses:
-        """On a real bus, hearing what other gateways tell."""
+    def on(cls, bus: Bus, usage: KeyValue, name: str, clock: Clock) -> KeyUses:
+        """On a real bus, hearing what other gateways tell. `usage` has what calls took."""
 
         async def count(key: str) -> int:
             stored = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queues_of(key))
             return sum(stored.values())
 
-        self = cls(name, bus, count, clock)
+        async def spent(day: str) -> Mapping[str, Usage]:
+            by_key: dict[str, Usage] = {}
+            for entry in await usage.entries(f"{day}."):
+                key = UsageKey.of_record(entry.key).key
+                by_key[key] = by_key.get(key, Usage()) + _usage.decode(entry.value)
+            return by_key
+
+        self = cls(name, bus, count=count, spent=spent, clock=clock)
         bus.subscribe(subjects.GATEWAY_REPORTS, decoded(_report, self.heard))
         return self
 
@@ -96,6 +121,29 @@ class KeyUses:
                 storing = use.storing
                 use.counted(await self._count(use.key), storing, self._clock.monotonic())
 
+    async def run(self) -> None:
+        """Look up what calls took, every ten seconds and when a key is new; until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_UP_S):
+                    await self._is_new.wait()
+            self._is_new.clear()
+            try:
+                await self.look_up()
+            except PlatformError as error:
+                log.warning("what the calls of keys took today is not known: %s", error)
+            except Exception:
+                log.exception("looking up what the calls of keys took failed; it is tried again")
+
+    async def look_up(self) -> None:
+        by_day = [use for use in self._uses.values() if use.is_by_day]
+        if not by_day:
+            return
+        time, now = self._clock.time(), self._clock.monotonic()
+        spent = await self._spent(day_of(time))
+        for use in by_day:
+            use.spent(spent.get(use.key, Usage()), now + _DAY_S - time % _DAY_S)
+
     def headers(self, principal: Principal) -> Headers:
         """How much is left, for the answer."""
         use = self._use(principal)
@@ -116,6 +164,8 @@ class KeyUses:
         use = self._uses.get(principal.id)
         if use is None or use.limits is not principal.limits:
             use = self._uses[principal.id] = Use(principal.id, principal.limits, self._clock.monotonic())
+            if use.is_by_day:
+                self._is_new.set()
         return use
 
     def heard(self, report: GatewayReport) -> None:

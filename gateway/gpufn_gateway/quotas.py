@@ -6,6 +6,8 @@ concurrency   calls that are waited for: here exactly, and at other gateways as 
 queued        submitted calls that have not ended. The bus has counted them at some time; what came here since is added
               and what ended is not noticed until the next count, so that they are never more than that
 
+run_s, gpu_s  what its calls took on this day, as it was looked up last
+
 A refusal says when to come back: as soon as one more call may be made, as far as that is known.
 """
 
@@ -16,8 +18,11 @@ from typing import Final, NamedTuple
 
 from gpufn.errors import InvalidInput
 from gpufn.protocol.messages import KeyLimits, KeyUse
+from gpufn.usage import Usage
 
 _MOST: Final = 1_000_000
+_MOST_SECONDS: Final = 1_000_000_000
+_DAY_S: Final = 86_400
 _SHORTEST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _TOLD_S: Final = 3.5  # what another gateway told holds for so long; it tells each second
@@ -42,6 +47,13 @@ def check(limits: KeyLimits) -> None:
         value = getattr(limits, name)
         if value is not None and not 1 <= value <= _MOST:
             raise InvalidInput(f"{name} is a number of calls from 1 to {_MOST:,}, not {value}", field=f"limits.{name}")
+    for name in ("run_s", "gpu_s"):
+        value = getattr(limits, name)
+        if value is not None and not 0 < value <= _MOST_SECONDS:
+            raise InvalidInput(
+                f"{name} is more than 0 and at most {_MOST_SECONDS:,} seconds per day, not {value:g}",
+                field=f"limits.{name}",
+            )
     if limits.burst is not None and limits.rate is None:
         raise InvalidInput(
             "a burst is how many calls may come at once of a rate: give a rate, too", field="limits.burst"
@@ -100,6 +112,8 @@ class Use:
         self._elsewhere: dict[str, tuple[int, float]] = {}  # gateway → its running calls, and when it said so
         self._admitted = 0  # since they were told
         self._told = 0  # running, as others know
+        self._spent = Usage()
+        self._day_ends = -math.inf
         self._queued = 0  # at most
         self._counted_at = -math.inf
         self.storing = 0  # of these, on their way to the bus
@@ -108,10 +122,36 @@ class Use:
 
     def admit(self, now: float) -> Refusal | None:
         """One call is made, unless it is refused."""
+        if (refusal := self._overspent(now)) is not None:
+            return refusal
         if self._bucket is None or self._bucket.take(now):
             self._admitted += 1
             return None
         return Refusal(f"This key may make {_per_second(self._bucket.rate)}.", self._bucket.wait_s(now))
+
+    # --- seconds per day ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_by_day(self) -> bool:
+        """What its calls took must be looked up."""
+        return self.limits.run_s is not None or self.limits.gpu_s is not None
+
+    def spent(self, today: Usage, day_ends: float) -> None:
+        self._spent, self._day_ends = today, day_ends
+
+    def _overspent(self, now: float) -> Refusal | None:
+        if now >= self._day_ends:
+            return None
+        for what, most, spent in self._seconds():
+            if spent >= most:
+                return Refusal(f"This key may take {most:,g} {what} seconds per day (UTC).", self._day_ends - now)
+        return None
+
+    def _seconds(self) -> list[tuple[str, float, float]]:
+        """What is limited, how much of it there is in a day, and how much of that is spent."""
+        limits, spent = self.limits, self._spent
+        both = (("run", limits.run_s, spent.run_s), ("GPU", limits.gpu_s, spent.gpu_s))
+        return [(what, most, used) for what, most, used in both if most is not None]
 
     # --- concurrency --------------------------------------------------------------------------------------------------
 
@@ -184,6 +224,12 @@ class Use:
         if (most := self.limits.concurrency) is not None:
             policies.append(b'"concurrency";q=%d;qu="concurrent-requests"' % most)
             states.append(b'"concurrency";r=%d' % max(0, most - self._running - self._running_elsewhere(now)))
+        for what, a_day, spent in self._seconds():
+            name = f"{what.lower()}-seconds".encode()
+            policies.append(b'"%s";q=%d;w=%d' % (name, a_day, _DAY_S))
+            is_known = now < self._day_ends
+            left_s = b";t=%d" % math.ceil(self._day_ends - now) if is_known else b""
+            states.append(b'"%s";r=%d%s' % (name, max(0.0, a_day - (spent if is_known else 0.0)), left_s))
         if not policies:
             return []
         return [(b"ratelimit-policy", b", ".join(policies)), (b"ratelimit", b", ".join(states))]

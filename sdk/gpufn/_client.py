@@ -248,13 +248,16 @@ class Client(CallRequests, MapRequests, ModelRequests):
         burst: int | None = None,
         concurrency: int | None = None,
         queued: int | None = None,
+        run_s: float | None = None,
+        gpu_s: float | None = None,
     ) -> KeyView:
         """Make an API key; its secret is in the answer, this once.
 
         Its limits: `rate` in calls per second, of which `burst` may come at once; `concurrency`, calls that are waited
-        for at a time; `queued`, submitted calls that have not ended.
+        for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls run
+        and their GPU seconds, per day of UTC.
         """
-        limits = KeyLimits(rate, burst, concurrency, queued)
+        limits = KeyLimits(rate, burst, concurrency, queued, run_s, gpu_s)
         body = msgspec.json.encode({"label": label, "scopes": list(scopes), "limits": limits})
         return self._json(KeyView, "POST", "/v1/keys", content=body, headers=JSON_BODY)
 

@@ -27,6 +27,7 @@ from gpufn.protocol.messages import (
 )
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
+from gpufn.usage import Usage
 from gpufn_gateway.app import App
 from gpufn_gateway.auth import Access
 from gpufn_gateway.bodies import BodyBudget, BodyReader
@@ -158,6 +159,7 @@ class Gateway:
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
         self.reason: str | None = None
+        self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
@@ -169,7 +171,7 @@ class Gateway:
             telemetry=self.telemetry,
             bodies=call_bodies,
             clock=clock,
-            uses=KeyUses("gw-test", self.bus, self.count, clock),
+            uses=KeyUses("gw-test", self.bus, count=self.count, spent=self.spent, clock=clock),
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls)
@@ -200,6 +202,9 @@ class Gateway:
             *operations.routes(),
         ]
         self.app = App(self.invoke, Inference(self.calls, self.invoke, call_bodies), self.access, routes)
+
+    async def spent(self, day: str) -> dict[str, Usage]:
+        return self.took.get(day, {})
 
     async def count(self, key: str) -> int:
         return self.stored.get(key, 0)

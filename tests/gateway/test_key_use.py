@@ -13,7 +13,8 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable
 from gpufn.ids import new_invocation_id, new_map_id
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import KeyLimits
+from gpufn.protocol.messages import KeyLimits, encode
+from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import new_key
 from tests.gateway.test_durable import GOOD, end
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
@@ -163,3 +164,28 @@ async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any
         assert [answer.status_code for answer in answers] == [202, 202, 429]  # whole or not at all
         assert problem(answers[2]) == (429, "rate_limited")
         assert (await gateway.http.put(f"{url}/4", content=chunk)).status_code == 202  # it is there
+
+
+async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("dear"), DIGEST)
+        key = key_with(gateway, gpu_s=100)
+        url = "/v1/functions/dear/submit"
+        looking = asyncio.create_task(gateway.uses.run())
+        try:
+            assert (await gateway.http.post(url, content=GOOD, headers=key)).status_code == 202
+            principal = gateway.access.authenticate({b"authorization": key["authorization"].encode()})
+            await until(lambda: b";t=" in dict(gateway.uses.headers(principal))[b"ratelimit"])  # it was looked up
+            day = day_of(gateway.clock.time())
+            for function, node, gpu_s in (("dear", "n1", 40.0), ("dear", "n2", 40.0), ("other", "n1", 30.0)):
+                record = UsageKey(day, function, principal.id).record(node)
+                await gateway.buckets.usage.put(record, encode(Usage(calls=1, gpu_s=gpu_s)))
+            await gateway.buckets.usage.put(UsageKey(day, "dear", "another").record("n1"), encode(Usage(gpu_s=1e6)))
+            await gateway.uses.look_up()
+            refused = await gateway.http.post(url, content=GOOD, headers=key)
+            assert (refused.status_code, refused.json()["code"]) == (429, "rate_limited")
+            assert 0 < int(refused.headers["retry-after"]) <= 86_400
+            other = key_with(gateway, gpu_s=111)
+            assert (await gateway.http.post(url, content=GOOD, headers=other)).status_code == 202
+        finally:
+            looking.cancel()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpufn.errors import InvalidInput
 from gpufn.protocol.messages import KeyLimits, KeyUse
+from gpufn.usage import Usage
 from gpufn_gateway.quotas import Bucket, Use, check
 
 
@@ -25,6 +26,8 @@ from gpufn_gateway.quotas import Bucket, Use, check
         (KeyLimits(concurrency=-3), "limits.concurrency"),
         (KeyLimits(queued=0), "limits.queued"),
         (KeyLimits(queued=10**7), "limits.queued"),
+        (KeyLimits(gpu_s=0), "limits.gpu_s"),
+        (KeyLimits(run_s=-math.inf), "limits.run_s"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: KeyLimits, field: str) -> None:
@@ -107,6 +110,18 @@ def test_submitted_calls_are_never_more_than_counted() -> None:
     assert use.queue(1) is not None
     assert use.needs_count(1.2)  # others submit as well
     assert not Use("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
+
+
+def test_the_seconds_of_a_day_are_there_again_on_the_next() -> None:
+    use = Use("k", KeyLimits(run_s=100, gpu_s=10), 0.0)
+    assert use.admit(0.0) is None  # nothing is known yet
+    use.spent(Usage(calls=3, run_s=99.0, gpu_s=9.0), day_ends=50.0)
+    assert use.admit(1.0) is None
+    use.spent(Usage(calls=4, run_s=99.0, gpu_s=12.5), day_ends=50.0)
+    assert use.admit(2.0) == ("This key may take 10 GPU seconds per day (UTC).", 48.0)
+    assert dict(use.headers(2.0))[b"ratelimit"] == b'"run-seconds";r=1;t=48, "gpu-seconds";r=0;t=48'
+    assert use.admit(50.0) is None
+    assert dict(use.headers(50.0))[b"ratelimit"] == b'"run-seconds";r=100, "gpu-seconds";r=10'
 
 
 def test_a_gateway_tells_what_is_new_and_that_there_is_nothing_once() -> None:

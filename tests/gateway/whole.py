@@ -86,7 +86,7 @@ class Whole:
         telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
-        self.uses = KeyUses.on(bus, name, clock)
+        self.uses = KeyUses.on(bus, buckets.usage, name, clock)
         calls = Calls(
             bus=bus,
             queue=self.caller,

@@ -424,13 +424,13 @@ def test_a_new_key_is_on_standard_output_alone(gateway: StubGateway) -> None:
 
 
 def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> None:
-    limits = {"rate": 10.0, "burst": 100, "concurrency": 8, "queued": 1000}
+    limits = {"rate": 10.0, "burst": 100, "concurrency": 8, "queued": 1000, "gpu_s": 3600.0}
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["hi"], "limits": limits}, status=201)
     gateway.on("GET /v1/keys", {"keys": [{"id": "k1", "scopes": ["hi"], "created_at": 1.0, "limits": limits}]})
-    options = ("--rate", "600/min", "--burst", "100", "--concurrency", "8", "--queued", "1000")
+    options = ("--rate", "600/min", "--burst", "100", "--concurrency", "8", "--queued", "1000", "--gpu-seconds", "3600")
     assert _gpufn("keys", "create", "ci", "--scope", "hi", *options).exit_code == 0
     assert gateway.requests[-1].json == {"label": "ci", "scopes": ["hi"], "limits": limits}
-    assert "10/s (burst 100), 8 at a time, 1,000 queued" in _gpufn("keys", "ls").stdout
+    assert "10/s (burst 100), 8 at a time, 1,000 queued, 3,600 GPU s/day" in _gpufn("keys", "ls").stdout
     for wrong in (("--rate", "50"), ("--rate", "0/s"), ("--rate=-5/s",), ("--concurrency", "0"), ("--queued", "x")):
         assert _gpufn("keys", "create", *wrong).exit_code == 2
 

@@ -37,6 +37,10 @@ def create(  # noqa: PLR0917  Typer passes them by name
         int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)
     ] = None,
     queued: Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)] = None,
+    run_seconds: Annotated[
+        float | None, typer.Option(help="So many seconds that its calls run, per day (UTC).")
+    ] = None,
+    gpu_seconds: Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).")] = None,
     json: Json = False,
 ) -> None:
     """Make a key and show it, this once. Without --scope it may do everything.
@@ -53,6 +57,8 @@ def create(  # noqa: PLR0917  Typer passes them by name
             burst=burst,
             concurrency=concurrency,
             queued=queued,
+            run_s=run_seconds,
+            gpu_s=gpu_seconds,
         )
     if json:
         print_json(key)
@@ -96,6 +102,10 @@ def _limits(limits: KeyLimits) -> str:
         parts.append(f"{limits.concurrency:,} at a time")
     if limits.queued is not None:
         parts.append(f"{limits.queued:,} queued")
+    if limits.run_s is not None:
+        parts.append(f"{limits.run_s:,g} run s/day")
+    if limits.gpu_s is not None:
+        parts.append(f"{limits.gpu_s:,g} GPU s/day")
     return ", ".join(parts) or "-"
 
 

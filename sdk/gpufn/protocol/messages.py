@@ -473,13 +473,15 @@ class GatewayReport(msgspec.Struct, frozen=True):
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What an API key may use; None is no limit. `rate` is in calls per second, of which `burst` may come at once
     (else as many as in a second); `concurrency` is of calls that are waited for, `queued` of submitted ones that have
-    not ended.
+    not ended. `run_s` and `gpu_s` are seconds per day of UTC, as `gpufn.usage` counts them.
     """
 
     rate: float | None = None
     burst: int | None = None
     concurrency: int | None = None
     queued: int | None = None
+    run_s: float | None = None
+    gpu_s: float | None = None
 
 
 class ApiKey(msgspec.Struct, frozen=True):
