@@ -47,17 +47,21 @@ def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Pat
         platform.gpufn("deploy", app)
         assert platform.invoke("short") == "done"
 
-        def status(call: str) -> Any:
-            return platform.client.get(f"/v1/invocations/{call}").json()
+        # All by HTTP, for after 10 s the turn is passed on.
+        def get(path: str) -> Any:
+            return platform.client.get(path).json()
+
+        def submit(function: str, **arguments: str) -> str:
+            return str(platform.client.post(f"/v1/functions/{function}/submit", json=arguments).json()["id"])
 
         mark = tmp_path / "mark"
-        first = platform.gpufn("submit", "lasting", json.dumps({"mark": str(mark)})).strip()
-        _until(lambda: status(first)["state"] == "running")
-        second = platform.gpufn("submit", "short").strip()
-        told = _until(lambda: (status(second)["waiting"] or {}).get("reason") == "turn" and status(second))
-        assert (told["state"], told["waiting"]["detail"]) == ("queued", "it waits for its turn on GPU-0")
-        assert "waits for its turn on GPU-0" in platform.gpufn("status", second)
-        _until(lambda: "waits for its turn on GPU-0" in platform.gpufn("why", "short"))
+        calls = [submit("lasting", mark=str(mark))]
+        _until(lambda: get(f"/v1/invocations/{calls[0]}")["state"] == "running")
+        calls.append(submit("short"))
+        status = _until(lambda: (found := get(f"/v1/invocations/{calls[1]}"))["waiting"]["reason"] == "turn" and found)
+        assert (status["state"], status["waiting"]["detail"]) == ("queued", "it waits for its turn on GPU-0")
+        why = _until(lambda: get("/v1/functions/short/why")["waiting"])
+        assert (why["reason"], why["detail"]) == ("turn", "waits for its turn on GPU-0")
         mark.touch()
-        for call in (first, second):
+        for call in calls:
             assert json.loads(platform.gpufn("result", call, "--wait")) == "done"
