@@ -254,8 +254,8 @@ class Client(CallRequests, MapRequests, ModelRequests):
         """Make an API key; its secret is in the answer, this once.
 
         Its limits: `rate` in calls per second, of which `burst` may come at once; `concurrency`, calls that are waited
-        for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls run
-        and their GPU seconds, per day of UTC.
+        for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls
+        run and their GPU seconds, per day of UTC.
         """
         limits = KeyLimits(rate, burst, concurrency, queued, run_s, gpu_s)
         body = msgspec.json.encode({"label": label, "scopes": list(scopes), "limits": limits})
