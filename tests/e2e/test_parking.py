@@ -111,12 +111,13 @@ def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> 
     assert "launch;dur=" not in second["timing"]
 
 
-def test_a_parked_worker_whose_agent_is_killed_is_there_for_the_next_one(parking: Parking) -> None:
+@pytest.mark.parametrize("victim", ["agent", "runner"])
+def test_a_parked_worker_outlives_the_processes_around_it(parking: Parking, victim: str) -> None:
     before = parking.look("swapped")
     parking.until_parked("swapped")
-    agent = _pid_of(parking.platform, "agent")
-    os.kill(agent, signal.SIGKILL)
-    _until(lambda: _pid_of(parking.platform, "agent") not in (0, agent))
+    killed = _pid_of(parking.platform, victim)
+    os.kill(killed, signal.SIGKILL)
+    _until(lambda: _pid_of(parking.platform, victim) not in (0, killed))
     after = parking.look("swapped")
     assert (after["pid"], after["times"]) == (before["pid"], before["times"] + 1)
 

@@ -59,7 +59,10 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Of a model: always so many workers.")] = None,
     max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Of a model: never more workers.")] = None,
     idle_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Of a model: a worker without calls ends after so many seconds.")
+        float | None, typer.Option(min=0, help="Of a model: a worker without calls parks, or ends, after it (seconds).")
+    ] = None,
+    park_timeout: Annotated[
+        float | None, typer.Option(min=0, help="Of a model: a parked worker ends after so many seconds; 0: none parks.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when calls go to the new revision, or at once.")
@@ -90,6 +93,7 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
             "min_workers": min_workers,
             "max_workers": max_workers,
             "idle_timeout": idle_timeout,
+            "park_timeout": park_timeout,
         }.items()
         if value is not None
     }

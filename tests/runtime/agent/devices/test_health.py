@@ -101,6 +101,33 @@ def test_devices_are_sampled_and_told() -> None:
     assert [metrics.uuid for metrics in told] == ["GPU-0", "GPU-1"]
 
 
+def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
+    async def run() -> tuple[int, int]:
+        watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"))), SystemClock(), period_s=3600)
+        came = asyncio.Event()
+        watch.on_sample = came.set
+        watch.start(lambda metrics: None)
+        begun = watch.begun
+        watch.hurry()
+        async with asyncio.timeout(10):
+            await came.wait()
+        watch.stop()
+        return begun, watch.seen
+
+    assert asyncio.run(run()) == (0, 1)
+
+
+def test_what_processes_hold_is_that_of_the_gpu_of_which_they_have_most() -> None:
+    inventory = NvmlInventory(
+        POOL, FakeNvml(FakeGpu("GPU-0", processes={7: 100, 8: 20, 9: 5000}), FakeGpu("GPU-1", processes={7: 110}))
+    )
+    watch = DeviceWatch(inventory, Clock())
+    assert watch.held_by([7], ["GPU-0"]) is None
+    watch.take(inventory.sample())
+    assert [watch.held_by([7, 8], uuids) for uuids in (["GPU-0"], ["GPU-1"], ["GPU-0", "GPU-1"])] == [120, 110, 120]
+    assert watch.held_by([1], ["GPU-0"]) is None
+
+
 def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
     instance = FakeGpu("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 << 30)
     nvml = FakeNvml(FakeGpu("GPU-0", instances=[instance], is_cut=True), FakeGpu("GPU-1"))
