@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpufn.bus import records, streams
+from gpufn.bus import queues, records, streams
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn_gateway.auth import new_key
 from tests.gateway.test_durable import GOOD, die, submit
-from tests.gateway.whole import DIGEST, gateway_on
+from tests.gateway.whole import DIGEST, gateway_on, until
 
 HI, NORMAL, LOW = Priority
 
@@ -102,6 +103,23 @@ async def test_a_submitted_call_waits_in_the_queue_of_its_class_and_of_its_key(n
         assert [(view["priority"], view["place"]) for view in views] == [("low", 2), ("normal", 1)]
         why = (await gateway.http.get("/v1/functions/classed/why", headers={"authorization": bearer})).json()
         assert why["classes"] == {"hi": 0, "normal": 1, "low": 1}
+
+
+async def test_a_deleted_functions_calls_of_all_classes_are_cancelled(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deleted"), DIGEST)
+        ids = [await submit(gateway, "deleted", x_gpufn_priority=priority.value) for priority in Priority]
+        waiting = asyncio.create_task(
+            gateway.http.post("/v1/functions/deleted/invoke", content=GOOD, headers={"x-gpufn-priority": "hi"})
+        )
+        await until(lambda: gateway.caller.pending)
+        while (await queues.stored(gateway.bus, "deleted", 1)).total() < 4:
+            pass
+        assert (await gateway.http.delete("/v1/functions/deleted")).status_code == 204
+        assert (await waiting).status_code == 409
+        states = [(await gateway.http.get(f"/v1/invocations/{id_}")).json()["state"] for id_ in ids]
+        assert states == ["cancelled"] * 3
+        assert not await queues.stored(gateway.bus, "deleted", 1)
 
 
 async def test_what_is_replayed_is_of_the_class_that_it_was(nats: Any, make: Any) -> None:

@@ -69,17 +69,19 @@ def reaper(gateway: Whole, ahead_s: float) -> Reaper:
     return Reaper(gateway.bus, gateway.registry, Ahead(ahead_s), leads=lambda: True)
 
 
-async def test_what_expired_without_a_worker_ends_and_leaves_a_dead_letter(nats: Any, make: Any) -> None:
+@pytest.mark.parametrize("priority", ["hi", "low"])
+async def test_what_expired_without_a_worker_ends_and_leaves_a_dead_letter(nats: Any, make: Any, priority: str) -> None:
+    name, given = f"idle-{priority}", {"x_gpufn_priority": priority}
     async with gateway_on(nats) as gateway:
-        await gateway.deploys.deploy(make.spec("idle"), DIGEST)
-        late, patient = await submit(gateway, "idle", x_gpufn_timeout="1"), await submit(gateway, "idle")
+        await gateway.deploys.deploy(make.spec(name), DIGEST)
+        late, patient = await submit(gateway, name, x_gpufn_timeout="1", **given), await submit(gateway, name)
         assert await reaper(gateway, 0.0).step() == 0
         await reaper(gateway, 5.0).step()
         assert (await state_of(gateway, late), await state_of(gateway, patient)) == ("expired", "queued")
-        assert (await streams.depths(gateway.bus))["idle", 1].asynchronous == 1
-        found = await dead_letters.read(gateway.bus, "idle", late)
+        assert (await streams.depths(gateway.bus))[name, 1].asynchronous == 1
+        found = await dead_letters.read(gateway.bus, name, late)
         assert found is not None
-        assert (found[0].state, found[1]) == (InvocationState.EXPIRED, GOOD)
+        assert (found[0].state, found[0].priority.value, found[1]) == (InvocationState.EXPIRED, priority, GOOD)
 
 
 async def test_what_a_runner_has_is_left_to_it(nats: Any, make: Any) -> None:
