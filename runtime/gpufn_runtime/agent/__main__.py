@@ -28,6 +28,7 @@ from gpufn.home import Home
 from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
+from gpufn_runtime.agent import node_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -67,6 +68,9 @@ def main() -> int:
         return EXIT_CONFIGURATION
     try:
         asyncio.run(_serve(settings))
+    except Conflict as error:
+        log.error("%s", error.message)
+        return EXIT_CONFIGURATION
     finally:
         os.close(lock)
     return 0
@@ -80,7 +84,14 @@ async def _serve(settings: AgentSettings) -> None:
     bus = await _connect(settings.nats_url, stop)
     if bus is None:
         return
+    try:
+        await node_name.claim(bus, settings.node, settings.home)
+        await _work(settings, bus, stop)
+    finally:
+        await bus.close()
 
+
+async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await objects.get(bus, subjects.BUNDLES, digest)
 
@@ -115,18 +126,13 @@ async def _serve(settings: AgentSettings) -> None:
         park_bytes=settings.park_bytes,
         stop_grace_s=settings.stop_grace_s,
     )
-    try:
-        async with (
-            asyncio.TaskGroup() as tasks
-        ):  # should the templates' task die, so do we: workers live on, to be adopted
-            kept = [tasks.create_task(standbys.run(), name="templates")]
-            if containers is not None:
-                kept.append(tasks.create_task(containers.run(), name="containers"))
-            await agent.run(stop)
-            for task in kept:
-                task.cancel()
-    finally:
-        await bus.close()
+    async with asyncio.TaskGroup() as tasks:  # should a task die, so do we: workers live on, to be adopted
+        kept = [tasks.create_task(standbys.run(), name="templates")]
+        if containers is not None:
+            kept.append(tasks.create_task(containers.run(), name="containers"))
+        await agent.run(stop)
+        for task in kept:
+            task.cancel()
 
 
 def _containers(settings: AgentSettings, say: Say) -> ContainerLauncher | None:

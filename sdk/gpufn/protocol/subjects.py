@@ -208,6 +208,11 @@ def worker_event(function: str) -> str:
     return f"{PREFIX}.evt.worker.{function}"
 
 
+def agent(node: str) -> str:
+    """Where a node's agent says where it runs."""
+    return f"{PREFIX}.ctl.agent.{node}"
+
+
 def kill(node: str) -> str:
     """Where an agent takes orders to end a worker at once."""
     return f"{PREFIX}.ctl.kill.{node}"

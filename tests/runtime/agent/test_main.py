@@ -154,6 +154,33 @@ def test_a_second_agent_of_one_home_is_refused(on_node: Any, nats: Any, tmp_path
     on_node(run)
 
 
+def test_a_second_agent_of_one_node_is_refused_and_told_where_the_first_is(
+    on_node: Any, nats: Any, tmp_path: Path
+) -> None:
+    async def run(node: Any) -> None:
+        first = start(node, nats.url_for("agent"), tmp_path / "first.log")
+        try:
+            await node.until(lambda: node.reports)
+            elsewhere = {"GPUFN_HOME": str(tmp_path / "elsewhere")}
+            second = start(node, nats.url_for("agent"), tmp_path / "second.log", **elsewhere)
+            assert await wait(second) == EXIT_CONFIGURATION
+            told = (tmp_path / "second.log").read_text()
+            assert f"Another agent runs as node {node.name}, on " in told
+            assert f"GPUFN_HOME={node.home.root}, process {first.pid}: stop it" in told
+            first.kill()
+            await wait(first)
+            third = start(node, nats.url_for("agent"), tmp_path / "third.log", **elsewhere)
+            node.reports.clear()
+            await node.until(lambda: node.reports)
+            third.terminate()
+            assert await wait(third) == 0
+        finally:
+            first.kill()
+            await wait(first)
+
+    on_node(run)
+
+
 def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "gpufn_runtime.agent"],
