@@ -33,10 +33,11 @@ class Places:
         return sum(link.slots.total for link in self.links.values() if link.takes_calls)
 
     def least_busy(self) -> WorkerLink | None:
-        """The worker with the most slots that may take a call; None when none may."""
+        """The worker with the most slots that may take a call, and sooner one that need not wait for its turn; None
+        when none may."""
         best = None
         for link in self.links.values():
-            if link.free and (best is None or link.free > best.free):
+            if link.free and (best is None or (not link.needs_turn, link.free) > (not best.needs_turn, best.free)):
                 best = link
         return best
 

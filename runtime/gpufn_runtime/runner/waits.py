@@ -57,7 +57,8 @@ class Waits:
 
         def over() -> None:
             attempt.waits_on = ""
-            self._running.pop(attempt.message.id, None)
+            if self._running.get(attempt.message.id) is attempt:
+                del self._running[attempt.message.id]
             begin()
 
         if seat.ask(attempt, over):

@@ -119,6 +119,11 @@ class WorkerLink:
         """Slots for another attempt."""
         return self.slots.free if self.takes_calls else 0
 
+    @property
+    def needs_turn(self) -> bool:
+        """An attempt would have to ask for a turn on the GPU."""
+        return self.seat is not None and self.seat.takes_turns and self.seat.turn is None
+
     def next_attempt_number(self) -> int:
         self._last_attempt += 1
         return self._last_attempt

@@ -58,6 +58,19 @@ def test_a_call_waits_for_its_turn_and_says_so(url: str, tmp_path: Path) -> None
     on_node(url, tmp_path, test)
 
 
+def test_a_call_goes_to_a_worker_that_need_not_wait_if_there_is_one(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        *_, other, _ = await contended(node)
+        elsewhere = await node.worker(other, "w-3")
+        await node.report_of("w-3", WorkerState.READY)
+        call = node.invoke(other, b"1")
+        run, _ = await elsewhere.run()
+        elsewhere.answer(run, b"2")
+        assert (await call.future)[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_cancelled_call_never_begins(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         _, first, run, other, second = await contended(node)
