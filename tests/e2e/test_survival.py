@@ -1,8 +1,8 @@
 """kill -9 of any process at any moment under load: nothing accepted is lost, and the platform is whole again by itself.
 
 A platform has load on it: callers that wait and callers that come back later. Then one process is killed; the next
-test's is killed on what came back. Every accepted invocation ends exactly once; callers that wait get an answer or an error that says
-"try again"; and soon calls are served again, without a person.
+test kills one of what came back. Every accepted invocation ends exactly once; callers that wait get an answer or an
+error that says "try again"; and soon calls are served again, without a person.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpufn.protocol import limits
-from gpufn_gateway.settings import GatewaySettings, InvalidSetting
+from gpufn.settings import InvalidSetting
+from gpufn_gateway.settings import GatewaySettings
 
 
 def test_defaults_are_for_one_machine() -> None:
