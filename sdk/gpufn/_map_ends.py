@@ -8,6 +8,7 @@ Inbox      a thread that reads them, and comes again behind the last one when it
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from gpufn.errors import BusUnavailable, GatewayUnavailable, InvalidInput
 _MOST_BYTES: Final = 32 << 20  # read and not yet taken, and again as many that wait for an earlier item
 _MOST_ENDS: Final = 4096
 _PATIENCE_S: Final = 60.0  # a gateway that is started again is there sooner
+_SHORTEST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 
 
@@ -192,13 +194,12 @@ class Inbox:
             return ends
 
     def _run(self) -> None:
-        heard_at = time.monotonic()
-        pause_s = 0.05
+        give_up, pause_s = math.inf, _SHORTEST_PAUSE_S
         while not self._stopped:
             try:
                 with contextlib.closing(self._read(self._at.wire)) as arriving:  # type: ignore[type-var]
                     for ends in arriving:
-                        heard_at, pause_s = time.monotonic(), 0.05
+                        give_up, pause_s = math.inf, _SHORTEST_PAUSE_S
                         if not self._put(ends):
                             return
                 with self._lock:
@@ -206,7 +207,8 @@ class Inbox:
                     self._lock.notify_all()
                 return
             except (GatewayUnavailable, BusUnavailable) as error:
-                if time.monotonic() - heard_at > _PATIENCE_S:
+                give_up = min(give_up, time.monotonic() + _PATIENCE_S)
+                if time.monotonic() >= give_up:
                     self.fail(error)
                     return
             except Exception as error:

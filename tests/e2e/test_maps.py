@@ -18,7 +18,7 @@ import pytest
 from gpufn import Client, FunctionRaised, InvocationEnded, Map, _transport
 from gpufn._http_transport import HttpTransport
 from tests.conftest import ROOT, Platform, running_platform
-from tests.e2e.apps.mapped import large, noted, picky, slow
+from tests.e2e.apps.mapped import large, noted, picky, slow, upto
 from tests.e2e.test_survival import pids_of
 
 pytestmark = pytest.mark.e2e
@@ -82,6 +82,10 @@ def test_asyncio_maps_a_source_of_its_own(own: Platform) -> None:
         return [value async for value in picky.aio.starmap((number,) async for number in numbers())]
 
     assert asyncio.run(main()) == [number for number in range(100, 200) if number % 10 != 3]
+
+
+def test_a_generators_result_is_its_items(own: Platform) -> None:
+    assert list(upto.map(range(12))) == [list(range(number)) for number in range(12)]
 
 
 def test_a_large_result_comes_as_the_others(own: Platform) -> None:

@@ -396,6 +396,18 @@ def test_where_nothing_is_kept_an_id_is_refused() -> None:
             Map.from_id("0" * 26)
 
 
+def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+
+    def read(_: str) -> Iterator[list[End]]:
+        raise GatewayUnavailable("gone")
+
+    inbox = _map_ends.Inbox(read, Cursor())
+    inbox.start()
+    with pytest.raises(GatewayUnavailable, match="gone"):
+        inbox.take()
+
+
 def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_map_ends, "_MOST_ENDS", 10)
     given: list[int] = []

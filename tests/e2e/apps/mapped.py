@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
 
 from gpufn import gpu_function
 
@@ -32,3 +33,8 @@ async def slow(number: int) -> int:
 @gpu_function(max_workers=1, idle_timeout=60)
 def large(number: int) -> bytes:
     return bytes([number]) * ((2 << 20) if number % 2 else 10)
+
+
+@gpu_function(max_workers=1, idle_timeout=60)
+def upto(number: int) -> Iterator[int]:
+    yield from range(number)
