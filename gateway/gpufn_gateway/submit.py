@@ -120,7 +120,7 @@ class Submissions:
         try:
             await asyncio.wait({client, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
-                await self.send_outcome(*waiting.result(), send)
+                await self.send_outcome(*waiting.result(), send, self._calls.limits(call))
         finally:
             for task in (client, waiting):
                 task.cancel()
@@ -132,9 +132,10 @@ class Submissions:
             raise InvocationExpired(f"invocation {invocation} did not end before the deadline of this request")
         return record, body
 
-    async def send_outcome(self, record: CallRecord, body: bytes, send: Send) -> None:
-        """The answer that an invoke would have given, of a call that has ended."""
+    async def send_outcome(self, record: CallRecord, body: bytes, send: Send, about: Headers | None = None) -> None:
+        """The answer that an invoke would have given, of a call that has ended; with the fields `about` it."""
         headers: Headers = [
+            *(about or ()),
             (b"x-gpufn-invocation", record.id.encode()),
             (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
         ]

@@ -189,3 +189,17 @@ async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(
             assert (await gateway.http.post(url, content=GOOD, headers=other)).status_code == 202
         finally:
             looking.cancel()
+
+
+async def test_an_invoke_that_is_kept_says_how_much_is_left_as_well(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("kept"), DIGEST)
+        headers = key_with(gateway, rate=0.001, burst=5) | {"idempotency-key": "k"}
+        waiting = asyncio.create_task(gateway.http.post("/v1/functions/kept/invoke", content=GOOD, headers=headers))
+        calls: list[Any] = []
+        while not calls:
+            listed = await gateway.http.get("/v1/calls?function=kept", headers=headers)
+            calls = listed.json()["calls"]
+        await end(gateway, calls[0]["id"])
+        answer = await waiting
+        assert (answer.status_code, answer.headers["ratelimit"]) == (200, '"rate";r=4;t=1000')
