@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -386,6 +388,34 @@ def test_what_contradicts_itself_is_refused(keeper: Keeper) -> None:
     ):
         with pytest.raises(InvalidInput, match=text):
             squared.map(range(100), **options)
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_a_bar_changes_no_result(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, has_rich: bool
+) -> None:
+    if not has_rich:
+        for name in ("rich.console", "rich.progress"):
+            monkeypatch.setitem(sys.modules, name, None)
+    assert list(squared.map(range(20), progress=True)) == [x * x for x in range(20)]
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert ("20/20" in told.err) is has_rich
+
+
+def test_asyncio_has_the_same_map(keeper: Keeper) -> None:
+    async def numbers() -> AsyncIterator[tuple[int]]:
+        for number in range(30):
+            yield (number,)
+
+    async def main() -> list[int]:
+        results = squared.aio.starmap(numbers(), window=4)
+        assert results.id is not None
+        found = [value async for value in results]
+        assert results.cursor == "30.30.30"
+        return found
+
+    assert asyncio.run(main()) == [x * x for x in range(30)]
 
 
 def test_where_nothing_is_kept_an_id_is_refused() -> None:
