@@ -169,6 +169,20 @@ def test_a_call_is_cancelled_at_the_other_whether_it_runs_or_waits(pair: Pair, t
     assert (runs(path), runs(waiting)) == (["began"], [])
 
 
+def test_a_stream_whose_gateway_is_killed_does_not_keep_its_slot(pair: Pair, tmp_path: Path) -> None:
+    """Nobody is left to say that its reader is gone, and the generator would wait for him for two minutes."""
+    ended = tmp_path / "ended"
+    headers, body = {"accept": "text/event-stream"}, {"path": str(ended)}
+    with pair.other.stream("POST", "/v1/functions/counts/invoke", json=body, headers=headers) as answer:
+        lines = answer.iter_lines()
+        while next(lines) != "id: 3":
+            pass
+        pair.gateway.kill()
+    pair.gateway.start()
+    wait_until(lambda: runs(ended))
+    wait_until(lambda: is_ready(pair.other))
+
+
 def leader(pair: Pair) -> str:
     """Whose lease it is; empty while it is nobody's."""
 

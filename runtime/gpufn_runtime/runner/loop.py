@@ -35,6 +35,7 @@ from gpufn.revision import Revision
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
+from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
@@ -92,6 +93,7 @@ class Runner:
         self._output = Output(bus, clock)
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
+        self._departed = Departed(bus, self._running, self._cancel_attempt)
         self._queues: dict[tuple[str, int], RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
@@ -134,6 +136,7 @@ class Runner:
         for worker in again & self._desired.keys():
             self._start_to_attach(self._desired[worker])
         self._caller.tick(now)
+        self._departed.tick(now)
         for queue in self._queues.values():
             queue.tick(now)
         self._lane.beat()

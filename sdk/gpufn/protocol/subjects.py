@@ -179,6 +179,11 @@ def reply(function: str, caller: str, token: str) -> str:
     return f"{PREFIX}.rep.{function}.{caller}.{token}"
 
 
+def beside(reply: str) -> str:
+    """What the caller who waits for `reply` hears as well, and takes for nothing."""
+    return f"{reply.rpartition('.')[0]}.-"
+
+
 def runner_inbox(runner: str) -> str:
     """Where a runner takes credits for the streams that it feeds."""
     return f"{PREFIX}.run.{runner}"

@@ -14,7 +14,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gpufn.ids import new_invocation_id
 
 _TIMEOUT_S = 15.0
 _LONGEST_PAUSE_S = 1.0
+_CHUNK = 10  # items of a map
 
 
 @dataclass
@@ -61,7 +62,16 @@ class Callers:
         self._lock = threading.Lock()
         self.calls: list[Call] = []
         self.wrong: list[str] = []
-        kinds = (self.submit, self.submit, self.invoke, self.invoke, self.invoke_by_key, self.stream, self.cancel)
+        kinds = (
+            self.submit,
+            self.submit,
+            self.invoke,
+            self.invoke,
+            self.invoke_by_key,
+            self.stream,
+            self.cancel,
+            self.map,
+        )
         self._threads = [
             threading.Thread(target=self._run, args=(kind, index), name=f"{kind.__name__} {index}", daemon=True)
             for index, kind in enumerate(kinds)
@@ -172,6 +182,30 @@ class Callers:
         else:
             call.is_cancelled = answer.json()["cancelled"]
 
+    def map(self, client: Client) -> None:
+        """Chunks of items, each again until it is accepted; then their ends, going on behind the last one that came."""
+        whole = self._new("map")
+        own = new_invocation_id()
+        items = [self._new("map item") for _ in range(2 * _CHUNK)]
+        for first in (0, _CHUNK):
+            body = "\n".join(json.dumps(self._body(item)) for item in items[first : first + _CHUNK])
+            chunk = f"/v1/functions/mark/maps/{own}/items/{first}?last={'true' if first else 'false'}"
+            answer = client.insist(whole, "PUT", chunk, content=body, headers={"content-type": "application/x-ndjson"})
+            if answer.status_code != 202:
+                self.wrong.append(f"refused for good: {answer.text}\n{whole}")
+                return
+            for index in range(first, first + _CHUNK):
+                items[index].id = f"{own}-{index}"
+        cursor = ""
+        while any(not item.answers for item in items) and not client.stop.is_set():
+            for line in client.lines(whole, f"/v1/maps/{own}/outcomes", {"after": cursor} if cursor else {}):
+                end = json.loads(line)
+                cursor = end["cursor"]
+                items[end["index"]].note(f"came: {line}")
+                items[end["index"]].answers.append(end.get("result"))
+        if any(len(item.answers) > 1 for item in items):
+            self.wrong.append("an end came twice\n" + "\n".join(map(str, [whole, *items])))
+
 
 class Client:
     """One client's connections: each request goes to any of the gateways."""
@@ -210,6 +244,23 @@ class Client:
 
     def pause(self, answer: httpx.Response) -> None:
         self.stop.wait(min(float(answer.headers.get("retry-after", 0.1)), _LONGEST_PAUSE_S))
+
+    def lines(self, call: Call, path: str, query: dict[str, str]) -> Iterator[str]:
+        """Those of an answer, until it ends or the connection breaks."""
+        number = self.dice.randrange(len(self._clients))
+        try:
+            with self._clients[number].stream("GET", path, params=query) as answer:
+                if answer.status_code != 200:
+                    call.note(f"GET at {number}: {answer.status_code} {answer.read().decode()[:300]}")
+                    self.pause(answer)
+                    return
+                for line in answer.iter_lines():
+                    if line:
+                        yield line
+            call.note(f"GET at {number}: its end")
+        except httpx.TransportError as error:
+            call.note(f"GET at {number}: {type(error).__name__}")
+            self.stop.wait(0.05)
 
     def items(self, call: Call, path: str, body: dict[str, Any]) -> tuple[list[int], str]:
         """What a stream brought, and the event that ended it: `end`, `error`, or nothing."""

@@ -118,9 +118,9 @@ class Stock:
     async def _on_bus(self) -> dict[str, int]:
         bus = await Bus.connect(self._bus_url, name="stock")
         try:
-            found = {}
-            for stream in (subjects.SYNC, subjects.ASYNC):
-                found[f"messages in {stream}"] = sum((await streams.messages_per_subject(bus, stream)).values())
+            found: dict[str, int] = {}
+            for depth in (await streams.depths(bus)).values():
+                found["calls in queues"] = found.get("calls in queues", 0) + depth.total
             assignments = await KeyValue.open(bus, subjects.ASSIGNMENTS)
             found["assignments"] = len(await assignments.entries())
             for stream in (await bus.js("STREAM.NAMES"))["streams"]:
