@@ -179,6 +179,21 @@ async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make:
         assert (await told(2))[1] == 2
 
 
+async def test_runners_are_asked_for_a_call_that_was_delivered_only(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("asked"), DIGEST)
+        first, second = [await submit(gateway, "asked") for _ in range(2)]
+        asked: list[str] = []
+        gateway.bus.subscribe(
+            subjects.WHEREABOUTS,
+            lambda message: asked.append(msgspec.msgpack.decode(message.payload, type=WhereIs).invocation),
+        )
+        await take(gateway.bus, "asked")
+        for invocation in (second, first):
+            assert (await gateway.http.get(f"/v1/invocations/{invocation}")).json()["state"] == "queued"
+        assert asked == [first]
+
+
 async def test_what_runs_has_no_place(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("runs"), DIGEST)
