@@ -163,7 +163,7 @@ class Inbox:
         self._ends: list[End] = []
         self._bytes = 0
         self._is_over = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._stopped = False
 
     def start(self) -> None:
@@ -174,7 +174,7 @@ class Inbox:
             self._stopped = True
             self._lock.notify_all()
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Whoever takes next gets this."""
         with self._lock:
             self._error = self._error or error

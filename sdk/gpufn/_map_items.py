@@ -51,7 +51,7 @@ class Outbox:
         encode: Callable[[Any], bytes],
         *,
         accepted: Callable[[], None],
-        failed: Callable[[Exception], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """Take the items of `source` in a thread, without what was accepted before; None: somebody else puts them.
         `accepted` is called once, when the first chunk has been; `failed` at most once."""
@@ -96,7 +96,7 @@ class Outbox:
             self._lock.notify_all()
 
     def _take_from(
-        self, source: Iterable[Any], encode: Callable[[Any], bytes], failed: Callable[[Exception], None]
+        self, source: Iterable[Any], encode: Callable[[Any], bytes], failed: Callable[[BaseException], None]
     ) -> None:
         skipped = 0
         try:
@@ -111,11 +111,11 @@ class Outbox:
                     skipped += 1
                 else:
                     self.put(encode(item))
-        except Exception as error:
+        except BaseException as error:
             self.stop()
             failed(error)
 
-    def _run(self, accepted: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+    def _run(self, accepted: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         at, is_first = self.first, True
         try:
             while (chunk := self._next_chunk()) is not None:
@@ -133,7 +133,7 @@ class Outbox:
                 if is_last:
                     self.total = at
                     return
-        except Exception as error:
+        except BaseException as error:
             self.stop()
             failed(error)
 

@@ -16,7 +16,8 @@ from gpufn.ids import item_id, new_map_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.messages import CallRecord, Webhook
+from gpufn_gateway.auth import new_key
 from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.outcomes import Cursor
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
@@ -157,6 +158,44 @@ async def test_one_item_is_cancelled_by_itself(nats: Any, make: Any) -> None:
         await put(gateway, "one-less", map_id, 1, lines("b", "c"))
         assert (await gateway.http.delete(f"/v1/invocations/{map_id}-2")).json()["cancelled"] is True
         assert await queued_ids(gateway, "one-less") == [item_id(map_id, 0), item_id(map_id, 1)]
+
+
+async def test_items_carry_what_a_submitted_call_would(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("carried", retention_s=120.0), DIGEST)
+        map_id = new_map_id()
+        url = f"/v1/functions/carried/maps/{map_id}/items/0"
+        asked = {
+            "content-type": "application/x-ndjson",
+            "x-gpufn-timeout": "60",
+            "x-gpufn-priority": "low",
+            "x-gpufn-webhook": "http://127.0.0.1:9/done",
+        }
+        assert (await gateway.http.put(url, content=lines("a"), headers=asked)).status_code == 202
+        queue = subjects.async_queue("carried", 1, "low")
+        ((_, message),) = await queues.queued(gateway.bus, subjects.ASYNC, queue, 1)
+        assert message.deadline == pytest.approx(message.submitted_at + 60.0)
+        assert (message.keep_s, message.webhook) == (120.0, Webhook("http://127.0.0.1:9/done"))
+        large = await put(gateway, "carried", map_id, 1, b'{"texts":["%b"]}' % (b"x" * (1 << 20)))
+        assert problem(large) == (413, "payload_too_large")
+
+
+async def test_a_key_maps_and_reads_what_it_may_invoke(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("locked"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "locked", map_id, 0, lines("a"))
+        key, secret = new_key("other", ("invoke:another",), 1.0)
+        gateway.access.put(key)
+        gateway.http.headers["authorization"] = f"Bearer {secret}"
+        for answer in (
+            await put(gateway, "locked", map_id, 1, lines("b")),
+            await gateway.http.get(f"/v1/maps/{map_id}"),
+            await gateway.http.get(f"/v1/maps/{map_id}/outcomes"),
+            await gateway.http.delete(f"/v1/maps/{map_id}"),
+            await gateway.http.get("/v1/maps"),
+        ):
+            assert problem(answer) == (403, "forbidden")
 
 
 async def test_a_large_result_is_fetched_by_its_item(nats: Any, make: Any, tmp_path: Any) -> None:

@@ -124,7 +124,7 @@ class Sent:
         self.refuse = list(refuse)
         self.accepted = 0
         self.chunks: list[tuple[int, list[bytes], bool]] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.changed = threading.Condition()
 
     def __call__(self, first: int, items: Sequence[bytes], is_last: bool) -> None:
@@ -137,7 +137,7 @@ class Sent:
     def look(self) -> tuple[int, bool]:
         return self.accepted, True
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         with self.changed:
             self.error = error
             self.changed.notify_all()
@@ -336,6 +336,18 @@ def keeper() -> Iterator[Keeper]:
 def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
     with squared.map(range(100)) as results:
         assert list(results) == [x * x for x in range(100)]
+
+
+def test_what_its_source_raises_a_map_raises(keeper: Keeper) -> None:
+    def source() -> Iterator[int]:
+        yield from range(3)
+        raise SystemExit("enough")
+
+    results = squared.map(source())
+    found: list[int] = []
+    with pytest.raises(SystemExit, match="enough"):
+        found += results
+    assert found == [x * x for x in range(len(found))]
 
 
 def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
