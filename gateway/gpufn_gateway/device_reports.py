@@ -108,4 +108,16 @@ class DeviceReports(Collector):
                     limits.add_metric([*labels, reason], 1)
                 for xid, count in each.xids.items():
                     xids.add_metric([*labels, xid], count)
-        yield from (*gauges.values(), *counters.values(), health, limits, xids)
+        yield from (*gauges.values(), *counters.values(), health, limits, xids, self._busy())
+
+    def _busy(self) -> Metric:
+        busy = GaugeMetricFamily(
+            "gpufn_worker_gpus_busy",
+            "GPUs that a worker kept busy in the last second, as measured",
+            labels=["node", "function", "revision", "worker"],
+        )
+        for node in self._nodes():
+            for each in node.processes:
+                if each.gpus_busy is not None:
+                    busy.add_metric([node.node, each.function, str(each.revision), each.worker], each.gpus_busy)
+        return busy

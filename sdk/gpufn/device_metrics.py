@@ -6,10 +6,12 @@ import msgspec
 
 
 class GpuProcess(msgspec.Struct, frozen=True, array_like=True):
-    """`memory_bytes` is what it holds of the GPU's memory, None where the driver does not say."""
+    """`memory_bytes` is what it holds of the GPU's memory, `utilisation` the share of the last second in which the GPU
+    ran its kernels; None where the driver does not say, and of clients of MPS it does not say the latter."""
 
     pid: int
     memory_bytes: int | None = None
+    utilisation: float | None = None
 
 
 class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

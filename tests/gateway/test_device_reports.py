@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
 from gpufn.device_metrics import DeviceMetrics, GpuProcess
-from gpufn.protocol.messages import DeviceReport, NodeReport
+from gpufn.protocol.messages import DeviceReport, NodeReport, ProcessReport
 from gpufn.settings import InvalidSetting
 from gpufn_gateway.device_reports import _COUNTERS, _GAUGES
 from gpufn_gateway.settings import GatewaySettings
@@ -43,10 +44,19 @@ async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
     }  # fmt: skip
     assert (node["links"], node["facts"]) == ([["GPU-1", "GPU-2", 5]], {"mps": "v2"})
     (metrics,) = node["metrics"]
-    assert (metrics["uuid"], metrics["utilisation"], metrics["processes"]) == ("GPU-1", 0.5, [[7, 1 << 20]])
+    assert (metrics["uuid"], metrics["utilisation"], metrics["processes"]) == ("GPU-1", 0.5, [[7, 1 << 20, None]])
     gateway.clock.now += 11
     gateway.registry.take_node_report(REPORT)
     assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
+
+
+async def test_how_busy_a_worker_kept_its_gpus_is_told_where_the_driver_tells_it(gateway: Any) -> None:
+    busy, unknown = (
+        ProcessReport(worker, "f", 2, 7, 0.0, gpus_busy=measured) for worker, measured in (("w-1", 1.5), ("w-2", None))
+    )
+    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(busy, unknown)))
+    told = {name: value for name, value in (await _samples(gateway)).items() if "gpus_busy" in name}
+    assert told == {'gpufn_worker_gpus_busy{function="f",node="n1",revision="2",worker="w-1"}': 1.5}
 
 
 async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:

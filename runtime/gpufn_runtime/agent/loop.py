@@ -689,7 +689,10 @@ class Agent:
     # --- small things -------------------------------------------------------------------------------------------------
 
     def _process_reports(self) -> tuple[ProcessReport, ...]:
-        return tuple(worker.report() for worker in self._workers.values())
+        return tuple(
+            worker.report(self._devices.busy_by(worker.pids, gpus) if (gpus := worker.record.gpus) else None)
+            for worker in self._workers.values()
+        )
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

@@ -52,7 +52,7 @@ class RunningWorker:
         if how is signal.SIGKILL and self.group is not None:
             processes.kill_each(self.group.pids())
 
-    def report(self) -> ProcessReport:
+    def report(self, gpus_busy: float | None) -> ProcessReport:
         record = self.record
         return ProcessReport(
             worker=record.worker,
@@ -62,6 +62,7 @@ class RunningWorker:
             started_at=record.started_at,
             resident_bytes=self.resident_bytes,
             share=record.assignment.share if record.assignment else None,
+            gpus_busy=gpus_busy,
             parked=record.parked,
         )
 

@@ -322,7 +322,11 @@ class RunnerReport(msgspec.Struct, frozen=True):
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """A Worker's process as its Agent sees it. `parked` is proven: what it holds of its GPUs was looked at."""
+    """A Worker's process as its Agent sees it. `parked` is proven: what it holds of its GPUs was looked at.
+
+    `gpus_busy` is how many of its GPUs it kept busy in the last second, 0.5 for one half of the time, as measured; None
+    where that is not told, as of a worker that shares a GPU by MPS.
+    """
 
     worker: str
     function: str
@@ -332,6 +336,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     resident_bytes: int = 0
     share: DeviceShare | None = None
     parked: ParkedMemory | None = None
+    gpus_busy: float | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ class Sampler:
         self._nvml = nvml
         self._turn = 0
         self._slow: dict[str, DeviceMetrics] = {}
+        self._told_until: dict[str, int] = {}  # what processes used was told up to then, by the driver's own clock
         self._limits = [(getattr(nvml, f"nvmlClocksEventReason{name}", 0), word) for name, word in CLOCK_LIMITS.items()]
 
     def turn(self) -> None:
@@ -49,7 +50,9 @@ class Sampler:
         if memory is None:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         used = said(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        own = said(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         clients = said(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
+        busy = self._busy(uuid, handle)
         return msgspec.structs.replace(
             slow,
             utilisation=None if used is None else used.gpu / 100,
@@ -62,7 +65,7 @@ class Sampler:
             energy_j=_divided(said(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
             sm_clock_mhz=said(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             clock_limits=self._clock_limits(handle),
-            processes=_processes(said(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle), clients),
+            processes=_processes(own, clients, busy),
             mps_clients=None if clients is None else len(clients),
         )
 
@@ -96,6 +99,21 @@ class Sampler:
             pcie_sent_bytes_per_s=None if sent is None else sent * 1000,  # NVML's unit is KB/s
             pcie_received_bytes_per_s=None if received is None else received * 1000,
         )
+
+    def _busy(self, uuid: str, handle: Any) -> dict[int, float] | None:
+        """By pid, the share of the time in which the GPU ran its kernels, by the newest sample; who has none was idle.
+        None until the driver has told any."""
+        nvml, since = self._nvml, self._told_until.get(uuid, 0)
+        try:
+            samples = said(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
+        except nvml.NVMLError as error:
+            if error.value != nvml.NVML_SUCCESS:  # which the library raises when there is nothing new
+                raise
+            samples = ()
+        newest = sorted((each for each in samples if each.timeStamp > since), key=lambda each: each.timeStamp)
+        if newest:
+            self._told_until[uuid] = newest[-1].timeStamp
+        return {each.pid: each.smUtil / 100 for each in newest} if uuid in self._told_until else None
 
     def _ecc(self, handle: Any, kind: int) -> int | None:
         nvml = self._nvml
@@ -136,7 +154,14 @@ def _divided(value: int | None, by: int) -> float | None:
     return None if value is None else value / by
 
 
-def _processes(own: list[Any] | None, clients: list[Any] | None) -> tuple[GpuProcess, ...]:
-    """Clients of MPS are listed apart from those that have a context of their own."""
-    found = {each.pid: each.usedGpuMemory for each in [*(own or ()), *(clients or ())]}
-    return tuple(GpuProcess(pid, memory) for pid, memory in list(found.items())[:_MOST_PROCESSES])
+def _processes(
+    own: list[Any] | None, clients: list[Any] | None, busy: dict[int, float] | None
+) -> tuple[GpuProcess, ...]:
+    """Clients of MPS are listed apart from those that have a context of their own, and what they use is their
+    server's."""
+    held = {each.pid: each.usedGpuMemory for each in [*(own or ()), *(clients or ())]}
+    of_mps = {each.pid for each in clients or ()}
+    return tuple(
+        GpuProcess(pid, memory, None if busy is None or pid in of_mps else busy.get(pid, 0.0))
+        for pid, memory in list(held.items())[:_MOST_PROCESSES]
+    )

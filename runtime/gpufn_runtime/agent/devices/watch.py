@@ -16,7 +16,7 @@ import msgspec
 
 from gpufn.clock import Clock
 from gpufn.device import Device, DeviceLink, DeviceType, Health, NodeFacts
-from gpufn.device_metrics import DeviceMetrics
+from gpufn.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_runtime.agent.devices.base import Inventory, Sample, Trouble
 from gpufn_runtime.agent.devices.health import HealthRecord, describe
 
@@ -51,7 +51,7 @@ class DeviceWatch:
         self._sampled_at = 0.0
         self._is_stopped = False
         self._is_due = threading.Event()
-        self._processes: dict[tuple[str, int], int | None] = {}  # GPU and pid → bytes
+        self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU and pid
         self.begun = 0  # samples; `seen` is the last one that came
         self.seen = 0
         self.on_sample: Callable[[], None] = lambda: None
@@ -88,8 +88,17 @@ class DeviceWatch:
     def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> int | None:
         """Bytes of the GPU of which these processes have most, by the last sample; None when it does not tell."""
         pids = tuple(pids)
-        told = [[held for pid in pids if (held := self._processes.get((uuid, pid))) is not None] for uuid in gpus]
+        found = [[each for pid in pids if (each := self._processes.get((uuid, pid))) is not None] for uuid in gpus]
+        told = [[each.memory_bytes for each in own if each.memory_bytes is not None] for own in found]
         return max((sum(held) for held in told if held), default=None)
+
+    def busy_by(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
+        """How many of the GPUs these processes kept busy, 0.5 for one half of the time, by the last sample; None when
+        it does not tell."""
+        pids = tuple(pids)
+        found = [each for uuid in gpus for pid in pids if (each := self._processes.get((uuid, pid))) is not None]
+        told = [each.utilisation for each in found if each.utilisation is not None]
+        return sum(told) if told else None
 
     def _sample(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -110,9 +119,7 @@ class DeviceWatch:
     def take(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()
         metrics = {each.uuid: each for each in sample.metrics}
-        self._processes = {
-            (each.uuid, process.pid): process.memory_bytes for each in sample.metrics for process in each.processes
-        }
+        self._processes = {(each.uuid, process.pid): process for each in sample.metrics for process in each.processes}
         for uuid, xid in sample.xids:
             log.warning("%s: %s", uuid, describe(xid))
             for device in self.gpus:

@@ -32,6 +32,7 @@ class FakeGpu:
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     processes: dict[int, int] = dataclasses.field(default_factory=dict)
     clients: dict[int, int] = dataclasses.field(default_factory=dict)
+    samples: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # pid, timestamp, percent
     multiprocessors: int = 0  # of an instance
     error: int = 0  # every question is answered with it
     lacks: set[str] = dataclasses.field(default_factory=set)  # functions that it does not support
@@ -193,6 +194,14 @@ class FakeNvml:
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, gpu: FakeGpu) -> list[Any]:
         return self._of(gpu, "nvmlDeviceGetMPSComputeRunningProcesses", _listed(gpu.clients))
+
+    def nvmlDeviceGetProcessUtilization(self, gpu: FakeGpu, timeStamp: int) -> list[Any]:  # noqa: N803
+        told = [each for each in gpu.samples if each[1] > timeStamp]
+        samples = [SimpleNamespace(pid=pid, timeStamp=at, smUtil=percent) for pid, at, percent in told]
+        found = self._of(gpu, "nvmlDeviceGetProcessUtilization", samples)
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_SUCCESS)  # so does the real one
+        return found
 
     # --- error events ---
 

@@ -128,6 +128,15 @@ def test_what_processes_hold_is_that_of_the_gpu_of_which_they_have_most() -> Non
     assert watch.held_by([1], ["GPU-0"]) is None
 
 
+def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
+    gpus = [FakeGpu(f"GPU-{n}", processes={7: 1, 8: 1}, clients={9: 1}, samples=[(7, 5, 50 * n)]) for n in (1, 2)]
+    watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(*gpus)), Clock())
+    assert watch.busy_by([7], ["GPU-1"]) is None
+    watch.take(watch._inventory.sample())
+    asked = [([7], ["GPU-1"]), ([7, 8], ["GPU-1", "GPU-2"]), ([8], ["GPU-1"]), ([9], ["GPU-1"]), ([1], ["GPU-1"])]
+    assert [watch.busy_by(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, 0.0, None, None]
+
+
 def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
     instance = FakeGpu("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 << 30)
     nvml = FakeNvml(FakeGpu("GPU-0", instances=[instance], is_cut=True), FakeGpu("GPU-1"))

@@ -100,7 +100,7 @@ def test_links_are_told_for_each_pair() -> None:
 
 def test_a_sample_has_what_the_device_tells() -> None:
     gpu = FakeGpu("GPU-0", utilisation=80, reasons=pynvml.nvmlClocksEventReasonSwPowerCap | 1, rows=(1, 2, 0, 0))
-    gpu.processes, gpu.clients = {10: 1 << 30}, {11: 2 << 30}
+    gpu.processes, gpu.clients, gpu.samples = {10: 1 << 30}, {11: 2 << 30}, [(10, 5, 30)]
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     inventory.find()
     (metrics,) = inventory.sample().metrics
@@ -111,8 +111,25 @@ def test_a_sample_has_what_the_device_tells() -> None:
         clock_limits=("idle", "power"), performance_state=0, ecc_corrected=3, ecc_uncorrected=0,
         rows_remapped_corrected=1, rows_remapped_uncorrected=2, rows_pending=False, rows_failed=False,
         pcie_generation=4, pcie_width=16, pcie_replays=0, pcie_sent_bytes_per_s=7000, pcie_received_bytes_per_s=9000,
-        processes=(GpuProcess(10, 1 << 30), GpuProcess(11, 2 << 30)), mps_clients=1,
+        processes=(GpuProcess(10, 1 << 30, 0.3), GpuProcess(11, 2 << 30)), mps_clients=1,
     )  # fmt: skip
+
+
+def test_who_has_no_sample_was_idle_once_the_driver_has_told_any() -> None:
+    gpu = FakeGpu("GPU-0", processes={10: 1, 11: 1})
+    inventory = NvmlInventory(POOL, FakeNvml(gpu))
+    inventory.find()
+
+    def used() -> list[float | None]:
+        (metrics,) = inventory.sample().metrics
+        return [process.utilisation for process in metrics.processes]
+
+    assert used() == [None, None]
+    gpu.samples = [(10, 7, 90), (10, 5, 30)]
+    assert used() == [0.9, 0.0]
+    assert used() == [0.0, 0.0]  # nothing new
+    gpu.samples.append((11, 8, 100))
+    assert used() == [0.0, 1.0]
 
 
 def test_what_a_device_does_not_tell_is_none() -> None:
