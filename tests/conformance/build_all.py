@@ -2,12 +2,13 @@
 
 The stages are those of a build's own processes, here in this one and without measuring: to start two processes for
 each of more than a thousand models would take all the time. An Outcome per case goes to standard output as it comes,
-in a line of JSON; the engine of one that was built lies in FOLDER/<case>.
+in a line of JSON; the engine of one that was built lies in FOLDER/<case>, and beside its files the case.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 import time
@@ -25,6 +26,7 @@ from gpufn_builder.exchange import MODEL, SAMPLES, BuildRequest, CandidateReques
 from gpufn_builder.pipeline import Pipeline
 from tests.conformance import suite
 
+CASE = "case.pickle"  # who serves it need not make all of them again
 _UNMEASURED = MeasurePlan(warm_up_s=0, least_s=0, most_s=0, trial_s=0)
 
 
@@ -52,6 +54,7 @@ def build(case: suite.Case, engine: Path) -> Outcome:
             return Outcome(case.name, result.error.stage or "", result.error.message)
         [made] = result.engines
         (Path(made.folder) / MANIFEST_FILE).write_bytes(msgspec.json.encode(made.manifest))
+        (Path(made.folder) / CASE).write_bytes(pickle.dumps(case))
         Path(made.folder).rename(engine)
         return Outcome(case.name)
     finally:

@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.e2e
 
-PARTS = 6  # none of which takes long on a machine that does other things as well
+PARTS = 12  # none of which takes long on a machine that does other things as well
 
 
 class Outcomes:
