@@ -31,8 +31,7 @@ class Machine:
     # --- one GPU's daemon, by its pipe directory ---
 
     def state(self, pipe: Path) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._file(pipe).read_text())
-        return found
+        return _read(self._file(pipe))
 
     def server(self, pipe: Path) -> dict[str, Any]:
         """The newest."""
@@ -74,7 +73,7 @@ class Machine:
         """Daemons and servers that nobody has ended."""
         found = []
         for file in self.folder.glob("*.json"):
-            state = json.loads(file.read_text())
+            state = _read(file)
             if "daemon" in state:
                 found += [pid for pid in (state["daemon"], *map(int, state["servers"])) if _is_alive(pid)]
         return found
@@ -100,6 +99,14 @@ class Machine:
             file.seek(0)
             file.truncate()
             json.dump(state, file)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """While nobody writes it."""
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        found: dict[str, Any] = json.loads(file.read() or "{}")
+        return found
 
 
 def _newest(state: dict[str, Any]) -> dict[str, Any]:
