@@ -169,7 +169,7 @@ class Arrivals:
         """A delivery that came before may have ended the invocation without being acked, and so may a cancel between
         two attempts."""
         try:
-            known = await records.read(self._bus, attempt.message.id)
+            known = await records.record_of(self._bus, attempt.message.id)
         except GpufnError as error:
             log.warning("could not read the record of %s: %s", attempt.message.id, error)
             known = None

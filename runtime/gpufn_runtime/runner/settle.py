@@ -207,7 +207,7 @@ class Settler:
                     left = ""
                 if not await records.end(self._bus, record, body):
                     self.dropped_outcomes += 1
-                    found = await records.read(self._bus, record.id)
+                    found = await records.record_of(self._bus, record.id)
                     record = record if found is None else found[0]
                 break
             except (PayloadTooLarge, InvalidInput, OSError) as error:  # whatever a worker does to its file meanwhile

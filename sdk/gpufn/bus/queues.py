@@ -178,7 +178,7 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
 async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
     """Take a submitted call out of its queue, where it is at `seq`, and keep its dead letter, if it has ended. False
     when it has not, or nobody knows."""
-    found = await records.read(bus, invocation.id)
+    found = await records.record_of(bus, invocation.id)
     if found is None or not found[0].state.ended:
         return False
     if found[0].state.leaves_dead_letter:

@@ -134,7 +134,7 @@ async def _create(bus: Bus, record: CallRecord) -> CallRecord:
     try:
         await _store_record(bus, record, expected_last=0)
     except Conflict:  # it was quick and has ended, or somebody submitted the same id at the same time
-        known = await _told(bus, record.id)
+        known = await record_of(bus, record.id)
         return record if known is None else _checked(known[0], record.digest)
     return record
 
@@ -172,13 +172,19 @@ def _checked(known: CallRecord, digest: str) -> CallRecord:
     return known
 
 
+async def record_of(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
+    """As `read`, but None as well of a call that has no record while it waits."""
+    message = await streams.last_message(bus, subjects.RESULTS, subjects.any_result(invocation))
+    return None if message is None else unpack_record(message.payload)
+
+
 async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
     """The record of a submitted invocation and, once it succeeded, its result."""
-    if (told := await _told(bus, invocation)) is not None:
+    if (told := await record_of(bus, invocation)) is not None:
         return told
     if (queued := await queued_calls.find(bus, invocation)) is not None:
         return queued, b""
-    return await _told(bus, invocation)  # it may have ended between the two looks
+    return await record_of(bus, invocation)  # it may have ended between the two looks
 
 
 async def retry(bus: Bus, message: InvocationMessage, body: bytes, queue_seq: int) -> None:
@@ -340,8 +346,3 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
         await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
     bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
     return True
-
-
-async def _told(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
-    message = await streams.last_message(bus, subjects.RESULTS, subjects.any_result(invocation))
-    return None if message is None else unpack_record(message.payload)
