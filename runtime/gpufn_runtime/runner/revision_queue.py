@@ -371,7 +371,7 @@ class RevisionQueue:
 
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
         """It ends, as it would have without parking."""
-        self._ends.log_failure(link, error)
+        self._output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
         self._supervision.event(link, "not_parked", failure=StartFailure("park", error), needs_bytes=needs_bytes)
         self.on_draining(link)
 

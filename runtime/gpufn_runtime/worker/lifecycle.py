@@ -242,7 +242,7 @@ class Worker:
         try:
             parked = self._parking.park(host_bytes)
         except CannotPark as error:
-            self._link.send(NotParked(FunctionStartFailed(f"not parked: {error}").info(), error.needs_bytes))
+            self._link.send(NotParked(FunctionStartFailed(str(error)).info(), error.needs_bytes))
         except BaseException as error:
             self._link.send(NotParked(describe(error, self._config.bundle_dir, FunctionStartFailed.code)))
         else:

@@ -120,12 +120,12 @@ def test_one_that_cannot_be_parked_says_why_and_ends(url: str, tmp_path: Path) -
         worker = await node.worker(revision)
         await node.assign(revision, "w-1", desired=Desired.PARK)
         assert isinstance((await worker.next())[0], frames.Park)
-        worker.send(frames.NotParked(ErrorInfo("function_start_failed", "not parked: too large"), 7000))
+        worker.send(frames.NotParked(ErrorInfo("function_start_failed", "too large"), 7000))
         assert await worker.next() == (frames.Drain(), b"")
         while (event := await events.get()).kind != "not_parked":
             pass
         assert event.failure is not None
-        assert (event.failure.error.message, event.needs_bytes) == ("not parked: too large", 7000)
+        assert (event.failure.error.message, event.needs_bytes) == ("too large", 7000)
 
     on_node(url, tmp_path, test)
 
