@@ -195,7 +195,7 @@ class GpuTurns:
             self._order.wait(seat.function, seat, now)
 
     def _let_all_begin(self) -> None:
-        """One function has the GPU to itself."""
+        """There is a turn for everybody, or one function only."""
         for seat in self._seats:
             if seat.turn is None and seat.waits:
                 self._order.leave(seat.function, seat)
