@@ -4,7 +4,7 @@
 2. Each second: renew or try the lease; the leader reads the depths and takes a full step.
 3. In between a poke names functions (a doorbell, a worker that got ready or ended, a changed record) and a step looks
    at those only. It is synchronous: nothing stands between a doorbell and its Assignment but the publish.
-4. Actions run as tasks, and the World knows of them before the bus does, so that no step repeats one.
+4. Actions run as tasks (`acts`), and the World knows of them before the bus does, so that no step repeats one.
 5. A ControllerReport goes out in full each second, and at once for functions whose counts or waiting changed.
 
 A lost bus stops the steps, not the workers: nothing is decided, and the silence of others is forgiven afterwards.
@@ -15,19 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 import msgspec
 
-from gpufn.bus import queues, streams
+from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, Conflict, PlatformError
-from gpufn.ids import new_worker_id
+from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import (
     ControllerReport,
@@ -38,9 +37,10 @@ from gpufn.protocol.messages import (
     encode,
 )
 from gpufn.revision import Function, Revision
-from gpufn.workers import Assignment, Desired
+from gpufn.workers import Assignment
 
-from .actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
+from .actions import Plan
+from .acts import Acts
 from .limits import Limits
 from .plan import plan
 from .world import World
@@ -94,8 +94,16 @@ class Controller:
         self._led = False
         self._loaded = False
         self._trouble = ""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._acting: set[Action] = set()
+        self._acts = Acts(
+            bus,
+            self.world,
+            functions=functions,
+            assignments=assignments,
+            versions=self._records,
+            lease=self._lease,
+            clock=clock,
+            on_change=self._poke,
+        )
         self._undecided: dict[str, str] = {}  # functions that the last step over them failed for, and why
 
     def __repr__(self) -> str:
@@ -265,7 +273,7 @@ class Controller:
         planned = plan(self.world, now, only=only, limits=self._limits)
         self._tell_undecided(planned)
         for action in planned.actions:
-            self._act(action, now)
+            self._acts.begin(action, now)
         kept = {name: self._statuses[name] for name in planned.failed if name in self._statuses}
         self._report(kept | planned.statuses, is_full=only is None)
 
@@ -278,137 +286,11 @@ class Controller:
         for name in self._undecided.keys() & planned.statuses.keys():
             del self._undecided[name]
 
-    # --- act ---
-
-    def _act(self, action: Action, now: float) -> None:
-        if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
-            if action in self._acting:
-                return
-            self._acting.add(action)
-        match action:
-            case Start():
-                doing = self._start(action, now)
-            case Drain():
-                doing = self._ask(action, Desired.DRAIN)
-            case Park():
-                doing = self._ask(action, Desired.PARK, action.host_bytes, action.expected_bytes)
-            case Resume():
-                doing = self._ask(action, Desired.RUN)
-            case Delete():
-                doing = self._delete(action)
-            case MoveServing():
-                doing = self._move(action)
-            case EndQueued():
-                doing = self._end_queued(action)
-        task = asyncio.get_running_loop().create_task(self._guarded(action, doing), name=type(action).__name__)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
-        try:
-            await doing
-        except PlatformError as error:
-            log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
-        except Exception:
-            log.exception("%s failed", type(action).__name__, extra=_ids(action))
-        finally:
-            self._acting.discard(action)
-
-    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
-        assignment = Assignment(
-            worker=new_worker_id(),
-            node=action.node,
-            function=action.function,
-            revision=action.revision,
-            share=action.share,
-            epoch=self._lease.epoch,
-            created_at=self._clock.time(),
-            reason=action.reason,
-        )
-        self.world.on_assignment(assignment.worker, assignment, now)
-        self._poke(action.function)  # to report it
-
-        async def create() -> None:
-            try:
-                await self._assignments.create(_key(assignment), encode(assignment))
-            except PlatformError:
-                # If it was stored after all, the watch says so.
-                self.world.on_assignment(assignment.worker, None, self._clock.monotonic())
-                raise
-            log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
-
-        return create()
-
-    def _ask(
-        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
-    ) -> Coroutine[Any, Any, None]:
-        """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
-        worker = self.world.workers.get(action.worker)
-        if worker is not None:
-            self.world.ask(worker, desired, park_bytes, expected_bytes)
-            self._poke(worker.key[0])  # to report it
-
-        async def write() -> None:
-            if worker is None:
-                return
-            key = _key(worker.assignment)
-            known, version = worker.assignment, worker.version
-            try:
-                while (entry := await self._assignments.get(key)) is not None:
-                    known, version = _assignment.decode(entry.value), entry.revision
-                    if known.desired in (worker.desired, Desired.DRAIN):
-                        return
-                    asked = msgspec.structs.replace(
-                        known,
-                        desired=worker.desired,
-                        park_bytes=worker.park_bytes,
-                        epoch=self._lease.epoch,
-                        reason=action.reason,
-                    )
-                    with contextlib.suppress(Conflict):
-                        await self._assignments.update(key, encode(asked), entry.revision)
-                        log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
-            except PlatformError:
-                worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN
-                raise
-            finally:
-                self.world.was_written(worker, known, version)
-
-        return write()
-
-    async def _delete(self, action: Delete) -> None:
-        worker = self.world.workers.get(action.worker)
-        if worker is not None:
-            log.warning("gives up a worker: %s", action.reason, extra={"worker": action.worker})
-            await self._assignments.delete(_key(worker.assignment))
-
-    async def _move(self, action: MoveServing) -> None:
-        function = self.world.functions.get(action.function)
-        if function is None or function.active != action.revision:
-            return
-        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
-        try:
-            await self._functions.update(action.function, encode(moved), self._records[action.function])
-        except Conflict:
-            return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
-        log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
-
-    async def _end_queued(self, action: EndQueued) -> None:
-        ended = await queues.end_queued(
-            self._bus,
-            action.function,
-            action.revision,
-            kind=action.kind,
-            error=action.error,
-            now=self._clock.time(),
-        )
-        if ended:
-            log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
+    # --- go ---
 
     async def _give_back(self) -> None:
         """The order of going: what was begun is finished, then somebody else may lead."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
+        await self._acts.finish(1.0)
         with contextlib.suppress(PlatformError):
             await self._lease.release()
         self._led = False
@@ -453,12 +335,3 @@ def _gist(status: FunctionStatus | None) -> object:
         return None
     waiting = None if status.waiting is None else status.waiting.reason
     return status.workers, status.serving, waiting, status.start_error
-
-
-def _key(assignment: Assignment) -> str:
-    return subjects.assignment_key(assignment.node, assignment.worker)
-
-
-def _ids(action: Action) -> dict[str, object]:
-    names = ("function", "revision", "worker", "node")
-    return {name: getattr(action, name) for name in names if hasattr(action, name)}

@@ -215,12 +215,31 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(made))
         await stage.until(lambda: "w" in controller.world.workers)
         for action in (Park("w", 1, 0, "first"), Resume("w", "then"), Park("w", 2, 0, "last")):
-            controller._act(action, time.monotonic())
+            controller._acts.begin(action, time.monotonic())
         await stage.until(lambda: stage.assignments["w"].desired is Desired.PARK)
-        await asyncio.gather(*controller._tasks)
+        await controller._acts.finish(10)
         await stage.bus.flush()
         assert (stage.assignments["w"].desired, stage.assignments["w"].park_bytes) == (Desired.PARK, 2)
         assert not controller.world.workers["w"].is_written
+        await stage.gone("w")
+        await _stop(task)
+
+    play(nats, scene)
+
+
+def test_what_a_newer_controller_wrote_stands(nats: EmbeddedServer) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.deploy()
+        controller = stage.controller()
+        task = asyncio.create_task(controller.run())
+        await stage.until(lambda: bool(stage.reports))
+        newer = msgspec.structs.replace(assignment("w"), epoch=1 << 40, created_at=time.time())
+        await stage.assigned.put(subjects.assignment_key("a", "w"), encode(newer))
+        await stage.until(lambda: "w" in controller.world.workers)
+        controller._acts.begin(Park("w", 1, 0, "late"), time.monotonic())
+        await controller._acts.finish(10)
+        assert stage.assignments["w"] == newer
+        assert controller.world.workers["w"].desired is Desired.RUN
         await stage.gone("w")
         await _stop(task)
 

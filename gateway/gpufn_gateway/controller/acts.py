@@ -1,0 +1,199 @@
+"""What a step decided, done: records written by compare-and-set, queued calls ended. Each action is a task.
+
+The World knows of an action before the bus does, and hears of it again when it failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from gpufn.bus import queues
+from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
+from gpufn.bus.leases import Lease
+from gpufn.clock import Clock
+from gpufn.errors import Conflict, PlatformError
+from gpufn.ids import new_worker_id
+from gpufn.protocol import subjects
+from gpufn.protocol.messages import encode
+from gpufn.workers import Assignment, Desired
+
+from .actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Resume, Start
+from .world import World
+
+log = logging.getLogger(__name__)
+
+_assignment = msgspec.msgpack.Decoder(Assignment)
+
+
+class Acts:
+    """`versions` are those of the records of functions, kept by who watches them; `on_change(function)` is called when
+    the World knows of something new."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        world: World,
+        *,
+        functions: KeyValue,
+        assignments: KeyValue,
+        versions: Mapping[str, int],
+        lease: Lease,
+        clock: Clock,
+        on_change: Callable[[str], None],
+    ) -> None:
+        self._bus = bus
+        self._world = world
+        self._functions = functions
+        self._assignments = assignments
+        self._versions = versions
+        self._lease = lease
+        self._clock = clock
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: set[Action] = set()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait for what was begun."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def begin(self, action: Action, now: float) -> None:
+        if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
+            if action in self._under_way:
+                return
+            self._under_way.add(action)
+        match action:
+            case Start():
+                doing = self._start(action, now)
+            case Drain():
+                doing = self._ask(action, Desired.DRAIN)
+            case Park():
+                doing = self._ask(action, Desired.PARK, action.host_bytes, action.expected_bytes)
+            case Resume():
+                doing = self._ask(action, Desired.RUN)
+            case Delete():
+                doing = self._delete(action)
+            case MoveServing():
+                doing = self._move(action)
+            case EndQueued():
+                doing = self._end_queued(action)
+        task = asyncio.get_running_loop().create_task(self._guarded(action, doing), name=type(action).__name__)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
+        try:
+            await doing
+        except PlatformError as error:
+            log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
+        except Exception:
+            log.exception("%s failed", type(action).__name__, extra=_ids(action))
+        finally:
+            self._under_way.discard(action)
+
+    def _start(self, action: Start, now: float) -> Coroutine[Any, Any, None]:
+        assignment = Assignment(
+            worker=new_worker_id(),
+            node=action.node,
+            function=action.function,
+            revision=action.revision,
+            share=action.share,
+            epoch=self._lease.epoch,
+            created_at=self._clock.time(),
+            reason=action.reason,
+        )
+        self._world.on_assignment(assignment.worker, assignment, now)
+        self._on_change(action.function)  # to report it
+
+        async def create() -> None:
+            try:
+                await self._assignments.create(_key(assignment), encode(assignment))
+            except PlatformError:
+                # If it was stored after all, the watch says so.
+                self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
+                raise
+            log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
+
+        return create()
+
+    def _ask(
+        self, action: Drain | Park | Resume, desired: Desired, park_bytes: int = 0, expected_bytes: int = 0
+    ) -> Coroutine[Any, Any, None]:
+        """The World knows at once, and with it every lease. The record is written until it says what was asked last."""
+        worker = self._world.workers.get(action.worker)
+        if worker is not None:
+            self._world.ask(worker, desired, park_bytes, expected_bytes)
+            self._on_change(worker.key[0])  # to report it
+
+        async def write() -> None:
+            if worker is None:
+                return
+            key = _key(worker.assignment)
+            known, version = worker.assignment, worker.version
+            try:
+                while (entry := await self._assignments.get(key)) is not None:
+                    known, version = _assignment.decode(entry.value), entry.revision
+                    if known.desired in (worker.desired, Desired.DRAIN) or known.epoch > self._lease.epoch:
+                        return
+                    asked = msgspec.structs.replace(
+                        known,
+                        desired=worker.desired,
+                        park_bytes=worker.park_bytes,
+                        epoch=self._lease.epoch,
+                        reason=action.reason,
+                    )
+                    with contextlib.suppress(Conflict):
+                        await self._assignments.update(key, encode(asked), entry.revision)
+                        log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
+            except PlatformError:
+                worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN
+                raise
+            finally:
+                self._world.was_written(worker, known, version)
+
+        return write()
+
+    async def _delete(self, action: Delete) -> None:
+        worker = self._world.workers.get(action.worker)
+        if worker is not None:
+            log.warning("gives up a worker: %s", action.reason, extra={"worker": action.worker})
+            await self._assignments.delete(_key(worker.assignment))
+
+    async def _move(self, action: MoveServing) -> None:
+        function = self._world.functions.get(action.function)
+        if function is None or function.active != action.revision:
+            return
+        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self._clock.time())
+        try:
+            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+        except Conflict:
+            return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
+        log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
+
+    async def _end_queued(self, action: EndQueued) -> None:
+        ended = await queues.end_queued(
+            self._bus,
+            action.function,
+            action.revision,
+            kind=action.kind,
+            error=action.error,
+            now=self._clock.time(),
+        )
+        if ended:
+            log.info("ended %d queued calls: %s", ended, action.error.message, extra=_ids(action))
+
+
+def _key(assignment: Assignment) -> str:
+    return subjects.assignment_key(assignment.node, assignment.worker)
+
+
+def _ids(action: Action) -> dict[str, object]:
+    names = ("function", "revision", "worker", "node")
+    return {name: getattr(action, name) for name in names if hasattr(action, name)}
