@@ -20,6 +20,7 @@ from gpufn.ids import is_invocation_id, item_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import CallRecord, Cancel, MapEntry, encode, unpack_record
+from gpufn.revision import Revision
 from gpufn_gateway import chunks, map_views, negotiation
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive
@@ -165,31 +166,21 @@ class Maps:
         results = subjects.map_results(entry.function, entry.id)
         recorded = await streams.messages_per_subject(self._bus, subjects.RESULTS, results)
         with_record = {subjects.item_index(subject) for subject in recorded}
-        left = (index for index in range(entry.accepted - 1, -1, -1) if index not in with_record)
+        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
         log = await maps.entries(self._bus, entry)
-        queued = (self._queued(entry, log, index) for index in left)
+        queued = (_queued(entry, revision, *place) for place in maps.places(log) if place[0] not in with_record)
         cancelled = 0
         while group := list(itertools.islice(queued, _CANCELS_AT_ONCE)):
             cancelled += await self._cancel_all(group)
         self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
-        return cancelled + await self._cancel_all(await records.waiting_of_map(self._bus, entry.function, entry.id))
+        if revision is None or revision.spec.retries is not None:
+            waiting = await records.waiting_of_map(self._bus, entry.function, entry.id)
+            cancelled += await self._cancel_all(waiting)
+        return cancelled
 
     async def _cancel_all(self, waiting: list[CallRecord]) -> int:
         now = self._calls.clock.time()
         return sum(await asyncio.gather(*(records.cancel(self._bus, record, now) for record in waiting)))
-
-    def _queued(self, entry: MapEntry, log: list[Logged], index: int) -> CallRecord:
-        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
-        record = CallRecord(
-            id=item_id(entry.id, index),
-            function=entry.function,
-            revision=entry.revision,
-            method=entry.method,
-            state=InvocationState.QUEUED,
-            submitted_at=entry.submitted_at,
-            queue_seq=maps.place(log, index),
-        )
-        return record if revision is None else msgspec.structs.replace(record, keep_s=revision.spec.retention_s)
 
     async def _read(self, map_id: str, principal: Principal, *, may_read: bool = False) -> Logged:
         found = await maps.last(self._bus, map_id) if is_invocation_id(map_id) else None
@@ -227,3 +218,17 @@ def _check(entry: MapEntry | None, target: Target, first: int) -> None:
         raise OutOfStep(f"Map {entry.id} was closed behind {entry.accepted:,} items: choose another id.")
     if entry.accepted != first:
         raise OutOfStep(f"{entry.accepted:,} items were accepted of this map: go on with number {entry.accepted}.")
+
+
+def _queued(entry: MapEntry, revision: Revision | None, index: int, queue_seq: int) -> CallRecord:
+    """What stands for an item that has no record."""
+    record = CallRecord(
+        id=item_id(entry.id, index),
+        function=entry.function,
+        revision=entry.revision,
+        method=entry.method,
+        state=InvocationState.QUEUED,
+        submitted_at=entry.submitted_at,
+        queue_seq=queue_seq,
+    )
+    return record if revision is None else msgspec.structs.replace(record, keep_s=revision.spec.retention_s)

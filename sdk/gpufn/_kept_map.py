@@ -57,7 +57,6 @@ class KeptMap:
         self._options = options
         self._inbox = Inbox(lambda cursor: keeper.outcomes(id, cursor), after)
         self._outbox: Outbox | None = None
-        self._target: MapTarget | None = None
         self._taken = after.item if after.item is not None else after.ended
         self._untold = 0
         weakref.finalize(self, self._inbox.stop)
@@ -73,7 +72,6 @@ class KeptMap:
                     return
         keeper, map_id = self._keeper, self.id
         window = self._options.window or WINDOW
-        self._target = target
         self._outbox = outbox = Outbox(
             lambda at, items, is_last: keeper.send_items(target, map_id, at, items, is_last=is_last),
             lambda: _accepted(keeper.map_status(map_id)),
@@ -109,9 +107,12 @@ class KeptMap:
             self._inbox.fail(error)
 
     def ends(self) -> Iterator[End]:
-        """Of its items, as `options` say."""
-        while (end := self._next()) is not None:
-            yield end
+        """Of its items, as `options` say. Who leaves it stops what is sent and read for him."""
+        try:
+            while (end := self._next()) is not None:
+                yield end
+        finally:
+            self.stop()
 
     def results(self) -> Iterator[Any]:
         """Each item's, or its error raised; with `return_exceptions`, given out."""
@@ -120,9 +121,12 @@ class KeptMap:
 
     async def results_async(self) -> AsyncIterator[Any]:
         """As `results`."""
-        while (end := self._at_hand() or await in_thread(self._next)) is not None:
-            is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
-            yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
+        try:
+            while (end := self._at_hand() or await in_thread(self._next)) is not None:
+                is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
+                yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
+        finally:
+            self.stop()
 
     def raised(self, end: End) -> tuple[str, bytes]:
         """The result of an item, or its error raised."""
@@ -136,8 +140,15 @@ class KeptMap:
             case media.OutcomeKind.NOTHING:
                 raise InvocationNotFound(f"the end of item {end.item} is not kept any more")
 
+    def stop(self) -> None:
+        """Send and read no more."""
+        self._inbox.stop()
+        if self._outbox is not None:
+            self._outbox.stop()
+
     def close(self) -> None:
-        if self._outbox is not None and self._outbox.total is None:
+        """No more items come."""
+        if self._outbox is not None and self._outbox.is_sending:
             self._outbox.close()
         else:
             known = self._keeper.map_status(self.id)
@@ -147,6 +158,7 @@ class KeptMap:
                 self._keeper.send_items(MapTarget(function, method), self.id, accepted, [], is_last=True)
 
     def cancel(self) -> bool:
+        """End what has not ended; False when all had."""
         if self._outbox is not None:
             self._outbox.stop()
         try:
@@ -161,7 +173,6 @@ class KeptMap:
             self._tell()
             if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
                 self.is_over = True
-                self._inbox.stop()
                 missing = self.order.skip()
                 return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
             for each in ends:

@@ -65,12 +65,21 @@ class Outbox:
     def wait_for_room(self) -> bool:
         """Until one more item may be put; False when no more are wanted."""
         with self._lock:
-            while not self._stopped and (self._put - self._taken >= self._window or self._bytes > 2 * _CHUNK_BYTES):
-                self._lock.wait()
-            return not self._stopped
+            self._lock.wait_for(lambda: self._is_over or self._has_room)
+            return not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stopped or self._is_closed
+
+    @property
+    def _has_room(self) -> bool:
+        return self._put - self._taken < self._window and self._bytes <= 2 * _CHUNK_BYTES
 
     def put(self, item: bytes) -> None:
         with self._lock:
+            if self._is_over:
+                return
             self._items.append(item)
             self._bytes += len(item)
             self._put += 1
@@ -82,6 +91,10 @@ class Outbox:
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
+
+    @property
+    def is_sending(self) -> bool:
+        return not self._stopped and self.total is None
 
     def taken(self, count: int) -> None:
         """The reader has taken so many more ends."""

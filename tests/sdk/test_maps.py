@@ -383,6 +383,21 @@ def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
     assert list(results) == [1, 4, 9]
 
 
+def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
+    results = squared.map(itertools.count(), window=20)
+    assert next(results) == 0
+    for value in results:
+        if value == 25:
+            break
+    cursor = results.cursor
+    results.close()
+    keeper.changed.acquire()
+    keeper.changed.wait_for(lambda: keeper.is_closed, timeout=10)
+    keeper.changed.release()
+    rest = Map.from_id(results.id or "", after=cursor)
+    assert list(rest) == [x * x for x in range(6, len(keeper.arguments))]
+
+
 def test_a_few_items_are_calls_by_themselves() -> None:
     with run_locally() as platform:
         results = squared.map([1, 2], ordered=False)

@@ -3,10 +3,10 @@
 append   a Chunk's entry and its items are one atomic batch, and the entry is stored by compare-and-set on the log: so a
          Chunk is accepted whole or not at all, and once, however often it comes; nothing else is written for its items
 last     the newest entry says how many items were accepted, and whether there will be more
-place    a batch lies in the stream without gaps, so its entry's sequence tells where each of its items is
+places   a batch lies in the stream without gaps, so its entry's sequence tells where each of its items is
          (`gpufn.bus.queued_calls` looks there)
 
-Of an endless map the oldest entries go: `place` knows the items of the last `_KEPT_CHUNKS` only.
+Of an endless map the oldest entries go: `places` knows the items of the last `_KEPT_CHUNKS` only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -159,19 +159,25 @@ async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
             return found
 
 
-def place(log: Sequence[Logged], index: int) -> int:
-    """Where in ASYNC an item was stored; 0 when that is forgotten."""
-    for seq, entry in log:
-        if entry.first <= index < entry.accepted and not (entry.is_cancelled or entry.is_ended):
-            return seq - entry.accepted + index
-    return 0
+def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
+    """Each item's index and where in ASYNC it was stored, the last item first; 0 when that is forgotten."""
+    left = 0
+    for seq, entry in reversed(log):
+        if not (entry.is_cancelled or entry.is_ended):
+            for index in range(entry.accepted - 1, entry.first - 1, -1):
+                yield index, seq - entry.accepted + index
+            left = entry.first
+    yield from ((index, 0) for index in range(left - 1, -1, -1))
 
 
 async def place_of(bus: Bus, invocation: str) -> int:
-    """As `place`, of an item by its id; 0 as well of what is no item that was accepted."""
+    """Where in ASYNC an item was stored, by its id; 0 when that is forgotten, and of what was not accepted as one."""
     if (item := item_of(invocation)) is None or (newest := await last(bus, item[0])) is None:
         return 0
-    return place(await entries(bus, newest.entry), item[1])
+    for seq, entry in await entries(bus, newest.entry):
+        if entry.first <= item[1] < entry.accepted and not (entry.is_cancelled or entry.is_ended):
+            return seq - entry.accepted + item[1]
+    return 0
 
 
 async def recent(bus: Bus, function: str, limit: int) -> list[MapEntry]:
