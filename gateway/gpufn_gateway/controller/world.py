@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Collection, Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
+from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn.protocol.messages import (
     NodeReport,
     RevisionTraffic,
@@ -183,7 +184,8 @@ class World:
             case WorkerEventKind.NOT_PARKED if worker is not None:
                 worker.reported = WorkerState.DRAINING
             case WorkerEventKind.EXITED if worker is not None:
-                if not (worker.was_ready or worker.has_failed or worker.drain_asked):
+                is_its_own = not (worker.was_ready or worker.has_failed or worker.drain_asked)
+                if is_its_own and not _found_no_runner(event, worker):
                     self._start_failed(worker.key, _exit_error(event), now)
                     worker.has_failed = True
                 worker.is_gone = True
@@ -422,6 +424,13 @@ class World:
 
 def _median(seconds: Collection[float]) -> float | None:
     return statistics.median(seconds) if seconds else None
+
+
+def _found_no_runner(event: WorkerEvent, worker: WorkerView) -> bool:
+    """All the time that it looked for one. That is no failure of the function's code, which could exit with this code
+    too, but not be started again and again for it within an instant."""
+    has_looked = event.at - worker.assignment.created_at >= CONNECT_S
+    return has_looked and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
 def _exit_error(event: WorkerEvent) -> ErrorInfo:

@@ -71,3 +71,5 @@ CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 # The worker's exit codes that mean something to the agent.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
+
+CONNECT_S = 10.0  # a new worker looks for its runner, which hears of the assignment when the agent does, for so long

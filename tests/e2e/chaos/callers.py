@@ -199,6 +199,10 @@ class Callers:
         cursor = ""
         while any(not item.answers for item in items) and not client.stop.is_set():
             for line in client.lines(whole, f"/v1/maps/{own}/outcomes", {"after": cursor} if cursor else {}):
+                if client.stop.is_set():
+                    break
+                if not line:
+                    continue  # a sign of life
                 end = json.loads(line)
                 cursor = end["cursor"]
                 items[end["index"]].note(f"came: {line}")
@@ -254,9 +258,7 @@ class Client:
                     call.note(f"GET at {number}: {answer.status_code} {answer.read().decode()[:300]}")
                     self.pause(answer)
                     return
-                for line in answer.iter_lines():
-                    if line:
-                        yield line
+                yield from answer.iter_lines()
             call.note(f"GET at {number}: its end")
         except httpx.TransportError as error:
             call.note(f"GET at {number}: {type(error).__name__}")

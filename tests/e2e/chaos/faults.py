@@ -16,6 +16,8 @@ from pathlib import Path
 
 from gpufn.home import Home
 
+_LONGEST_STOP_S = 20.0
+
 Pids = Callable[[], list[int]]
 
 
@@ -55,7 +57,6 @@ class Victim:
     pids: Pids
     weight: int = 1
     revive: Callable[[int], None] | None = None
-    longest_stop_s: float = 3.0
 
 
 @dataclass
@@ -68,15 +69,17 @@ class Faults:
     told: list[str] = field(default_factory=list)
 
     def run(self, for_s: float) -> None:
-        """Return with everything running again, or being started."""
-        dice = random.Random(self.seed)
+        """Return with everything running again, or being started. The longer it lasts, the longer processes may stand
+        still: in the end longer than leases and deliveries wait for them."""
+        dice, longest_s = random.Random(self.seed), min(for_s / 4, _LONGEST_STOP_S)
         end, resumers = time.monotonic() + for_s, []
         names = list(self.victims)
         weights = [self.victims[name].weight for name in names]
         while time.monotonic() < end:
             time.sleep(dice.uniform(0.1, 0.9))
             [name] = dice.choices(names, weights)
-            is_kill, stop_s, pick = dice.random() < 0.6, dice.uniform(0.1, 1.0), dice.random()
+            is_kill, pick = dice.random() < 0.6, dice.random()
+            stop_s = dice.triangular(0.1, longest_s, 0.5)
             victim = self.victims[name]
             pids = victim.pids()
             if not pids:
@@ -87,7 +90,7 @@ class Faults:
                 if victim.revive is not None:
                     victim.revive(pid)
             elif self._hit(f"stop {name}", pid, signal.SIGSTOP):
-                resumer = threading.Timer(stop_s * victim.longest_stop_s, self._signal, (pid, signal.SIGCONT))
+                resumer = threading.Timer(stop_s, self._signal, (pid, signal.SIGCONT))
                 resumer.start()
                 resumers.append(resumer)
         for resumer in resumers:

@@ -186,6 +186,17 @@ def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
     assert repr(crashed.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
 
+@pytest.mark.parametrize(("after_s", "failures"), [(10.5, 0), (0.5, 1)])
+def test_a_worker_that_found_no_runner_is_no_failed_start_but_one_that_says_so_at_once_is(
+    after_s: float, failures: int
+) -> None:
+    starting = world()
+    starting.on_assignment("w0", assignment("w0"), 100.0)
+    starting.on_event(WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", after_s, exit=Exit(code=4)), 100.0)
+    assert repr(starting.view(("f", 1)).circuit) == f"<Circuit [{failures} failures, 0 openings]>"
+    assert starting.workers["w0"].is_gone
+
+
 def test_a_drained_worker_that_ends_is_no_failure() -> None:
     idle = world(1)
     idle.on_assignment("w0", msgspec.structs.replace(assignment("w0"), desired=Desired.DRAIN), 100.0)
