@@ -39,7 +39,7 @@ def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
         "device_requests": None,
         "ipc_mode": "private",
     }
-    assert (host["mem_limit"], host["memswap_limit"], host["cpu_shares"]) == (256 << 20, 256 << 20, 512)
+    assert (host["mem_limit"], host["memswap_limit"], host["cpu_shares"]) == (256 << 20, 256 << 20, 5120)
 
 
 def test_only_its_parcels_are_mounted_to_be_written() -> None:
@@ -57,6 +57,8 @@ def test_only_its_parcels_are_mounted_to_be_written() -> None:
     [
         (Limits(1 << 30, 1.0, egress=True), "network_mode", "bridge"),
         (Limits(1 << 30, 0.0001), "cpu_shares", 2),
+        (Limits(1 << 30, 0.1), "cpu_shares", 1024),
+        (Limits(1 << 30, 99.0), "cpu_shares", 262_144),
         (
             Limits(1 << 30, 1.0, gpus=("GPU-1", "GPU-2")),
             "device_requests",

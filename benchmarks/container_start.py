@@ -1,0 +1,145 @@
+"""Where the time of a container's start goes: what Docker takes, what Python takes, and what a standby saves of it.
+
+    GPUFN_BASE_IMAGE=... python benchmarks/container_start.py [--rounds 9]
+
+The agent's own settings of Docker say which daemon and what the image is made of. Beside it stand the same imports in a
+process of this machine, and a container of nothing but `sleep`, which is what Docker takes at least.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import gpufn
+import gpufn_runtime
+import measure
+from gpufn.home import Home
+from gpufn.image import ImageSpec
+from gpufn_runtime.agent.images import Images
+from gpufn_runtime.agent.launchers.container import Container, Kind
+from gpufn_runtime.agent.launchers.docker import DEFAULT_HOST, Docker
+from gpufn_runtime.agent.launchers.freezer import Freezer
+from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox
+
+_OWNER = {"gpufn.owner": "benchmark"}
+_PACKAGES = [*gpufn.__path__, *gpufn_runtime.__path__]
+_IMPORTS = "from gpufn_runtime.worker import lifecycle, loader, template; template.rehearse()"
+
+
+class _Timed:
+    """Docker, and how long each request took, in ms by its name."""
+
+    def __init__(self, docker: Docker) -> None:
+        self._docker = docker
+        self.taken: dict[str, list[float]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        async def request(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            answer = await getattr(self._docker, name)(*arguments, **options)
+            self.note(name, began)
+            return answer
+
+        return request
+
+    def note(self, what: str, began: float) -> None:
+        self.taken.setdefault(what, []).append((time.perf_counter() - began) * 1e3)
+
+
+def main() -> None:
+    options = measure.arguments("A container's start.", rounds=9)
+    about = measure.machine()
+    with tempfile.TemporaryDirectory(prefix="gpufn-") as folder:
+        home = Home(Path(folder))
+        try:
+            taken = asyncio.run(_measured(home, options.rounds))
+        finally:
+            home.forget_running()
+    result = {what: _summary(taken[what]) for what in _PHASES}
+    rows = [
+        [_PHASES[what], each["median_ms"], f"{each['min_ms']} to {each['max_ms']}"] for what, each in result.items()
+    ]
+    tables = f"{options.rounds} rounds in turns.\n\n" + measure.table(["phase", "ms, median", "least to most"], rows)
+    measure.write("container-start", result, tables, about)
+
+
+_PHASES = {
+    "sleep": "a container of `sleep`: create and start",
+    "create": "ours: create",
+    "start": "start, until its process runs",
+    "python": "Python and our imports, until it waits for its worker",
+    "imports": "the same imports in a process of this machine",
+    "pause": "pause by Docker",
+    "unpause": "unpause by Docker",
+    "freeze": "freeze by the kernel's switch",
+    "thaw": "thaw by the kernel's switch",
+    "remove": "remove",
+}
+
+
+async def _measured(home: Home, rounds: int) -> dict[str, list[float]]:
+    home.ensure()
+    home.claim_parcels()
+    environ = os.environ
+    network = environ.get("GPUFN_BUILD_NETWORK", "")
+    docker: Any = _Timed(Docker(environ.get("GPUFN_DOCKER_HOST", DEFAULT_HOST), build_network=network))
+    bases = environ.get("GPUFN_BASE_IMAGE", "python:{python}-slim")
+    images = Images(docker, name="gpufn-benchmark", bases=bases, worker_needs=["msgspec", "cloudpickle"])
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    image = await images.get(ImageSpec(python=python), "", lambda line: None)
+    kind = Kind(image, Limits(256 << 20, 0.1))
+    for _ in range(rounds):
+        began = time.perf_counter()
+        least = await docker._docker.create("gpufn-benchmark-sleep", image, _SLEEP, _OWNER)
+        await docker._docker.start(least)
+        docker.note("sleep", began)
+        await docker._docker.remove(least)
+        await _one(docker, home, kind)
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", _IMPORTS], check=True)  # noqa: ASYNC221
+        docker.note("imports", began)
+    images.keep([])
+    await images.collect()
+    taken: dict[str, list[float]] = docker.taken
+    return taken
+
+
+_SLEEP = Sandbox({"entrypoint": ["sleep", "60"]}, {"network_mode": "none"})
+
+
+async def _one(docker: Any, home: Home, kind: Kind) -> None:
+    container = Container(docker, home, kind, frozenset())
+    try:
+        began = time.perf_counter()
+        await container.start(_OWNER, _PACKAGES)
+        docker.note("made", began)
+        before = (docker.taken[what][-1] for what in ("create", "start"))
+        docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))
+        await docker.pause(container.id)
+        await docker.unpause(container.id)
+        freezer = Freezer.of(container.pid)
+        for what in ("freeze", "thaw"):
+            began = time.perf_counter()
+            if freezer is not None:
+                getattr(freezer, what)()
+            docker.note(what, began)
+    finally:
+        await container.remove()
+
+
+def _summary(taken: list[float]) -> dict[str, Any]:
+    in_ms = [round(each, 2) for each in taken]
+    return {"median_ms": round(statistics.median(in_ms), 1), "min_ms": min(in_ms), "max_ms": max(in_ms)}
+
+
+if __name__ == "__main__":
+    main()
