@@ -96,7 +96,8 @@ def sandbox(
             "pids_limit": _PIDS,
             "mem_limit": limits.memory_bytes,
             "memswap_limit": limits.memory_bytes,  # together: no swap
-            "cpu_shares": min(max(2, int(limits.cpu * _SHARES_PER_CORE)), _MOST_SHARES),  # a share of time, not cores of its own
+            # A share of time, not cores of its own.
+            "cpu_shares": min(max(2, int(limits.cpu * _SHARES_PER_CORE)), _MOST_SHARES),
             "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             "ipc_mode": "private",
             "log_config": _LOG,
