@@ -44,7 +44,7 @@ class Teller:
             terms=decision.terms,
             waiting=self._waiting(serving, counts),
             service_s=view.service_s,
-            cold_start_s=self._world.cold_start_s(view),
+            cold_start_s=view.cold_start_s,
             # Not while it is half open: the call that is let in is what asks for the next try.
             start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
         )
@@ -90,9 +90,9 @@ class Teller:
 
     def _starting(self, view: RevisionView) -> Waiting:
         if view.in_state(WorkerState.RESUMING):
-            return Waiting(WaitReason.STARTING, "a parked worker resumes", self._world.cold_start_s(view))
+            return Waiting(WaitReason.STARTING, "a parked worker resumes", view.cold_start_s)
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
-        typical_s = self._world.cold_start_s(view)
+        typical_s = view.cold_start_s
         for_s = self._now - min(since) if since else 0.0
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
         return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
+from collections.abc import Collection
 
 from gpufn.protocol.messages import NodeReport, RevisionTraffic, WorkerEvent
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
@@ -16,6 +18,8 @@ OF_PARKING = ("park", "resume")  # phases in which a start does not fail
 _ARRIVALS_S = 6.0
 _AVERAGE_S = 60.0
 _COLD_STARTS_KEPT = 15
+_SERVICE_WEIGHT = 0.1  # of one call in the running average
+_LEAST_SAVED_S = 0.1  # by a resume: what nobody has measured is worth something
 
 Key = tuple[str, int]  # function, revision
 
@@ -107,6 +111,33 @@ class RevisionView:
         self.want: Peak | None = None
         self.last: ScaleDecision | None = None
 
+    def on_traffic(self, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
+        """What a runner has counted since `before`; None: since it started."""
+        if before is None:
+            before = RevisionTraffic(traffic.function, traffic.revision)
+        ended = traffic.ended - before.ended
+        if ended <= 0:
+            return
+        self.ended += ended
+        self.failed += max(0, traffic.failed - before.failed)
+        self.busy_since = None
+        each_s = (traffic.run_seconds - before.run_seconds) / ended
+        if not is_duration(each_s):
+            return
+        weight = 1.0 - (1.0 - _SERVICE_WEIGHT) ** ended
+        self.service_s = each_s if self.service_s is None else self.service_s + weight * (each_s - self.service_s)
+
+    @property
+    def cold_start_s(self) -> float | None:
+        """What the next worker takes: a resume, while one is parked."""
+        is_parked = self.in_state(WorkerState.PARKED, WorkerState.RESUMING)
+        return _median(self.resumes if is_parked and self.resumes else self.cold_starts)
+
+    @property
+    def saved_by_resuming_s(self) -> float:
+        """Against a cold start."""
+        return max(_LEAST_SAVED_S, (_median(self.cold_starts) or 1.0) - (_median(self.resumes) or 0.0))
+
     def started_in(self, start: ColdStart) -> None:
         if not is_duration(start.total_s):
             return
@@ -136,6 +167,10 @@ def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak
         view.want = Peak(span_s)
         view.want.record(now, held)
     return view.want
+
+
+def _median(seconds: Collection[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None
 
 
 def is_duration(seconds: float) -> bool:

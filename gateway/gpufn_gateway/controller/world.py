@@ -10,14 +10,12 @@ just started, or was itself cut off, waits that long for the first report: unkno
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn.protocol.messages import (
     NodeReport,
-    RevisionTraffic,
     RunnerReport,
     WorkerEvent,
     WorkerEventKind,
@@ -29,13 +27,11 @@ from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 from .holdings import Holdings
 from .leases import LeaseBook
 from .policy import Demand, Workers
-from .views import OF_PARKING, Key, NodeView, RevisionView, WorkerView, is_duration
+from .views import OF_PARKING, Key, NodeView, RevisionView, WorkerView
 
 NODE_LOST_S = 10.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 DEPTHS_STALE_S = 5.0
-_LEAST_SAVED_S = 0.1  # by a resume: what nobody has measured is worth something
-_SERVICE_WEIGHT = 0.1  # of one call in the running average
 
 
 class World:
@@ -135,8 +131,7 @@ class World:
         """Proven; whether that is news."""
         view = self.view(worker.key)
         view.parked_bytes = parked.host_bytes
-        saved_s = max(_LEAST_SAVED_S, (_median(view.cold_starts) or 1.0) - (_median(view.resumes) or 0.0))
-        return self.holdings.prove(worker, parked, uses=view.resumed + 1, saved_s=saved_s)
+        return self.holdings.prove(worker, parked, uses=view.resumed + 1, saved_s=view.saved_by_resuming_s)
 
     def on_runner_report(self, report: RunnerReport, now: float) -> set[str]:
         """The functions whose workers got ready, left, or became idle."""
@@ -159,7 +154,7 @@ class World:
         counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
         if is_known:  # what a runner counted before we listened is no traffic of now
             for key, traffic in counters.items():
-                self._on_traffic(key, node.counters.get(key), traffic)
+                self.view(key).on_traffic(node.counters.get(key), traffic)
         node.counters = counters
         return changed
 
@@ -301,7 +296,7 @@ class World:
             most_calls=view.most_calls.at(now),
             most_lately=view.most_lately.at(now),
             service_s=self.service_s(view, now),
-            cold_start_s=self.cold_start_s(view),
+            cold_start_s=view.cold_start_s,
             idle_s=None if calls else self.idle_s(view, now),
         )
 
@@ -341,11 +336,6 @@ class World:
         if view.busy_since is None:
             return view.service_s
         return max(view.service_s or 0.0, now - view.busy_since) or None
-
-    def cold_start_s(self, view: RevisionView) -> float | None:
-        """What the next worker takes: a resume, while one is parked."""
-        is_parked = view.in_state(WorkerState.PARKED, WorkerState.RESUMING)
-        return _median(view.resumes if is_parked and view.resumes else view.cold_starts)
 
     def reports(self, now: float) -> list[NodeReport]:
         """The nodes where workers can be placed."""
@@ -394,22 +384,6 @@ class World:
             worker.is_gone = True
         return was != (worker.state, worker.idle_since is None)
 
-    def _on_traffic(self, key: Key, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
-        if before is None:
-            before = RevisionTraffic(traffic.function, traffic.revision)
-        ended = traffic.ended - before.ended
-        if ended <= 0:
-            return
-        view = self.view(key)
-        view.ended += ended
-        view.failed += max(0, traffic.failed - before.failed)
-        view.busy_since = None
-        each_s = (traffic.run_seconds - before.run_seconds) / ended
-        if not is_duration(each_s):
-            return
-        weight = 1.0 - (1.0 - _SERVICE_WEIGHT) ** ended
-        view.service_s = each_s if view.service_s is None else view.service_s + weight * (each_s - view.service_s)
-
     def _forget_if_unused(self, key: Key, view: RevisionView, calls: int) -> None:
         function = self.functions.get(key[0])
         is_used = function is not None and key[1] in (function.serving, function.active)
@@ -420,10 +394,6 @@ class World:
         numbers.discard(key[1])
         if not numbers:
             del self._numbers[key[0]]
-
-
-def _median(seconds: Collection[float]) -> float | None:
-    return statistics.median(seconds) if seconds else None
 
 
 def _found_no_runner(event: WorkerEvent, worker: WorkerView) -> bool:

@@ -247,9 +247,9 @@ def test_a_resume_is_what_the_next_worker_takes_while_one_is_parked() -> None:
     for cold in (ColdStart(load_s=8.0), ColdStart(resume_s=0.5)):
         scene.event("w", WorkerEventKind.READY, cold_start=cold)
     view = scene.world.view(("f", 1))
-    assert scene.world.cold_start_s(view) == 8.0
+    assert view.cold_start_s == 8.0
     scene.park("w")
-    assert scene.world.cold_start_s(view) == 0.5
+    assert view.cold_start_s == 0.5
 
 
 # --- the host's memory -----------------------------------------------------------------------------------------------
