@@ -25,9 +25,11 @@ from gpufn_builder.store import Store
 
 log = logging.getLogger("gpufn.builder")
 
+_BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+
 
 async def serve(settings: BuilderSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}")
+    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", patience_s=_BUS_PATIENCE_S)
     clock = SystemClock()
     try:
         building = Building(

@@ -81,7 +81,6 @@ from gpufn_gateway.webhooks.secrets import WebhookSecrets
 log = logging.getLogger("gpufn_gateway")
 
 _BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
-_BUS_RETRY_S: Final = 0.25
 _AGAIN_AFTER_S: Final = 1.0
 
 
@@ -119,7 +118,7 @@ async def main(settings: GatewaySettings) -> None:
 async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:
     """`stack` closes it. Raises BusUnavailable, NotProtected, PlatformError."""
     clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
-    bus = await _connect(settings.nats_url, name)
+    bus = await Bus.connect(settings.nats_url, name=name, patience_s=_BUS_PATIENCE_S)
     stack.push_async_callback(bus.close)
     await check_server(bus)
     storage = Storage(bus)
@@ -298,19 +297,6 @@ class _Gateway:
         yield "webhooks", Deliveries(bus, self._webhook_secrets, Post(self._addresses), clock).run()
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
-
-
-async def _connect(url: str, name: str) -> Bus:
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + _BUS_PATIENCE_S
-    while True:
-        try:
-            return await Bus.connect(url, name=name)
-        except BusUnavailable as error:
-            if loop.time() >= give_up:
-                raise
-            log.info("waiting for the bus: %s", error)
-            await asyncio.sleep(_BUS_RETRY_S)
 
 
 async def _control(controller: Controller) -> None:

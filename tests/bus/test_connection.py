@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpufn.bus.connection import Bus, JetStreamError, Message, NoResponders
+from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import BusUnavailable, Conflict, PayloadTooLarge, QueueFull
 
 
@@ -157,3 +158,14 @@ async def test_roles_hear_only_themselves_and_nodes_decide_nothing(connect: Any,
     assert overheard == []
     with pytest.raises(BusUnavailable):
         await runner.request("$JS.API.STREAM.DELETE.X", timeout_s=0.05)
+
+
+async def test_who_has_patience_waits_for_a_server_that_starts_later(crash: Any) -> None:
+    url = crash.server.url
+    crash.server.kill()
+    with pytest.raises(BusUnavailable, match="Cannot connect"):
+        await Bus.connect(url, name="hasty")
+    waiting = asyncio.create_task(Bus.connect(url, name="patient", patience_s=15.0))
+    await asyncio.sleep(0)
+    crash.server = EmbeddedServer.start(crash.server.directory)
+    await (await waiting).close()

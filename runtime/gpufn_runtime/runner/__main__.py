@@ -26,9 +26,11 @@ from gpufn_runtime.runner.settings import RunnerSettings
 
 log = logging.getLogger("gpufn.runner")
 
+_BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+
 
 async def serve(settings: RunnerSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}")
+    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", patience_s=_BUS_PATIENCE_S)
     try:
         clock = SystemClock()
         runner = Runner(

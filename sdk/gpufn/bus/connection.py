@@ -75,13 +75,25 @@ class Bus:
         self._inbox = f"_INBOX.{user}.{secrets.token_hex(8)}"
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S) -> Bus:
+    async def connect(
+        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, patience_s: float = 0.0
+    ) -> Bus:
         """`url`: one server or several, separated by commas, each with its credentials.
 
-        Raises BusUnavailable when no server answers now; later losses are mended in the background.
+        Raises BusUnavailable when no server answers for `patience_s`; later losses are mended in the background.
         """
         bus = cls(url, name, ping_interval_s)
-        await bus._dial()
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + patience_s
+        while True:
+            try:
+                await bus._dial()
+                break
+            except BusUnavailable as error:
+                if loop.time() >= give_up:
+                    raise
+                log.info("waiting for the bus: %s", error)
+            await asyncio.sleep(_jittered(_LONGEST_RECONNECT_S))
         bus.subscribe(f"{bus._inbox}.r.*", bus._on_answer)
         return bus
 
