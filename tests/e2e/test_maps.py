@@ -133,15 +133,18 @@ def test_a_client_that_was_killed_is_followed_by_one_that_loses_and_repeats_noth
     assert [*Map.from_id(map_id)] == list(range(3000))
 
 
-def test_a_map_goes_on_when_its_gateway_is_killed(own: Platform, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["gateway", "nats"])
+def test_a_map_goes_on_whoever_is_killed(own: Platform, tmp_path: Path, victim: str) -> None:
     path = tmp_path / "runs"
     values = []
-    for value in noted.starmap(((str(path), number) for number in range(4000)), window=1500):
+    for value in noted.starmap(((str(path), number) for number in range(3000)), window=1000):
         values.append(value)
         if value == 1000:
-            os.kill(pids_of(own, "gateway")[0], signal.SIGKILL)
-    assert values == list(range(4000))
-    assert runs_of(path) == Counter(range(4000))
+            os.kill(pids_of(own, victim)[0], signal.SIGKILL)
+    assert values == list(range(3000))
+    runs = runs_of(path)
+    assert set(runs) == set(range(3000))
+    assert victim == "nats" or set(runs.values()) == {1}  # what ran when the bus was lost may run again
 
 
 def test_the_command_maps_lines_and_tells_what_failed(own: Platform, tmp_path: Path) -> None:
