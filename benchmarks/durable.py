@@ -4,7 +4,7 @@
 
 accepted    202 over HTTP at 64 connections, while all of them wait; and at 256 while a worker runs them
 end to end  from the first submission until the results of all are stored; Celery, Dramatiq and taskiq in turns
-waiting     the status of calls, and each process's memory, while 1,000, 100,000 and `--queued` wait
+waiting     the status of calls, and each process's memory, while a few, 100,000 and `--queued` wait
 """
 
 from __future__ import annotations
@@ -252,7 +252,13 @@ def _cost(runs: list[dict[str, Any]]) -> str:
 
 def _tables(result: dict[str, Any]) -> str:
     accepted = [
-        [name, f"{_median(runs, 'per_second'):,.0f}", _median(runs, "p50_ms"), _median(runs, "p99_ms"), _cost(runs)]
+        [
+            name,
+            f"{_median(runs, 'per_second'):,.0f}",
+            f"{_median(runs, 'p50_ms'):.0f}",
+            f"{_median(runs, 'p99_ms'):.0f}",
+            _cost(runs),
+        ]
         for name, runs in result["accepted"].items()
     ]
     ours = _median(result["end_to_end"]["gpufn"], "per_second")
