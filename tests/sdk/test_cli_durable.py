@@ -128,3 +128,32 @@ def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: Stub
     ]
     assert [line.split()[:3] for line in lines[-2:]] == [["1", "lost", "w-1"], ["2", "raised", "w-2"]]
     assert json.loads(_gpufn("status", ID, "--json").stdout)["eta_s"] == 1.5
+
+
+def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: Path) -> None:
+    (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
+    for data, text in (
+        ('{"x": 1}', "give the items as @FILE"),
+        (f"@{tmp_path}/missing", "No such file"),
+        (f"@{lines}", "a line is a JSON object"),
+    ):
+        result = _gpufn("map", "f", "-d", data)
+        assert result.exit_code != 0
+        assert text in result.output
+    assert gateway.requests == []
+
+
+def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
+    nothing = b'{"code": "invocation_not_found", "detail": "There is no invocation with this id."}'
+    gateway.on(f"GET /v1/invocations/{ID}", nothing, 404, content_type="application/problem+json")
+    gateway.on(f"DELETE /v1/invocations/{ID}", nothing, 404, content_type="application/problem+json")
+    view = {"id": ID, "function": "f", "revision": 2, "state": "running", "accepted": 5000, "ended": 1200}
+    gateway.on(f"GET /v1/maps/{ID}", view)
+    gateway.on(f"DELETE /v1/maps/{ID}", view | {"cancelled": True})
+    assert "1,200 of 5,000 have ended" in _gpufn("status", ID).stdout
+    assert json.loads(_gpufn("status", ID, "--json").stdout)["accepted"] == 5000
+    assert _gpufn("cancel", ID).stdout == f"cancelled {ID}\n"
+    gateway.answers[f"GET /v1/maps/{ID}"] = []
+    gateway.on(f"GET /v1/maps/{ID}", b'{"code": "map_not_found"}', 404, content_type="application/problem+json")
+    told = _gpufn("status", ID)
+    assert (told.exit_code, "no invocation" in told.output) == (4, True)
