@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,17 @@ def _workers(daemon: Daemon) -> list[int]:
 def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
     shared: Platform, daemon: Daemon, machine: Machine
 ) -> None:
-    first, second = shared.invoke("part"), shared.invoke("neighbour")
+    joined: list[int] = []
+
+    def answer_of(function: str) -> dict[str, Any]:
+        """And have its worker be a client, before the agent finds out that it is none."""
+        answer: dict[str, Any] = shared.invoke(function)
+        new = [worker for worker in _workers(daemon) if worker not in joined]
+        machine.connect(next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe", *new)
+        joined.extend(new)
+        return answer
+
+    first, second = answer_of("part"), answer_of("neighbour")
     assert first["environ"] == {
         "CUDA_VISIBLE_DEVICES": "GPU-0",
         "CUDA_MPS_PIPE_DIRECTORY": "/gpufn/mps",
@@ -64,13 +75,11 @@ def test_containers_share_a_gpu_within_their_limits_and_end_together_at_a_fault(
     assert first["uid"] == second["uid"] != 0
     assert (second["pipes"], second["pipes_are_ours"]) == (["control"], False)
     assert second["memory"] == ["of-neighbour", "of-part", "of-the-daemon"]
-    workers = _workers(daemon)
-    assert len(workers) == 2
+    assert len(joined) == 2
     pipe = next(Home(shared.home).mps_elsewhere.iterdir()) / "pipe"
-    machine.connect(pipe, *workers)
     machine.fault(pipe)
-    until(lambda: not set(workers) & set(_workers(daemon)))
-    assert sorted(machine.state(pipe)["terminated"]) == sorted(workers)
+    until(lambda: not set(joined) & set(_workers(daemon)))
+    assert sorted(machine.state(pipe)["terminated"]) == sorted(joined)
     assert until(lambda: shared.post("part").status_code == 200)
 
 
