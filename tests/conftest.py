@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("e2e") is not None, place
 
     items.sort(key=rank)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _run_folders() -> Iterator[None]:
+    """Where homes that are too deep for sockets have their run folders: gone with the tests."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gpufn-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as environ,
+    ):
+        environ.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @pytest.fixture(scope="module")

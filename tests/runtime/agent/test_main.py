@@ -26,7 +26,7 @@ def start(node: Any, url: str, log: Path, **settings: str) -> subprocess.Popen[b
         return subprocess.Popen(
             [sys.executable, "-m", "gpufn_runtime.agent"],
             env={
-                "PATH": os.environ["PATH"],
+                **{name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR")},
                 "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("sdk", "runtime")),
                 "GPUFN_NODE": node.name,
                 "GPUFN_NATS_URL": url,
