@@ -24,9 +24,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -49,6 +48,7 @@ from gpufn.protocol.messages import (
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, ParkedMemory, StartFailure, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
+from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
@@ -63,6 +63,7 @@ from gpufn_runtime.agent.proofs import Claim, prove
 from gpufn_runtime.agent.reconcile import Adopt, Bury, Drain, Forget, Found, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.running import RunningWorker, exit_of
+from gpufn_runtime.agent.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,6 @@ _TICK_S = 1.0
 _READ_BYTES = 64 << 10
 _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than this many reads
 _PARTIAL_LINE_S = 1.0
-_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
 _BURY_TIMEOUT_S = 5.0
 _PARKED_PART = 4  # of the host's memory is for parked workers, unless the operator says how much
 
@@ -167,9 +167,11 @@ class Agent:
         self._workers: dict[str, RunningWorker] = {}
         self._told_early: dict[str, Assignment] | None = {}  # until the folders of an earlier agent are dealt with
         self._is_stopping = False
-        self._launches: set[asyncio.Task[None]] = set()
-        self._burials: set[asyncio.Task[None]] = set()
-        self._old_groups: list[MemoryGroup] = []
+        self._launches = Tasks()
+        self._endings = Tasks()
+        self._burials = Burials(
+            node=node, assignments=assignments, groups=groups, buried=self._on_buried, retry_s=tick_s
+        )
         self._one_gone = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -226,7 +228,7 @@ class Agent:
         for worker in self._workers.values():
             self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
         self._reports.send_unsent()
-        self._old_groups = [group for group in self._old_groups if not group.remove()]
+        self._burials.step()
         self._reap_strangers()
 
     def _leave_room(self) -> None:
@@ -317,7 +319,7 @@ class Agent:
             case Launch(assignment):
                 record = self._fleet.add(assignment)
                 self._leave_room()
-                self._spawn(self._launches, self._launch(record, assignment), f"launch-{record.worker}")
+                self._launches.start(self._launch(record, assignment), f"launch-{record.worker}")
             case Drain(assignment):
                 record = self._fleet.records[assignment.worker]
                 if record.drain_by is None:
@@ -329,11 +331,11 @@ class Agent:
                 self._end(self._fleet.records[worker], signal.SIGKILL, reason)
             case Forget(assignment, reason):
                 log.info("%s is forgotten: %s", assignment.worker, reason)
-                self._spawn(self._burials, self._delete(assignment.worker), f"forget-{assignment.worker}")
+                self._burials.delete(assignment.worker)
             case Refuse(assignment, newest):
                 log.warning("%s is refused: epoch %d is older than %d", assignment.worker, assignment.epoch, newest)
                 if assignment.worker not in self._fleet.records:
-                    self._spawn(self._burials, self._delete(assignment.worker), f"refuse-{assignment.worker}")
+                    self._burials.delete(assignment.worker)
             case None:
                 pass
 
@@ -347,7 +349,7 @@ class Agent:
         if worker is None:
             return
         if how is signal.SIGKILL and record.shares_by_mps:
-            self._spawn(self._burials, self._evict_and_kill(worker), f"evict-{record.worker}")
+            self._endings.start(self._evict_and_kill(worker), f"evict-{record.worker}")
         else:
             worker.signal(how)
 
@@ -414,7 +416,7 @@ class Agent:
         """It was told to end while its bundle was on the way: no failure of anybody."""
         self._reports.tell(record, WorkerEventKind.EXITED, exit=Exit())
         record.phase = Phase.GONE
-        self._spawn(self._burials, self._bury(record, folder, None), f"bury-{record.worker}")
+        self._burials.bury(record, folder, None)
 
     def _launch_failed(
         self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: ErrorInfo
@@ -422,7 +424,7 @@ class Agent:
         log.warning("%s of %s@%d cannot start: %s", record.worker, record.function, record.revision, error.message)
         self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure("launch", error))
         record.phase = Phase.GONE
-        self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
+        self._burials.bury(record, folder, group)
 
     def _attend(
         self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, launched: Launched, fifo: int
@@ -487,7 +489,7 @@ class Agent:
         worker.signal(signal.SIGKILL)  # the rest of its group, before its pid can be another's
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
-            self._spawn(self._burials, self._ask_how_it_ended(worker), f"end-{record.worker}")
+            self._endings.start(self._ask_how_it_ended(worker), f"end-{record.worker}")
         else:
             self._has_ended(worker, code, signum)
 
@@ -524,7 +526,7 @@ class Agent:
         self._reports.tell(record, WorkerEventKind.EXITED, exit=end)
         record.phase = Phase.GONE
         self._reports.send_soon()
-        self._spawn(self._burials, self._bury(record, worker.folder, worker.group), f"bury-{record.worker}")
+        self._burials.bury(record, worker.folder, worker.group)
 
     def _read_rest(self, worker: RunningWorker) -> None:
         self._loop.remove_reader(worker.fifo)
@@ -535,41 +537,9 @@ class Agent:
         self._reports.log_lines(worker.record, worker.output.flush(now))
         os.close(worker.fifo)
 
-    async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
-        """Remove all that a worker left; its Assignment last, for that frees the lease."""
-        if group is None:
-            # It may have left processes in sessions of their own.
-            processes.kill_each(await asyncio.to_thread(processes.writing_to, folder.output))
-        else:
-            await self._empty(group)
-        await asyncio.to_thread(folder.remove)
-        if record.assignment is not None:
-            await self._delete(record.worker)
+    def _on_buried(self, record: WorkerRecord) -> None:
         self._fleet.forget(record.worker)
         self._preparation.note_end()
-
-    async def _empty(self, group: MemoryGroup) -> None:
-        """End all that is left in it, and remove it; what takes longer is removed by a later step."""
-        for _ in range(_REMOVE_TRIES):
-            if group.remove():
-                return
-            processes.kill_each(group.pids())
-            await asyncio.sleep(_REMOVE_PAUSE_S)
-        self._old_groups.append(group)
-
-    async def _delete(self, worker: str) -> None:
-        """Again and again until the bus has taken it: the lease is held until then."""
-        key = subjects.assignment_key(self._node, worker)
-        has_said_why = False
-        while True:
-            try:
-                await self._assignments.delete(key)
-                return
-            except PlatformError as error:
-                if not has_said_why:
-                    has_said_why = True
-                    log.warning("%s: its assignment cannot be deleted yet: %s", worker, error.message)
-            await asyncio.sleep(self._tick_s)
 
     def _reap_strangers(self) -> None:
         """Templates that have ended, and what workers left to us by dying. While a launch is under way, an unknown
@@ -601,7 +571,7 @@ class Agent:
                     self._bury_left(folder, file, assigned[worker])
                 case _:
                     log.info("%s: what it left is removed", action.worker)
-                    self._sweep(folder, file)
+                    self._burials.sweep(folder, file)
         self._launcher.take_over(worker.container for worker in self._workers.values() if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
@@ -615,7 +585,7 @@ class Agent:
         self._fleet.records[record.worker] = record
         fifo = folder.open_output()
         if not self._watch(
-            record, file.process, folder, self._group_left(file.worker, file), fifo, container=file.container
+            record, file.process, folder, self._burials.group_left(file.worker, file), fifo, container=file.container
         ):
             os.close(fifo)
             if assignment is not None:
@@ -628,24 +598,11 @@ class Agent:
     def _bury_left(self, folder: WorkerFolder, file: ProcessFile | None, assignment: Assignment) -> None:
         record = self._fleet.add(assignment)
         record.phase = Phase.GONE
-        group = self._group_left(record.worker, file)
+        group = self._burials.group_left(record.worker, file)
         log.info("%s of %s@%d ended while no agent looked", record.worker, record.function, record.revision)
         self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group))
         processes.kill_each(processes.writing_to(folder.output))
-        self._spawn(self._burials, self._bury(record, folder, group), f"bury-{record.worker}")
-
-    def _sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
-        """It may have been started without having been written down."""
-        processes.kill_each(processes.writing_to(folder.output))
-        if (group := self._group_left(folder.worker, file)) is not None:
-            processes.kill_each(group.pids())
-            self._old_groups.append(group)
-        folder.remove()
-
-    def _group_left(self, worker: str, file: ProcessFile | None) -> MemoryGroup | None:
-        if file is None:
-            return self._groups.find_left(worker)
-        return MemoryGroup(Path(file.cgroup)) if file.cgroup else None
+        self._burials.bury(record, folder, group)
 
     async def _shut_down(self) -> None:
         self._is_stopping = True
@@ -654,23 +611,23 @@ class Agent:
             async with asyncio.timeout(self._stop_grace_s):
                 for worker in list(self._workers.values()):
                     self._end(worker.record, signal.SIGTERM, "the agent stops")
-                await self._all_done(self._launches)  # each ends its worker as soon as it has one
+                await self._launches.done()  # each ends its worker as soon as it has one
                 await self._all_gone()
-        for task in self._launches:
-            task.cancel()
+        self._launches.cancel()
         for worker in list(self._workers.values()):
             self._end(worker.record, signal.SIGKILL, f"it did not end within {self._stop_grace_s:g} s of SIGTERM")
         try:
             async with asyncio.timeout(_BURY_TIMEOUT_S):
                 await self._all_gone()
-                await self._all_done(self._burials)
+                await self._endings.done()
+                await self._burials.done()
         except TimeoutError:
             log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
         await self._shares.stop()
 
     def _let_go(self) -> None:
-        for task in [*self._launches, *self._burials]:
-            task.cancel()
+        for tasks in (self._launches, self._endings, self._burials):
+            tasks.cancel()
         for worker in self._workers.values():
             for descriptor in (worker.pidfd, worker.fifo):
                 self._loop.remove_reader(descriptor)
@@ -682,10 +639,6 @@ class Agent:
             self._one_gone.clear()
             await self._one_gone.wait()
 
-    async def _all_done(self, tasks: set[asyncio.Task[None]]) -> None:
-        while tasks:
-            await asyncio.wait(tasks)
-
     # --- small things -------------------------------------------------------------------------------------------------
 
     def _process_reports(self) -> tuple[ProcessReport, ...]:
@@ -696,17 +649,6 @@ class Agent:
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]
-
-    def _spawn(self, owner: set[asyncio.Task[None]], work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        owner.add(task)
-        task.add_done_callback(lambda done: _finished(done, owner.discard))
-
-
-def _finished(task: asyncio.Task[None], discard: Callable[[asyncio.Task[None]], None]) -> None:
-    discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s failed", task.get_name(), exc_info=error)
 
 
 def _info(error: Exception) -> ErrorInfo:

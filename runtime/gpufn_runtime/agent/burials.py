@@ -1,0 +1,115 @@
+"""What workers leave is removed: processes, memory group, folder, and at last the Assignment, which frees the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from gpufn.bus.kv import KeyValue
+from gpufn.errors import PlatformError
+from gpufn.protocol import subjects
+from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
+from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
+from gpufn_runtime.agent.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
+
+
+class Burials:
+    """`buried` is told of each worker of which nothing is left. The bus is asked again each `retry_s` until it has
+    taken a deletion."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        assignments: KeyValue,
+        groups: MemoryGroups,
+        buried: Callable[[WorkerRecord], None],
+        retry_s: float,
+    ) -> None:
+        self._node = node
+        self._assignments = assignments
+        self._groups = groups
+        self._buried = buried
+        self._retry_s = retry_s
+        self._tasks = Tasks()
+        self._old_groups: list[MemoryGroup] = []
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._tasks)
+
+    def bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
+        """A worker whose process has ended."""
+        self._tasks.start(self._bury(record, folder, group), f"bury-{record.worker}")
+
+    def delete(self, worker: str) -> None:
+        """An Assignment that has no worker here."""
+        self._tasks.start(self._delete(worker), f"delete-{worker}")
+
+    def sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
+        """A folder that an earlier agent left and nobody is assigned to. Its worker may have been started without
+        having been written down."""
+        processes.kill_each(processes.writing_to(folder.output))
+        if (group := self.group_left(folder.worker, file)) is not None:
+            processes.kill_each(group.pids())
+            self._old_groups.append(group)
+        folder.remove()
+
+    def group_left(self, worker: str, file: ProcessFile | None) -> MemoryGroup | None:
+        """The memory group of a worker that an earlier agent started."""
+        if file is None:
+            return self._groups.find_left(worker)
+        return MemoryGroup(Path(file.cgroup)) if file.cgroup else None
+
+    def step(self) -> None:
+        """Remove the groups that were not empty before."""
+        self._old_groups = [group for group in self._old_groups if not group.remove()]
+
+    async def done(self) -> None:
+        await self._tasks.done()
+
+    def cancel(self) -> None:
+        """The next agent goes on."""
+        self._tasks.cancel()
+
+    async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
+        if group is None:
+            # It may have left processes in sessions of their own.
+            processes.kill_each(await asyncio.to_thread(processes.writing_to, folder.output))
+        else:
+            await self._empty(group)
+        await asyncio.to_thread(folder.remove)
+        if record.assignment is not None:
+            await self._delete(record.worker)
+        self._buried(record)
+
+    async def _empty(self, group: MemoryGroup) -> None:
+        """End all that is left in it, and remove it; what takes longer is removed by a later step."""
+        for _ in range(_REMOVE_TRIES):
+            if group.remove():
+                return
+            processes.kill_each(group.pids())
+            await asyncio.sleep(_REMOVE_PAUSE_S)
+        self._old_groups.append(group)
+
+    async def _delete(self, worker: str) -> None:
+        """Again and again until the bus has taken it: the lease is held until then."""
+        key = subjects.assignment_key(self._node, worker)
+        has_said_why = False
+        while True:
+            try:
+                await self._assignments.delete(key)
+                return
+            except PlatformError as error:
+                if not has_said_why:
+                    has_said_why = True
+                    log.warning("%s: its assignment cannot be deleted yet: %s", worker, error.message)
+            await asyncio.sleep(self._retry_s)
