@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import msgspec
@@ -11,14 +13,14 @@ import pytest
 from gpufn.bus import queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
-from gpufn.errors import IdempotencyMismatch
+from gpufn.errors import BusUnavailable, IdempotencyMismatch
 from gpufn.ids import digest_of, id_at, new_invocation_id, new_stem, place_in
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
-from tests.bus.conftest import Connect
+from tests.bus.conftest import Connect, Crash
 from tests.taking import take
 
 
@@ -73,6 +75,18 @@ async def test_the_id_of_a_call_that_waits_is_an_idempotency_key_too(nats: Embed
     with pytest.raises(IdempotencyMismatch):
         await submit(bus, body=b"2", invocation=call.id)
     assert (await state_of(bus, subjects.ASYNC))["messages"] == 1
+
+
+async def test_a_call_whose_fate_is_unknown_is_not_sent_again(connect: Connect, crash: Crash) -> None:
+    bus = await connect(crash.server)
+    await streams.ensure_streams(bus)
+    os.kill(crash.server.pid, signal.SIGSTOP)
+    submitted = asyncio.ensure_future(submit(bus))
+    await asyncio.sleep(0)  # it is sent
+    await crash.restart(bus)
+    with pytest.raises(BusUnavailable, match="may have been accepted all the same"):
+        await submitted
+    assert (await state_of(bus, subjects.ASYNC))["messages"] == 0
 
 
 async def test_the_first_end_of_a_call_without_a_record_wins(nats: EmbeddedServer, connect: Connect) -> None:

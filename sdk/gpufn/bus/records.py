@@ -26,7 +26,7 @@ from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
 from gpufn.bus.summaries import newest, summary, summary_of
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
-from gpufn.ids import is_stem, new_stem
+from gpufn.ids import new_stem
 from gpufn.invocation import InvocationState, Outcome, state_after
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
@@ -124,7 +124,10 @@ async def submit(
         priority=revision.spec.priority if priority is None else priority,
         owner=owner,
     )
-    stored, message = await _store(bus, message, body)
+    if invocation is None:
+        stored = await _store_new(bus, message, body)
+    else:
+        stored, message = await _store(bus, message, body)
     (ringer or doorbells.Ringer(bus)).ring(revision.function, message.queue)
     record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
     return record if invocation is None else await _create(bus, record)
@@ -146,12 +149,21 @@ def request_digest(function: str, method: str, body: bytes) -> str:
     return digest.hexdigest()
 
 
+async def _store_new(bus: Bus, message: InvocationMessage, body: bytes) -> Stored:
+    """Without an id that the server would have to keep in memory; so what may be stored is not sent again."""
+    queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
+    try:
+        return await bus.publish_stored(queue, pack(message, body))
+    except BusUnavailable as error:
+        what = "the call may have been accepted all the same; with an Idempotency-Key it could be sent again safely"
+        raise BusUnavailable(f"{error.message.rstrip('.')}: {what}") from error
+
+
 async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Stored, InvocationMessage]:
     """Where it is stored, and what is stored there: the first of those that were submitted under one id."""
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
     payload = pack(message, body)
-    # An id that the server has to remember costs it memory for minutes, and a call without one cannot be repeated.
-    stored = await bus.publish_stored(queue, payload, msg_id=None if is_stem(message.id) else message.id)
+    stored = await bus.publish_stored(queue, payload, msg_id=message.id)
     if not stored.duplicate:
         return stored, message
     found = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
