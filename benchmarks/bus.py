@@ -44,7 +44,7 @@ class FastLane(Bus):
     """A Bus whose link stays inside nats-py: its tasks read, ping and close; its parser is ours."""
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0) -> Bus:
+    async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0, patience_s: float = 0.0) -> Bus:
         bus = cls(url, name, ping_interval_s)
         client: Any = Client()
         await client.connect(url, name=name)
