@@ -51,6 +51,8 @@ async def _ack_tokens(bus: Bus) -> int:
         bus.publish(f"{jetstream.API}CONSUMER.MSG.NEXT.{_PROBE}.{name}", b'{"batch":1}', reply=inbox)
         async with asyncio.timeout(_TIMEOUT_S):
             message = await taken.get()
+        if message.status:  # in a cluster the consumer's node may not have it yet
+            raise BusUnavailable(f"The message bus did not deliver a probe: {message.status} {message.description}.")
     except TimeoutError:
         raise BusUnavailable(f"The message bus did not deliver a probe within {_TIMEOUT_S:g} s.") from None
     finally:

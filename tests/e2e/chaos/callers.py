@@ -278,6 +278,8 @@ class Client:
                     self.pause(answer)
                     return seen, "error"
                 for line in answer.iter_lines():
+                    if self.stop.is_set():
+                        break
                     if line.startswith("event: "):
                         event = line.removeprefix("event: ")
                     elif line.startswith("data: ") and event == "item":
