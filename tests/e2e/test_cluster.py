@@ -78,10 +78,13 @@ def test_the_leader_of_a_stream_dies_and_comes_back_and_no_call_is_lost(
     assert set(runs(path)) == set(submitters.accepted.values())
 
 
-def test_a_platform_that_starts_while_a_node_is_away_finds_everything(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_platform_that_starts_while_a_node_is_away_finds_everything(
+    own: Platform, cluster: Cluster, tmp_path: Path
+) -> None:
     node = leads(cluster, f"KV_{subjects.FUNCTIONS}")
     cluster.kill(node)
     try:
+        eventually(lambda: not about(cluster), "an election is not over")
         with running_platform(tmp_path / "home", "--nats", cluster.url, environ={"GPUFN_NODE": "late"}) as platform:
             assert platform.invoke("steady", {"number": 5}) == 5
     finally:
