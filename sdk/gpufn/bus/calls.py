@@ -6,8 +6,9 @@
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
    where the message is stored.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
-4. `tick` ends calls whose deadline has passed. After a reconnect it asks who still has the older ones: the sync
-   queue is in the server's memory and may be gone.
+4. `tick` ends calls whose deadline has passed. After a reconnect somebody is asked who still has the older ones: the
+   sync queue is in the server's memory and may be gone. Of a call that only a runner has, from time to time: no queue
+   would hand it to another.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _DEADLINE_GRACE_S = 1.0
 # A runner reconnects within a second and knows what it runs.
 _LOST_AFTER_S = 2.0
 _LOST_RETRY_S = 0.25
+_HELD_AGAIN_S = 2.0
 _LOOKS_AT_A_TIME = 64
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
@@ -365,25 +367,29 @@ class Caller:
         """End the calls that neither a queue nor a runner has any more."""
         places = asyncio.Semaphore(_LOOKS_AT_A_TIME)
 
-        async def look_for(call: PendingCall) -> None:
+        async def look_for(call: PendingCall, give_up_at: float) -> None:
             while call.id in self._pending:
-                async with places:
-                    if await self._is_known(call):
-                        return
-                if self._clock.monotonic() > give_up_at:
+                is_held = False
+                try:
+                    async with places:
+                        if await self._is_queued(call):
+                            return
+                        is_held = await where(self._bus, call.id) is not None
+                except GpufnError as error:  # nobody knows yet: the stream may be about to be made again
+                    log.warning("could not look for %s after a reconnect: %s", call.id, error)
+                    give_up_at = self._clock.monotonic() + _LOST_AFTER_S
+                now = self._clock.monotonic()
+                if is_held:
+                    give_up_at = now + _HELD_AGAIN_S + _LOST_AFTER_S
+                elif now > give_up_at:
                     call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
-                await asyncio.sleep(_LOST_RETRY_S)
+                await asyncio.sleep(_HELD_AGAIN_S if is_held else _LOST_RETRY_S)
 
-        looks = await asyncio.gather(*(look_for(call) for call in calls), return_exceptions=True)
-        for failure in looks:
-            if isinstance(failure, Exception):  # the next reconnect, or the deadline, comes back to that call
-                log.warning("could not look for a call after a reconnect: %s", failure)
-                return
+        await asyncio.gather(*(look_for(call, give_up_at) for call in calls))
 
-    async def _is_known(self, call: PendingCall) -> bool:
+    async def _is_queued(self, call: PendingCall) -> bool:
+        if not call.queue_seq:
+            return False
         queue = subjects.sync_queue(call.function, call.revision, call.priority)
-        if call.queue_seq:
-            stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
-            if stored is not None and unpack_invocation(stored.payload)[0].id == call.id:
-                return True
-        return await where(self._bus, call.id) is not None
+        stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
+        return stored is not None and unpack_invocation(stored.payload)[0].id == call.id
