@@ -20,10 +20,10 @@ class Call(Generic[V]):
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
     >>> @gpu_function
-    ... def slow(x: int) -> int:
+    ... def nap(x: int) -> int:
     ...     return x * x
     >>> with run_locally():
-    ...     call = slow.spawn(7)
+    ...     call = nap.spawn(7)
     ...     again = Call.from_id(call.id)  # in another process, tomorrow
     ...     again.result(timeout=10), again.status().value, again.cancel()
     (49, 'succeeded', False)
