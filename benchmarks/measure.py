@@ -163,7 +163,7 @@ def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[
         while time.monotonic() < give_up and process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 if httpx.post(url, content=post.body, headers=post.headers, timeout=30).is_success:
-                    yield Server(name, url, process, env, post, can_pause=True)
+                    yield Server(name, url, process, env, post, can_pause=_polls(process.pid))
                     return
             time.sleep(0.1)
         raise RuntimeError(f"{name} did not get ready")
@@ -171,9 +171,9 @@ def peer(name: str, python: str, post: Post = ECHO, **environ: str) -> Iterator[
 
 @contextlib.contextmanager
 def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[None]:
-    """Peers stand still while another is measured: some poll when they have nothing to do, and take a core by that.
+    """Those that poll when they have nothing to do stand still while another is measured: LitServe takes a core so.
 
-    gpufn goes on, whatever it costs while it is idle (benchmarks/idle.py).
+    Who sleeps goes on, gpufn too: what it costs while it is idle, benchmarks/idle.py says.
     """
     pids = [
         pid for server in servers if server.can_pause and server is not but for pid in descendants(server.process.pid)
@@ -185,6 +185,13 @@ def paused(servers: Iterable[Server], but: Server | None = None) -> Iterator[Non
     finally:
         for pid in pids:
             _signal(pid, signal.SIGCONT)
+
+
+def _polls(pid: int) -> bool:
+    """Whether it and those below it, asked nothing for a second, take more than a twentieth of a core."""
+    before = usage(pid)
+    time.sleep(1)
+    return sum(now.cpu_s - before[each].cpu_s for each, now in usage(pid).items() if each in before) > 0.05
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

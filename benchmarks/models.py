@@ -2,8 +2,8 @@
 
     python benchmarks/models.py [--seconds 3] [--rounds 3] [--no-peers]
 
-All servers of a model run at the same time and are measured in turns, while the peers stand still. The bare session
-runs in this process, and where there are 16 connections with 16 rows a run.
+All servers of a model run at the same time and are measured in turns, while those that poll stand still. The bare
+session runs in this process, and where there are 16 connections with 16 rows a run.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--seconds 4] [--rounds 3] [--no-peers]
 
-All servers run at the same time, and the peers stand still while another is measured, so that each round sees the same
-machine.
+All servers run at the same time, and those that poll stand still while another is measured, so that each round
+sees the same machine.
 """
 
 from __future__ import annotations
