@@ -1,4 +1,5 @@
-"""What nobody needs any more goes, once a minute and when a function was deleted. `gpufn_gateway.usage` decides.
+"""What nobody needs any more goes, once a minute, and soon after a function was deleted until nothing of it runs.
+`gpufn_gateway.usage` decides.
 
 Every gateway has one of these and the controller's leader acts, which knows what runs:
 
@@ -90,6 +91,8 @@ class Collection:
                     await asyncio.sleep(_AFTER_A_DELETE_S)
             self._asked.clear()
             try:
+                if self._deleted_are_in_use():
+                    self._asked.set()
                 await self.step()
             except PlatformError as error:
                 log.warning("what nobody needs stays for another minute: %s", error)
@@ -126,6 +129,11 @@ class Collection:
                     await streams.delete_consumer(self._bus, queue.stream, queue.consumer)
             what = "is gone" if after is None else f"is {after.state}"
             log.info("nobody needs %s@%d: it %s", name, number, what, extra={"function": name, "revision": number})
+
+    def _deleted_are_in_use(self) -> bool:
+        """Whether a later pass has more to collect of a deleted function than one that begins now."""
+        in_use = self._in_use()
+        return in_use is not None and any(name not in self._registry.functions for name, _ in in_use)
 
     def _numbers_in_use(self) -> dict[str, set[int]] | None:
         in_use = self._in_use()

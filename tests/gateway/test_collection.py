@@ -148,6 +148,25 @@ async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_what_runs_after_its_function_was_deleted_is_collected_soon_after_its_end(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "_AFTER_A_DELETE_S", 0.01)
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        gateway.registry.on_deleted.append(collected.collection.on_deleted)
+        for _ in range(3):
+            await gateway.deploys.deploy(make.spec("slow-to-end"), DIGEST)
+        collected.in_use = {("slow-to-end", 2)}
+        running = asyncio.create_task(collected.collection.run())
+        await gateway.deploys.delete("slow-to-end")
+        await until(lambda: gateway.registry.numbers("slow-to-end") == [2, 3])
+        collected.in_use = set()
+        await until(lambda: gateway.registry.numbers("slow-to-end") == [3])
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
