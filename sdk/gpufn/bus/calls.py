@@ -366,8 +366,10 @@ class Caller:
     async def _fail_lost(self, calls: list[PendingCall], give_up_at: float) -> None:
         """End the calls that neither a queue nor a runner has any more."""
         places = asyncio.Semaphore(_LOOKS_AT_A_TIME)
+        has_said_why = False
 
         async def look_for(call: PendingCall, give_up_at: float) -> None:
+            nonlocal has_said_why
             while call.id in self._pending:
                 is_held = False
                 try:
@@ -376,7 +378,9 @@ class Caller:
                             return
                         is_held = await where(self._bus, call.id) is not None
                 except GpufnError as error:  # nobody knows yet: the stream may be about to be made again
-                    log.warning("could not look for %s after a reconnect: %s", call.id, error)
+                    if not has_said_why:
+                        has_said_why = True
+                        log.warning("calls cannot be looked for yet after a reconnect: %s", error)
                     give_up_at = self._clock.monotonic() + _LOST_AFTER_S
                 now = self._clock.monotonic()
                 if is_held:
