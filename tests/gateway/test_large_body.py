@@ -8,21 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 import uvloop
 
 from gpufn.errors import CapacityError
 from gpufn.parcels import LEAST_BYTES
 from gpufn_gateway.bodies import ClientGone, write_body
-from gpufn_gateway.protocol import GuardedProtocol, sweep
+from gpufn_gateway.protocol import sweep
+from tests.gateway.listening import serving
 
 BODY = bytes(range(256)) * (4 * LEAST_BYTES // 256)
-
-
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
 
 
 class App:
@@ -48,22 +42,6 @@ class App:
         await send({"type": "http.response.body", "body": got})
         if scope["path"] == "/waits" and (await receive())["type"] == "http.disconnect":
             self.disconnects += 1
-
-
-@contextlib.asynccontextmanager
-async def serving(app: App) -> AsyncIterator[tuple[Server, int]]:
-    config = uvicorn.Config(
-        app, port=0, http=GuardedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
-    )
-    server = Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
-    try:
-        yield server, server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
 
 
 class Client:

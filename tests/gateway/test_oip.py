@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-import uvicorn
 from tritonclient.utils import InferenceServerException
 
 from gpufn import media
@@ -32,8 +30,8 @@ from gpufn.revision import Revision, RevisionState
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_gateway import oip as gateway_oip
 from gpufn_gateway.auth import new_key
-from gpufn_gateway.protocol import GuardedProtocol
 from gpufn_runtime.worker.engines import oip
+from tests.gateway.listening import serving
 
 INPUTS = tuple(TensorSpec(name.lower(), name, (-1, 2)) for name in DATATYPES)
 OUTPUTS = tuple(TensorSpec(f"{spec.name}_out", spec.datatype, spec.shape) for spec in INPUTS)
@@ -78,7 +76,7 @@ def same(call: Any) -> None:
 
 
 @pytest.fixture(name="models")
-def serving(gateway: Any, make: Any) -> Any:
+def models_on_a_gateway(gateway: Any, make: Any) -> Any:
     """`same`, which is model and function at revision 3, beside the function `embed`."""
     gateway.registry.on_engine("k", Entry("k", encode(manifest()), 1))
     gateway.deploy(model(batch=Batch(8, max_wait_ms=2)), 3, {"net": {"cpu": ("k",)}})
@@ -274,19 +272,8 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 
 @contextlib.asynccontextmanager
 async def listening(models: Any) -> AsyncIterator[str]:
-    config = uvicorn.Config(
-        models.app, http=GuardedProtocol, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener, server.capture_signals():
-        serving = asyncio.create_task(server._serve([listener]))
-        while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
-            await asyncio.sleep(0.001)
-        try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
+    async with serving(models.app) as (_, port):
+        yield f"127.0.0.1:{port}"
 
 
 def talk(url: str) -> dict[str, Any]:

@@ -9,21 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 
 from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.protocol import MAX_HEAD_BYTES, GuardedProtocol, sweep
-
-
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
+from gpufn_gateway.protocol import MAX_HEAD_BYTES, sweep
+from tests.gateway.listening import Server, serving
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Server, int]]:
+async def reading() -> AsyncIterator[tuple[Server, int]]:
     """A server that reads bodies and answers with their size."""
     reader = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
 
@@ -33,17 +27,8 @@ async def serving() -> AsyncIterator[tuple[Server, int]]:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"7")]})
             await send({"type": "http.response.body", "body": b"%07d" % len(body)})
 
-    config = uvicorn.Config(
-        app, port=0, http=GuardedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
-    )
-    server = Server(config)
-    task = asyncio.create_task(server.serve())
-    await until(lambda: server.started)
-    try:
-        yield server, server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
+    async with serving(app) as served:
+        yield served
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -61,7 +46,7 @@ async def connections(server: Server, count: int) -> list[Any]:
 
 
 async def test_an_ordinary_request_is_served_in_any_number_of_pieces() -> None:
-    async with serving() as (server, port):
+    async with reading() as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         (connection,) = await connections(server, 1)
         for piece in (b"POST / HT", b"TP/1.1\r\nhost: x\r\ncontent-", b"length: 4\r\n\r\nab", b"cd"):
@@ -76,7 +61,7 @@ async def test_an_ordinary_request_is_served_in_any_number_of_pieces() -> None:
 
 
 async def test_a_head_without_end_is_refused() -> None:
-    async with serving() as (_, port):
+    async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * (MAX_HEAD_BYTES + 1))
         answer = await reader.read()
@@ -86,7 +71,7 @@ async def test_a_head_without_end_is_refused() -> None:
 
 
 async def test_clients_that_stall_are_hung_up_on() -> None:
-    async with serving() as (server, port):
+    async with reading() as (server, port):
         started = [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"]
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in started]
         for (_, writer), piece in zip(clients, started, strict=True):
@@ -117,7 +102,7 @@ async def test_a_body_that_dribbles_is_given_up() -> None:
 
 async def test_requests_that_come_many_at_once_are_all_served() -> None:
     """Their heads are small each, however many a single read holds, and wherever it cuts one."""
-    async with serving() as (_, port):
+    async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         count = 2 * MAX_HEAD_BYTES // 32
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na" * count)
@@ -128,7 +113,7 @@ async def test_requests_that_come_many_at_once_are_all_served() -> None:
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02 TLS\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"])
 async def test_what_is_no_http_is_a_problem_too(garbage: bytes) -> None:
-    async with serving() as (_, port):
+    async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)
         answer = await reader.read()
@@ -140,7 +125,7 @@ async def test_what_is_no_http_is_a_problem_too(garbage: bytes) -> None:
 async def test_garbage_behind_a_request_breaks_off_its_answer_quietly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with serving() as (_, port):
+    async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na" + b"\x00 garbage\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -150,7 +135,7 @@ async def test_garbage_behind_a_request_breaks_off_its_answer_quietly(
 
 async def test_a_request_to_change_the_protocol_is_served_in_this_one() -> None:
     """Java's client asks for h2c with its first request and goes on in HTTP/1.1 when it is not offered."""
-    async with serving() as (_, port):
+    async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         upgrade = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAI\r\n"
         for headers in (upgrade, b"", upgrade):
