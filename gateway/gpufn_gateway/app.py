@@ -33,7 +33,7 @@ _INVOKE: Final = "/invoke"
 _SUBMIT: Final = "/submit"
 _VERB_LENGTH: Final = len(_INVOKE)  # of both
 # Probes have neither a key nor our name.
-_OPEN: Final = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+_OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 class App:

@@ -40,7 +40,8 @@ _OURS = ("gpufn", "gpufn_gateway", "gpufn_runtime", "gpufn_builder")
 _ALWAYS_LOADED = (*_OURS, "__main__", "cloudpickle", "msgspec")
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first instant that a zip can say
 _INSTALLED = tuple(
-    {os.path.join(os.path.realpath(path), "") for name, path in sysconfig.get_paths().items() if "lib" in name}
+    os.path.join(os.path.realpath(path), "")
+    for path in {os.path.dirname(__file__), *(path for name, path in sysconfig.get_paths().items() if "lib" in name)}
 )
 
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
@@ -94,7 +95,7 @@ def load(path: Path) -> Project:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        why = _where_it_failed(error, file, root) + _shadows.advice(error, root)
+        why = where_it_failed(error, file, root) + _shadows.advice(error, root)
         raise InvalidBundle(f"cannot import {path}: {why}") from error
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise InvalidBundle(f"{path} has the name of another module, {name} ({module.__file__}): rename the file")
@@ -228,9 +229,7 @@ class _Collector:
 
     def _is_local(self, file: Path) -> bool:
         path = file.resolve()
-        if f"{path}".startswith(_INSTALLED) or "site-packages" in path.parts:
-            return False
-        return path.is_file() and any(path.is_relative_to(root) for root in self._roots)
+        return path.is_file() and any(_below(path, root) for root in self._roots)
 
 
 def _import_name(file: Path) -> tuple[Path, str]:
@@ -271,13 +270,17 @@ def _with_parents(name: str) -> Iterable[str]:
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _where_it_failed(error: BaseException, file: Path, root: Path) -> str:
+def where_it_failed(error: BaseException, file: Path, root: Path) -> str:
     """One line: which of the user's lines, its text, and the error."""
     what = error.message if isinstance(error, GpufnError) else traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError) and error.filename:
         where, line = Path(error.filename), error.lineno or 0
     else:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _below(frame.filename, root)]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename.startswith("/") and _below(Path(frame.filename).resolve(), root)
+        ]
         if not frames:
             return what
         where, line = Path(frames[-1].filename), frames[-1].lineno or 0
@@ -286,9 +289,9 @@ def _where_it_failed(error: BaseException, file: Path, root: Path) -> str:
     return f"{name}line {line}, `{text}`: {what}" if text else f"{name}line {line}: {what}"
 
 
-def _below(filename: str, root: Path) -> bool:
-    path = Path(filename)
-    return path.is_absolute() and path.resolve().is_relative_to(root) and "site-packages" not in path.parts
+def _below(path: Path, root: Path) -> bool:
+    """The user's own: neither installed, though environments often stand in a project's folder, nor ours."""
+    return path.is_relative_to(root) and "site-packages" not in path.parts and not f"{path}".startswith(_INSTALLED)
 
 
 EMPTY = _Collector([]).bundle()  # of a function without code

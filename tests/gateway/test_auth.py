@@ -24,7 +24,7 @@ async def test_with_keys_every_route_needs_one(gateway: Any, problem: Any) -> No
     answer = await gateway.post(URL, GOOD)
     assert (problem(answer), answer.headers["www-authenticate"]) == ((401, "unauthorized"), "Bearer")
     assert (await gateway.post(URL, GOOD, authorization=key)).status_code == 200
-    for path in ("/healthz", "/readyz"):
+    for path in ("/", "/healthz", "/readyz"):
         assert (await gateway.get(path)).status_code == 200
 
 

@@ -12,6 +12,12 @@ from gpufn.protocol.messages import Waiting, WaitReason
 from gpufn.spec import MethodSpec
 
 
+async def test_who_looks_at_the_address_itself_is_shown_on(gateway: Any) -> None:
+    links = (await gateway.get("/")).json()["links"]
+    assert "/v1/functions" in links.values()
+    assert {(await gateway.get(path)).status_code for path in links.values()} == {200}
+
+
 async def test_alive_and_ready(gateway: Any) -> None:
     assert (await gateway.get("/healthz")).json() == {"status": "alive"}
     assert (await gateway.get("/readyz")).status_code == 200

@@ -129,6 +129,18 @@ def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: 
     assert str(caught.value) == message
 
 
+def test_an_option_that_there_is_not_shows_the_users_line_in_a_folder_that_has_this_package_in_it(
+    project: Project,
+) -> None:
+    """As a clone of the repository has, where examples are tried."""
+    file = project({"app.py": "from gpufn import gpu_function\n@gpu_function(gup='L4')\ndef f(): ..."}) / "app.py"
+    with pytest.raises(InvalidBundle) as caught:
+        _bundle.load(file)
+    assert caught.value.__cause__ is not None
+    said = _bundle.where_it_failed(caught.value.__cause__, file, Path("/"))
+    assert said.startswith("line 2, `@gpu_function(gup='L4')`: there is no option 'gup'")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -410,7 +410,8 @@ def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", _VIEW)
     gateway.on("DELETE /v1/functions/f", status=204)
     assert _gpufn("rm", "f", input="n\n").exit_code == 1
-    assert [request.method for request in gateway.requests] == ["GET"]
+    assert "--yes deletes without asking" in _gpufn("rm", "f", input="").stderr
+    assert [request.method for request in gateway.requests] == ["GET", "GET"]
     assert _gpufn("rm", "f", "--yes").stdout == "deleted f\n"
 
 

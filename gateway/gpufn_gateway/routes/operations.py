@@ -23,6 +23,9 @@ from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 
 
+_LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
+
+
 class _NewKey(msgspec.Struct, forbid_unknown_fields=True):
     scopes: tuple[str, ...]
     label: str = ""
@@ -59,6 +62,7 @@ class OperationRoutes:
 
     def routes(self) -> list[Route]:
         return [
+            Route("/", self.about, methods=["GET"]),
             Route("/healthz", self.alive, methods=["GET"]),
             Route("/readyz", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -68,6 +72,9 @@ class OperationRoutes:
             Route("/v1/keys", self.create_key, methods=["POST"]),
             Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
         ]
+
+    async def about(self, request: Request) -> Response:
+        return json_answer({"name": "gpufn", "links": _LINKS})
 
     async def alive(self, request: Request) -> Response:
         return json_answer({"status": "alive"})
