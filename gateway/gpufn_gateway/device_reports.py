@@ -108,16 +108,19 @@ class DeviceReports(Collector):
                     limits.add_metric([*labels, reason], 1)
                 for xid, count in each.xids.items():
                     xids.add_metric([*labels, xid], count)
-        yield from (*gauges.values(), *counters.values(), health, limits, xids, self._busy())
+        yield from (*gauges.values(), *counters.values(), health, limits, xids, *self._of_workers())
 
-    def _busy(self) -> Metric:
+    def _of_workers(self) -> tuple[Metric, ...]:
+        labels = ["node", "function", "revision", "worker"]
         busy = GaugeMetricFamily(
-            "gpufn_worker_gpus_busy",
-            "GPUs that a worker kept busy in the last second, as measured",
-            labels=["node", "function", "revision", "worker"],
+            "gpufn_worker_gpus_busy", "GPUs that a worker kept busy in the last second, as measured", labels=labels
         )
+        held = GaugeMetricFamily("gpufn_worker_gpu_bytes", "What a worker holds of a GPU", labels=[*labels, "gpu"])
         for node in self._nodes():
             for each in node.processes:
+                worker = [node.node, each.function, str(each.revision), each.worker]
                 if each.gpus_busy is not None:
-                    busy.add_metric([node.node, each.function, str(each.revision), each.worker], each.gpus_busy)
-        return busy
+                    busy.add_metric(worker, each.gpus_busy)
+                for uuid, count in each.gpu_bytes.items():
+                    held.add_metric([*worker, uuid], count)
+        return busy, held

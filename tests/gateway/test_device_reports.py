@@ -59,6 +59,13 @@ async def test_how_busy_a_worker_kept_its_gpus_is_told_where_the_driver_tells_it
     assert told == {'gpufn_worker_gpus_busy{function="f",node="n1",revision="2",worker="w-1"}': 1.5}
 
 
+async def test_what_a_worker_holds_of_each_gpu_is_told(gateway: Any) -> None:
+    process = ProcessReport("w-1", "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9})
+    gateway.registry.take_node_report(msgspec.structs.replace(REPORT, processes=(process,)))
+    told = {name: value for name, value in (await _samples(gateway)).items() if "gpu_bytes" in name}
+    assert told == {'gpufn_worker_gpu_bytes{function="f",gpu="GPU-1",node="n1",revision="2",worker="w-1"}': 9}
+
+
 async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
     _told(gateway)
     samples = await _samples(gateway)

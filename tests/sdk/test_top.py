@@ -27,13 +27,14 @@ NODE: dict[str, Any] = {
     "metrics": [
         {
             "uuid": "GPU-1", "utilisation": 0.5, "memory_used_bytes": 6 * GIB, "temperature_c": 61, "power_w": 60.4,
-            "processes": [[7, 3 * GIB]],
+            "processes": [[7, GIB, None], [9, 2 * GIB, None]],
         }
     ],
     "processes": [
         {
             "worker": "w-1", "function": "embed", "revision": 2, "pid": 7, "started_at": 40.0, "resident_bytes": GIB,
             "share": {"gpus": ["GPU-1"], "mode": "mps", "vram_bytes": 6 * GIB, "sm_percent": 25},
+            "gpu_bytes": {"GPU-1": 3 * GIB},
         },
         {"worker": "w-2", "function": "hello", "revision": 1, "pid": 8, "started_at": 90.0, "resident_bytes": GIB,
          "share": {"memory_bytes": 4 * GIB}},

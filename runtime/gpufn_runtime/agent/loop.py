@@ -303,8 +303,8 @@ class Agent:
             record = worker.record
             if record.claim is None or record.parked is not None:
                 continue
-            held_bytes = self._devices.held_by(worker.pids, record.gpus)
-            match prove(record.claim, self._devices.seen, held_bytes):
+            held = self._devices.held_by(worker.pids, record.gpus)
+            match prove(record.claim, self._devices.seen, max(held.values(), default=None)):
                 case ParkedMemory() as parked:
                     record.parked = parked
                     log.info("%s is parked: host=%d left=%d", record.worker, parked.host_bytes, parked.device_bytes)
@@ -642,10 +642,14 @@ class Agent:
     # --- small things -------------------------------------------------------------------------------------------------
 
     def _process_reports(self) -> tuple[ProcessReport, ...]:
-        return tuple(
-            worker.report(self._devices.busy_by(worker.pids, gpus) if (gpus := worker.record.gpus) else None)
-            for worker in self._workers.values()
-        )
+        return tuple(self._process_report(worker) for worker in self._workers.values())
+
+    def _process_report(self, worker: RunningWorker) -> ProcessReport:
+        gpus = worker.record.gpus
+        if not gpus:
+            return worker.report()
+        pids = worker.pids
+        return worker.report(self._devices.busy_by(pids, gpus), self._devices.held_by(pids, gpus))
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

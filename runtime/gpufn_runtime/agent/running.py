@@ -52,7 +52,7 @@ class RunningWorker:
         if how is signal.SIGKILL and self.group is not None:
             processes.kill_each(self.group.pids())
 
-    def report(self, gpus_busy: float | None) -> ProcessReport:
+    def report(self, gpus_busy: float | None = None, gpu_bytes: dict[str, int] | None = None) -> ProcessReport:
         record = self.record
         return ProcessReport(
             worker=record.worker,
@@ -63,6 +63,7 @@ class RunningWorker:
             resident_bytes=self.resident_bytes,
             share=record.assignment.share if record.assignment else None,
             gpus_busy=gpus_busy,
+            gpu_bytes=gpu_bytes or {},
             parked=record.parked,
         )
 

@@ -84,10 +84,9 @@ def _add_device(table: Any, node: dict[str, Any], device: dict[str, Any], now: f
     )
     if not is_gpu:
         workers = [each for each in workers if not (each.get("share") or {}).get("gpus")]
-    memory = dict(metrics.get("processes", []))
     for worker in workers:
         share = worker.get("share") or {}
-        held = memory.get(worker["pid"]) if is_gpu else worker.get("resident_bytes")
+        held = worker.get("gpu_bytes", {}).get(device["uuid"]) if is_gpu else worker.get("resident_bytes")
         limit = share.get("vram_bytes") if is_gpu else share.get("memory_bytes")
         table.add_row(
             f"  {worker['function']}@{worker['revision']}  {worker['worker']}",

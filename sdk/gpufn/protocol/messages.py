@@ -325,7 +325,8 @@ class ProcessReport(msgspec.Struct, frozen=True):
     """A Worker's process as its Agent sees it. `parked` is proven: what it holds of its GPUs was looked at.
 
     `gpus_busy` is how many of its GPUs it kept busy in the last second, 0.5 for one half of the time, as measured; None
-    where that is not told, as of a worker that shares a GPU by MPS.
+    where that is not told, as of a worker that shares a GPU by MPS. `gpu_bytes` is what it holds of each, by uuid, as
+    far as that is told.
     """
 
     worker: str
@@ -337,6 +338,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     share: DeviceShare | None = None
     parked: ParkedMemory | None = None
     gpus_busy: float | None = None
+    gpu_bytes: dict[str, int] = {}
 
 
 class NodeReport(msgspec.Struct, frozen=True):

@@ -34,6 +34,20 @@ def test_metrics_are_told_apart_from_the_nodes_report(on_node: Any) -> None:
     on_node(run)
 
 
+def test_what_a_worker_holds_of_its_gpu_is_told_with_it(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        gpu = FakeGpu("GPU-0")
+        await node.deploy()
+        await node.start(inventory=_inventory(node, gpu))
+        worker = await node.assign(gpu="GPU-0")
+        await node.line(f"hello from {worker}")
+        (process,) = await node.until(lambda: node.reports[-1].processes)
+        gpu.processes = {process.pid: 300, 1: 5000}
+        await node.until(lambda: [each.gpu_bytes for each in node.reports[-1].processes] == [{"GPU-0": 300}])
+
+    on_node(run)
+
+
 def test_when_a_gpu_falls_off_the_bus_its_workers_are_ended_for_it(on_node: Any) -> None:
     async def run(node: Any) -> None:
         lost, well = FakeGpu("GPU-0"), FakeGpu("GPU-1")

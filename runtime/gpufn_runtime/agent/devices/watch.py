@@ -85,12 +85,16 @@ class DeviceWatch:
         """A sample as soon as can be."""
         self._is_due.set()
 
-    def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> int | None:
-        """Bytes of the GPU of which these processes have most, by the last sample; None when it does not tell."""
+    def held_by(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
+        """Bytes of each GPU that these processes have, by the last sample; without those of which it does not tell."""
         pids = tuple(pids)
-        found = [[each for pid in pids if (each := self._processes.get((uuid, pid))) is not None] for uuid in gpus]
-        told = [[each.memory_bytes for each in own if each.memory_bytes is not None] for own in found]
-        return max((sum(held) for held in told if held), default=None)
+        held: dict[str, int] = {}
+        for uuid in gpus:
+            for pid in pids:
+                process = self._processes.get((uuid, pid))
+                if process is not None and process.memory_bytes is not None:
+                    held[uuid] = held.get(uuid, 0) + process.memory_bytes
+        return held
 
     def busy_by(self, pids: Iterable[int], gpus: Iterable[str]) -> float | None:
         """How many of the GPUs these processes kept busy, 0.5 for one half of the time, by the last sample; None when

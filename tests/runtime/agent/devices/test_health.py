@@ -117,15 +117,16 @@ def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
     assert asyncio.run(run()) == (0, 1)
 
 
-def test_what_processes_hold_is_that_of_the_gpu_of_which_they_have_most() -> None:
+def test_what_processes_hold_is_summed_for_each_gpu() -> None:
     inventory = NvmlInventory(
         POOL, FakeNvml(FakeGpu("GPU-0", processes={7: 100, 8: 20, 9: 5000}), FakeGpu("GPU-1", processes={7: 110}))
     )
     watch = DeviceWatch(inventory, Clock())
-    assert watch.held_by([7], ["GPU-0"]) is None
+    assert watch.held_by([7], ["GPU-0"]) == {}
     watch.take(inventory.sample())
-    assert [watch.held_by([7, 8], uuids) for uuids in (["GPU-0"], ["GPU-1"], ["GPU-0", "GPU-1"])] == [120, 110, 120]
-    assert watch.held_by([1], ["GPU-0"]) is None
+    assert watch.held_by([7, 8], ["GPU-0", "GPU-1"]) == {"GPU-0": 120, "GPU-1": 110}
+    assert watch.held_by([7], ["GPU-1"]) == {"GPU-1": 110}
+    assert watch.held_by([1], ["GPU-0"]) == {}
 
 
 def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
