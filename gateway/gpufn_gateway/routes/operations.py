@@ -22,7 +22,6 @@ from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 
-
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
 
 
