@@ -10,6 +10,8 @@ from gpufn.errors import ErrorInfo
 from gpufn.ids import Digest
 from gpufn.spec import FunctionSpec
 
+RevisionKey = tuple[str, int]  # function and number
+
 
 class RevisionState(enum.StrEnum):
     BUILDING = "building"
@@ -39,6 +41,10 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"
+
+    @property
+    def key(self) -> RevisionKey:
+        return self.function, self.number
 
     @property
     def device_kinds(self) -> frozenset[str] | None:

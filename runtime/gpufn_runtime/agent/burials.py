@@ -12,7 +12,7 @@ from gpufn.errors import PlatformError
 from gpufn.protocol import subjects
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
-from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.fleet import Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 from gpufn_runtime.agent.tasks import Tasks
 
@@ -47,7 +47,8 @@ class Burials:
         return len(self._tasks)
 
     def bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
-        """A worker whose process has ended."""
+        """A worker that has no process, or none any more."""
+        record.phase = Phase.GONE
         self._tasks.start(self._bury(record, folder, group), f"bury-{record.worker}")
 
     def delete(self, worker: str) -> None:

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from gpufn.device import Share
+from gpufn.revision import RevisionKey
 from gpufn.workers import Assignment, ParkedMemory
 from gpufn_runtime.agent.processes import Process
 from gpufn_runtime.agent.proofs import Claim
@@ -40,6 +41,13 @@ class WorkerRecord:
     claim: Claim | None = None  # what it says that it holds, parked
     parked: ParkedMemory | None = None  # and what it was proven to hold
     given_up_at: float | None = None  # since when its runner reports it as over, though its process runs
+
+    def __str__(self) -> str:
+        return f"{self.worker} of {self.function}@{self.revision}"
+
+    @property
+    def key(self) -> RevisionKey:
+        return self.function, self.revision
 
     @property
     def gpus(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from gpufn.engine import CPU_KIND
 from gpufn.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.spec import FunctionSpec, Packaging, is_module_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.engines import EngineCache
@@ -37,8 +37,6 @@ _RUN_MODELS = ("numpy", "onnxruntime")  # known before a worker tells; a first c
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
-
-RevisionKey = tuple[str, int]  # function and number
 
 
 class Preparer(Protocol):
@@ -139,13 +137,13 @@ class Preparation:
                 for keys in by_kind.values():
                     self._engines.doubt(keys)
 
-    def timeout_s(self, function: str, number: int) -> float:
+    def timeout_s(self, revision: RevisionKey) -> float:
         """Of its calls; 0 when it is not known."""
-        revision = self._known.get((function, number))
-        return revision.spec.timeout_s if revision else 0.0
+        known = self._known.get(revision)
+        return known.spec.timeout_s if known else 0.0
 
     def modules(self, revision: Revision) -> frozenset[str]:
-        reported = self._reported_modules.get((revision.function, revision.number), frozenset())
+        reported = self._reported_modules.get(revision.key, frozenset())
         return reported.union(revision.spec.modules, _RUN_MODELS if revision.spec.models else ())
 
     def learn_modules(self, revision: RevisionKey, modules: Iterable[str]) -> None:
@@ -206,7 +204,7 @@ class Preparation:
         return is_model or self._bundles.find(revision.bundle) is not None
 
     def _used_at(self, revision: Revision) -> float:
-        return self._last_used.get((revision.function, revision.number), 0.0)
+        return self._last_used.get(revision.key, 0.0)
 
     def _kinds(self, revision: Revision) -> set[str]:
         """Of the devices here that its workers may run on."""

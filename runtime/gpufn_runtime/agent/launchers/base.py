@@ -57,3 +57,15 @@ class Launcher(Protocol):
     async def launch(self, order: LaunchOrder) -> Launched:
         """Raises PlatformError when there is no process."""
         ...
+
+
+class Containers(Protocol):
+    """What looks after containers that workers were launched in."""
+
+    async def end_of(self, container: str) -> ContainerEnd:
+        """Raises PlatformError."""
+        ...
+
+    def let_go(self, container: str) -> None:
+        """Its worker is gone."""
+        ...

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpufn.device import DeviceShare
+from gpufn.revision import RevisionKey
 from gpufn_runtime.agent.devices.base import Trouble
-
-FunctionKey = tuple[str, int]  # function, revision
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,14 @@ class GpuShares(Protocol):
         """Children that live on."""
         ...
 
-    async def prepare(self, key: FunctionKey, share: DeviceShare, *, contained: bool) -> Joining:
+    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> Joining:
         """Make the GPU ready for one more worker, which lives in a container or does not.
 
         Raises DeviceFailed, and FunctionStartFailed for a function that has brought GPUs down too often.
         """
         ...
 
-    def joined(self, worker: str, key: FunctionKey, share: DeviceShare, pid: int) -> None: ...
+    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None: ...
 
     def is_ready(self, worker: str) -> None:
         """It takes calls: from now on it must be a client."""

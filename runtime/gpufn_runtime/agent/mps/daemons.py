@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from gpufn.clock import Clock
 from gpufn.device import DeviceShare, Health, Share
 from gpufn.errors import DeviceFailed, FunctionStartFailed
+from gpufn.revision import RevisionKey
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.devices.base import Trouble
-from gpufn_runtime.agent.mps.base import FunctionKey, Joining
+from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
@@ -41,7 +42,7 @@ _LOOKS_UNTIL_A_CLIENT = 2
 
 @dataclass
 class _Tenant:
-    key: FunctionKey
+    key: RevisionKey
     pid: int  # of its process; of its container's first, whose child it is
     is_ready: bool = False
     looks_without: int = 0  # at which it was READY and no client
@@ -89,7 +90,7 @@ class MpsDaemons:
         known = (gpu.daemon.process for gpu in self._gpus.values())
         return frozenset(process.pid for process in known if process is not None)
 
-    async def prepare(self, key: FunctionKey, share: DeviceShare, *, contained: bool = False) -> Joining:
+    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool = False) -> Joining:
         if share.mode is not Share.MPS:
             for uuid in share.gpus:
                 await self._vacate(uuid)
@@ -115,7 +116,7 @@ class MpsDaemons:
         mounts = gpu.daemon.mounts
         return Joining(client_environment(share, gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER), mounts)
 
-    def joined(self, worker: str, key: FunctionKey, share: DeviceShare, pid: int) -> None:
+    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
         if share.mode is Share.MPS:
             (uuid,) = share.gpus
             self._gpu_of[worker] = uuid

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from gpufn_runtime.agent.mps.base import FunctionKey
+from gpufn.revision import RevisionKey
 
 INCIDENTS = 3
 FORGOTTEN_S = 3600.0
@@ -26,10 +26,10 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self.quarantined: set[FunctionKey] = set()
-        self._incidents: dict[str, deque[tuple[float, frozenset[FunctionKey]]]] = {}
+        self.quarantined: set[RevisionKey] = set()
+        self._incidents: dict[str, deque[tuple[float, frozenset[RevisionKey]]]] = {}
 
-    def record(self, gpu: str, tenants: Iterable[FunctionKey], now: float) -> None:
+    def record(self, gpu: str, tenants: Iterable[RevisionKey], now: float) -> None:
         """A fault of `gpu` at `now`, in seconds."""
         incidents = self._incidents.setdefault(gpu, deque(maxlen=INCIDENTS))
         incidents.append((now, frozenset(tenants)))

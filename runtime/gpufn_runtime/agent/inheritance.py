@@ -1,0 +1,70 @@
+"""What an earlier agent left: its living workers are adopted, its dead buried, folders of nobody removed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterable, Mapping
+
+from gpufn.protocol.messages import WorkerEventKind
+from gpufn.workers import Assignment
+from gpufn_runtime.agent import processes, reconcile
+from gpufn_runtime.agent.burials import Burials
+from gpufn_runtime.agent.fleet import Fleet, WorkerRecord
+from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
+from gpufn_runtime.agent.reconcile import Adopt, Bury, Found
+from gpufn_runtime.agent.reports import Reports
+from gpufn_runtime.agent.running import Running, exit_of
+
+log = logging.getLogger(__name__)
+
+
+class Inheritance:
+    def __init__(self, fleet: Fleet, running: Running, burials: Burials, reports: Reports) -> None:
+        self._fleet = fleet
+        self._running = running
+        self._burials = burials
+        self._reports = reports
+
+    def take_over(self, left: Iterable[WorkerFolder], assigned: Mapping[str, Assignment]) -> None:
+        by_name = {folder.worker: folder for folder in left}
+        files = {name: folder.read_process() for name, folder in by_name.items()}
+        found = [
+            Found(name, file is not None and processes.is_running(file.process), by_name[name].was_begun)
+            for name, file in files.items()
+        ]
+        for action in reconcile.at_start(found, assigned):
+            folder, file = by_name[action.worker], files[action.worker]
+            match action:
+                case Adopt(worker) if file is not None:
+                    self._adopt(folder, file, assigned.get(worker))
+                case Bury(worker):
+                    self._bury(folder, file, assigned[worker])
+                case _:
+                    log.info("%s: what it left is removed", action.worker)
+                    self._burials.sweep(folder, file)
+
+    def _adopt(self, folder: WorkerFolder, file: ProcessFile, assignment: Assignment | None) -> None:
+        record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
+        group = self._burials.group_left(file.worker, file)
+        fifo = folder.open_output()
+        if not self._running.attend(record, file.process, folder, group, fifo, container=file.container):
+            os.close(fifo)
+            if assignment is None:
+                self._burials.sweep(folder, file)
+            else:
+                self._bury(folder, file, assignment)
+            return
+        self._fleet.records[record.worker] = record
+        log.info("%s is adopted: pid=%d", record, file.process.pid)
+        if assignment is None:
+            self._running.end(record, signal.SIGTERM, "nobody has assigned it")
+
+    def _bury(self, folder: WorkerFolder, file: ProcessFile | None, assignment: Assignment) -> None:
+        record = self._fleet.add(assignment)
+        group = self._burials.group_left(record.worker, file)
+        log.info("%s ended while no agent looked", record)
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group))
+        processes.kill_each(processes.writing_to(folder.output))
+        self._burials.bury(record, folder, group)

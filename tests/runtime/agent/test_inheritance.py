@@ -1,0 +1,37 @@
+"""What is taken over from an earlier agent, without processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.burials import Burials
+from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_runtime.agent.fleet import Fleet
+from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
+from gpufn_runtime.agent.inheritance import Inheritance
+
+
+class GoneAlready:
+    """The process ends between the look at it and its pidfd."""
+
+    def attend(self, *_: Any, **__: Any) -> bool:
+        return False
+
+
+def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(tmp_path: Path) -> None:
+    folder = WorkerFolder(tmp_path / "w1")
+    folder.path.mkdir()
+    os.mkfifo(folder.output)
+    own = processes.identify(os.getpid())
+    assert own is not None
+    folder.write_process(ProcessFile(worker="w1", function="f", revision=1, process=own, started_at=1.0))
+    burials = Burials(
+        node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda record: None, retry_s=1.0
+    )
+    fleet = Fleet()
+    Inheritance(fleet, cast("Any", GoneAlready()), burials, cast("Any", None)).take_over([folder], {})
+    assert not folder.path.exists()
+    assert not fleet.records
