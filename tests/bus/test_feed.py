@@ -8,6 +8,7 @@ import pytest
 
 from gpufn.bus import feed, streams
 from gpufn.bus.feed import Feed, StoredMessage
+from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 
 
@@ -52,3 +53,44 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
             found += await follower.some(5.0)
         assert [message.seq for message in found] == [each.seq for each in stored]
         assert follower.is_drained
+
+
+async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster it may be on another node than ours, whose interest comes to be known here after the consumer is
+    made."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("found")
+    await bus.publish_stored(subject, b"there")
+    publish, misled = bus.publish, list[str]()
+
+    def mislead(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to and len(misled) < 3:
+            misled.append(to)
+            to = "nobody.listens.here"
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", mislead)
+    found = await feed.collect(bus, subjects.LOGS, subject)
+    assert [message.payload for message in found] == [b"there"]
+    assert len(misled) == 3
+
+
+async def test_a_consumer_that_is_not_found_at_all_is_told(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_FOUND_WITHIN_S", 0.1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("lost")
+    await bus.publish_stored(subject, b"there")
+    publish = bus.publish
+
+    def mislead(to: str, payload: bytes, **more: Any) -> None:
+        publish("nobody.listens.here" if ".MSG.NEXT." in to else to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", mislead)
+    with pytest.raises(BusUnavailable, match="503"):
+        await feed.collect(bus, subjects.LOGS, subject)

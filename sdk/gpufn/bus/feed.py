@@ -4,7 +4,8 @@ A Feed is one short-lived consumer on the server and is never mended: a gap, a r
 with `on_lost(why)`, once, and its owner opens another where it left off.
 
 In a cluster the consumer may be on a node that has just come back and has not caught up. What it shows then is the
-past: records would seem to have vanished. So the stream's leader is asked first what the newest message is.
+past: records would seem to have vanished. So the stream's leader is asked first what the newest message is. And the way
+to that node may be known a moment later than the consumer is there: a first request that finds nobody is made again.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _HEARTBEAT_S = 5
 _NANO = 1_000_000_000
 _REOPEN_S = 0.05
 _CATCH_UP_S = 2.0
+_FOUND_WITHIN_S = 2.0
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -66,10 +68,13 @@ class Feed:
         self._seq = 0
         self._newest_seq = 0  # what the leader had when we began; 0: nothing, or there is only one node
         self._heard = True
+        self._is_found = False  # the consumer has answered
+        self._find_by = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
         self._inbox = bus.new_inbox()
         self._subscription: Subscription | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._behind_timer: asyncio.TimerHandle | None = None
+        self._ask_timer: asyncio.TimerHandle | None = None
         self._forget_reconnects: Callable[[], None] | None = None
 
     @classmethod
@@ -128,7 +133,7 @@ class Feed:
 
     def close(self) -> None:
         self._on_lost = None
-        for timer in (self._timer, self._behind_timer):
+        for timer in (self._timer, self._behind_timer, self._ask_timer):
             if timer is not None:
                 timer.cancel()
         if self._forget_reconnects is not None:
@@ -174,6 +179,12 @@ class Feed:
 
     def _on_delivery(self, message: Message) -> None:
         self._heard = True
+        loop = asyncio.get_running_loop()
+        if message.status == 503 and not self._is_found and loop.time() < self._find_by:
+            self._asked = 0
+            self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
+            return
+        self._is_found = True
         if message.status == 408:
             self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
             self._ask()

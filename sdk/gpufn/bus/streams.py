@@ -210,7 +210,10 @@ async def batch_from(
     bus: Bus, stream: str, subject: str, seq: int, *, most: int, max_bytes: int, timeout_s: float = 5.0
 ) -> list[StoredMessage]:
     """The first messages of `subject`, which may hold wildcards, at `seq` or later: `most` of them, or fewer that are
-    `max_bytes` together, but one at least if there is one. The stream must allow direct reads."""
+    `max_bytes` together, but one at least if there is one. The stream must allow direct reads.
+
+    In a cluster any node may answer. Of what one that is behind does not have yet, the leader is asked for the first.
+    """
     found: list[StoredMessage] = []
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -220,8 +223,11 @@ async def batch_from(
             at = datetime.datetime.fromisoformat(headers["Nats-Time-Stamp"]).timestamp()
             sequence = int(headers["Nats-Sequence"])
             found.append(StoredMessage(headers["Nats-Subject"], sequence, message.payload, headers, at))
-        elif not done.done():  # 204: that was all; 404: there is none
-            done.set_result(None)
+        elif not done.done():
+            if message.status in (204, 404):  # that was all; there is none
+                done.set_result(None)
+            else:
+                done.set_exception(BusUnavailable(f"{stream} cannot be read: {message.status} {message.description}."))
 
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, on_message)
@@ -234,6 +240,8 @@ async def batch_from(
         raise BusUnavailable(f"{stream} could not be read within {timeout_s:g} s.") from None
     finally:
         subscription.unsubscribe()
+    if not found and bus.server_info.get("cluster") and (message := await next_message(bus, stream, subject, seq)):
+        return [message]
     return found
 
 
