@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -133,11 +132,6 @@ def _problem(answer: httpx.Response) -> str:
         return answer.text
     problem = answer.json()
     return f"{problem.get('code')}: {problem.get('detail')}"
-
-
-def function_environment() -> dict[str, str]:
-    """What functions need besides what gpufn gives them: where the driver's libraries are, when only that tells."""
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)}
 
 
 def declared(machine: Machine) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gpu_check.findings import Finding, Table
 from gpu_check.load import Caller, Seen
 from gpu_check.machine import Machine
-from gpu_check.platform import CallFailed, Platform, function_environment, up
+from gpu_check.platform import CallFailed, Platform, up
 
 # A device-side assertion spoils the CUDA context for good: the process has to go.
 _KINDS: Final = ("assertion on the device", "more memory than there is", "segmentation fault")
@@ -29,7 +29,7 @@ from gpufn import gpu_function
 DEVICE = {device!r}
 
 
-@gpu_function(name={faulty!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=60)
+@gpu_function(name={faulty!r}, gpu="any", {share}, max_workers=1, idle_timeout=60)
 def break_by(kind: str) -> float:
     a = torch.ones(64, 64, device=DEVICE)
     if kind == {kinds[0]!r}:
@@ -42,7 +42,7 @@ def break_by(kind: str) -> float:
     return float((a @ a).mean())
 
 
-@gpu_function(name={steady!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=60)
+@gpu_function(name={steady!r}, gpu="any", {share}, max_workers=1, idle_timeout=60)
 def go_on() -> float:
     a = torch.ones(64, 64, device=DEVICE)
     return float((a @ a).mean())
@@ -73,7 +73,6 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
                 faulty=_FAULTY,
                 steady=_STEADY,
                 share=share,
-                env=function_environment(),
                 kinds=_KINDS,
             )
         )

@@ -6,7 +6,7 @@ from typing import Final
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
-from gpu_check.platform import function_environment, up
+from gpu_check.platform import up
 
 _VRAM_GIB: Final = 4
 _CEILINGS: Final = (25, 50, 100)  # percent of the multiprocessors
@@ -30,7 +30,7 @@ def look(gib: int):
 """
 _FUNCTION: Final = """
 
-@gpu_function(name={name!r}, gpu="any", share="mps", vram="{vram}Gi", sm={sm}, env={env!r}, max_workers=1)
+@gpu_function(name={name!r}, gpu="any", share="mps", vram="{vram}Gi", sm={sm}, max_workers=1)
 def look_{sm}(gib: int) -> dict[str, int | str]:
     return look(gib)
 """
@@ -45,7 +45,7 @@ def mps_limits(machine: Machine) -> Finding:
     whole = torch.cuda.get_device_properties(0).multi_processor_count
     source = _HEAD.format()
     source += "".join(
-        _FUNCTION.format(name=_name(sm), vram=_VRAM_GIB, sm=sm, env=function_environment()) for sm in _CEILINGS
+        _FUNCTION.format(name=_name(sm), vram=_VRAM_GIB, sm=sm) for sm in _CEILINGS
     )
     rows, wrong = [], []
     with up(machine) as platform:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpu_check.findings import Finding, Plot, Table
 from gpu_check.machine import CannotRun, Machine
-from gpu_check.platform import Platform, function_environment, up
+from gpu_check.platform import Platform, up
 
 _ROOM: Final = 1.2  # of the GPU, over the weights
 _REPEATS: Final = 3
@@ -22,7 +22,7 @@ import torch
 from gpufn import enter, gpu_function, method
 
 
-@gpu_function(name={name!r}, gpu="any", env={env!r}, max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
+@gpu_function(name={name!r}, gpu="any", max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
 class Parked:
     @enter
     def load(self) -> None:
@@ -38,7 +38,7 @@ import os
 from gpufn import enter, gpu_function, method, park, resume
 
 
-@gpu_function(name={name!r}, gpu="any", env={env!r}, max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
+@gpu_function(name={name!r}, gpu="any", max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
 class Parked:
     @enter
     def load(self) -> None:
@@ -78,7 +78,7 @@ def check(machine: Machine, sizes_gb: Sequence[float]) -> Finding:
             raise CannotRun(f"{name}: needs {size * _ROOM / 1e9:.1f} GB, and the GPU has {gpu.memory_bytes / 1e9:.1f}")
         with up(machine) as platform:
             source = _PRETENDED if machine.pretended else _SOURCE
-            platform.deploy(source.format(name=_NAME, env=function_environment(), size=size))
+            platform.deploy(source.format(name=_NAME, size=size))
             measured[name] = _measure(platform)
     keys = ("cold_ms", "resumed_ms", "warm_ms")
     series = {what: [each[f"{what}_ms"] for each in measured.values()] for what in ("cold", "resumed")}

@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpu_check.findings import Finding, Plot, Table
 from gpu_check.load import Caller, Seen, all_at_once
 from gpu_check.machine import CannotRun, Machine
-from gpu_check.platform import Platform, function_environment, up
+from gpu_check.platform import Platform, up
 
 _COUNTS: Final = (1, 2, 4, 8)
 _SECONDS: Final = 4.0  # of load, for each count
@@ -46,7 +46,7 @@ def multiply(times: int) -> float:
 """
 _FUNCTION: Final = """
 
-@gpu_function(name={name!r}, gpu="any", {share}, env={env!r}, max_workers=1, idle_timeout=120)
+@gpu_function(name={name!r}, gpu="any", {share}, max_workers=1, idle_timeout=120)
 def tenant_{number}(times: int) -> float:
     return multiply(times)
 """
@@ -103,7 +103,7 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
 
 def _source(machine: Machine, share: str) -> str:
     dtype = "torch.float32" if machine.torch_device == "cpu" else "torch.float16"
-    tenant = functools.partial(_FUNCTION.format, share=share, env=function_environment())
+    tenant = functools.partial(_FUNCTION.format, share=share)
     tenants = [tenant(name=_name(number), number=number) for number in range(_COUNTS[-1])]
     return _WORK.format(device=machine.torch_device, dtype=dtype) + "".join(tenants)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
-from gpu_check.platform import Platform, function_environment, up
+from gpu_check.platform import Platform, up
 
 _COLD_STARTS: Final = 3
 _WARM_CALLS: Final = 200
@@ -19,7 +19,7 @@ from gpufn import gpu_function
 
 
 @gpu_function(
-    name={name!r}, gpu={gpu!r}, env={env!r}, max_workers=1, idle_timeout=0.5, scaledown_window=0.5, park_timeout=0
+    name={name!r}, gpu={gpu!r}, max_workers=1, idle_timeout=0.5, scaledown_window=0.5, park_timeout=0
 )
 def multiply(size: int = 512) -> dict[str, float | str]:
     device = {device!r}
@@ -55,7 +55,6 @@ def _measure(machine: Machine, **environ: str) -> dict[str, Any]:
             _SOURCE.format(
                 name=_NAME,
                 gpu="any" if machine.gpus else None,
-                env=function_environment(),
                 device=machine.torch_device,
             )
         )

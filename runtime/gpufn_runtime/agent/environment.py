@@ -1,4 +1,6 @@
-"""A worker's environment, built from nothing: what our own process was given, credentials first of all, stays here."""
+"""What programs that the agent starts are given, built from nothing: what our own process was given, credentials first
+of all, stays here, but for where libraries are. A machine may have its driver's where only LD_LIBRARY_PATH tells, and a
+process reads that when it starts: a function's `env` comes too late for one that is forked from a template."""
 
 from __future__ import annotations
 
@@ -40,6 +42,15 @@ def template_environment(scratch: Path) -> dict[str, str]:
     return {**_base(scratch), **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": ""}
 
 
+def driver_environment() -> dict[str, str]:
+    """What the driver's own programs have."""
+    return {"PATH": os.environ.get("PATH", os.defpath), **_libraries()}
+
+
+def _libraries() -> dict[str, str]:
+    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)}
+
+
 def _base(scratch: Path) -> dict[str, str]:
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{_PATH}",
@@ -50,6 +61,7 @@ def _base(scratch: Path) -> dict[str, str]:
         # Importing onnxruntime (1.29 and later) starts a thread that reports to its maker: nobody has asked for that,
         # and a template with a thread cannot be forked from.
         "ORT_DISABLE_TELEMETRY": "1",
+        **_libraries(),
     }
     if roots := _import_roots():
         environment["PYTHONPATH"] = os.pathsep.join(roots)

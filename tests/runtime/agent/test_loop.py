@@ -50,6 +50,7 @@ def test_an_assignment_becomes_a_process_and_a_started_event(on_node: Any) -> No
 def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("GPUFN_NATS_URL", "nats://secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
 
     async def run(node: Any) -> None:
         await node.deploy("env", env={"MODE": "fast"}, resources=Resources(cpu=2.5))
@@ -60,6 +61,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         assert environment["HOME"] == str(folder / "tmp")
         assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1234"
         assert environment["ORT_DISABLE_TELEMETRY"] == "1"
+        assert environment["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
         assert (environment["OMP_NUM_THREADS"], environment["MODE"]) == ("3", "fast")
         assert "secret" not in json.dumps(environment)
         assert not [name for name in environment if name.startswith("GPUFN")]

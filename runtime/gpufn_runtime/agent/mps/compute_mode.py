@@ -3,9 +3,8 @@ on it past the daemon, not even by an accident. It takes root to set, and is set
 
 from __future__ import annotations
 
-import os
-
 from gpufn.errors import DeviceFailed
+from gpufn_runtime.agent.environment import driver_environment
 from gpufn_runtime.agent.mps.control import ControlFailed, run
 
 EXCLUSIVE = "Exclusive_Process"
@@ -24,8 +23,7 @@ async def write(gpu: str, mode: str) -> None:
 
 
 async def _ask(gpu: str, *words: str) -> str:
-    environment = {"PATH": os.environ.get("PATH", os.defpath)}
     try:
-        return await run([_PROGRAM, "-i", gpu, *words], environment, timeout_s=_TIMEOUT_S)
+        return await run([_PROGRAM, "-i", gpu, *words], driver_environment(), timeout_s=_TIMEOUT_S)
     except ControlFailed as error:
         raise DeviceFailed(f"{gpu}: its compute mode cannot be had or set: {error.message}") from error

@@ -4,12 +4,12 @@ input. Each has a time-out: a daemon that hangs must not hang us."""
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from gpufn.errors import PlatformError
+from gpufn_runtime.agent.environment import driver_environment
 
 PROGRAM = "nvidia-cuda-mps-control"
 TIMEOUT_S = 2.0
@@ -58,7 +58,7 @@ class Control:
 
 
 def control_environment(pipe: Path) -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+    return {**driver_environment(), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
 
 
 async def run(command: list[str], environment: Mapping[str, str], said: str = "", timeout_s: float = TIMEOUT_S) -> str:

@@ -51,6 +51,19 @@ def test_a_daemon_is_active_when_it_is_started_and_gone_when_it_is_stopped(machi
     assert machine.modes == {}  # nobody allowed it
 
 
+def test_a_daemon_finds_the_drivers_libraries_and_knows_nothing_else_of_ours(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")
+    monkeypatch.setenv("GPUFN_NATS_URL", "nats://secret")
+
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        assert machine.state(daemon.pipe)["environ"].keys() - {"LC_CTYPE"} == {"PATH", "LD_LIBRARY_PATH"}
+
+    _on_daemon(tmp_path, work)
+
+
 def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
     machine.set(broken=True)
 
