@@ -44,9 +44,7 @@ def mps_limits(machine: Machine) -> Finding:
 
     whole = torch.cuda.get_device_properties(0).multi_processor_count
     source = _HEAD.format()
-    source += "".join(
-        _FUNCTION.format(name=_name(sm), vram=_VRAM_GIB, sm=sm) for sm in _CEILINGS
-    )
+    source += "".join(_FUNCTION.format(name=_name(sm), vram=_VRAM_GIB, sm=sm) for sm in _CEILINGS)
     rows, wrong = [], []
     with up(machine) as platform:
         platform.deploy(source)
