@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -26,6 +25,7 @@ from gpufn.engine import BuildState
 from gpufn.errors import BuildFailed, BuildNotFound, GpufnError
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import NodeReport
+from gpufn.tasks import Tasks
 from gpufn_builder.building import Building, Ended
 from gpufn_builder.identity import Target, cpu_target, gpu_target
 from gpufn_builder.record import BuildRecord
@@ -88,7 +88,7 @@ class BuildQueue:
         self._clock = clock
         self._consumer = subjects.build_consumer(target.kind)
         self._pull = Pull(bus, subjects.BUILD, self._consumer, self._take, on_missing=self._on_missing)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._pull.grant(1)
 
     def tick(self, now: float) -> None:
@@ -96,14 +96,12 @@ class BuildQueue:
 
     async def close(self) -> None:
         self._pull.withdraw()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
 
     # --- one build ----------------------------------------------------------------------------------------------------
 
     def _take(self, delivery: Delivery) -> None:
-        self._spawn(self._settle(delivery), f"build {delivery.payload.decode(errors='replace')}")
+        self._tasks.start(self._settle(delivery), f"build {delivery.payload.decode(errors='replace')}")
 
     async def _settle(self, delivery: Delivery) -> None:
         touching = asyncio.create_task(_touch(delivery), name="touch")
@@ -173,7 +171,7 @@ class BuildQueue:
     # --- the queue ----------------------------------------------------------------------------------------------------
 
     def _on_missing(self) -> None:
-        self._spawn(self._recreate(), f"queue of {self._target.kind}")
+        self._tasks.start(self._recreate(), f"queue of {self._target.kind}")
 
     async def _recreate(self) -> None:
         try:
@@ -186,11 +184,6 @@ class BuildQueue:
             log.warning("builds for %s cannot be pulled yet: %s", self._target.kind, error)
             return  # each tick of the Pull comes back here
         self._pull.retry()
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _touch(delivery: Delivery) -> None:

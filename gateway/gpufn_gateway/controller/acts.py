@@ -22,6 +22,7 @@ from gpufn.errors import Conflict, PlatformError
 from gpufn.ids import new_worker_id
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import encode
+from gpufn.tasks import Tasks
 from gpufn.workers import Assignment, Desired
 
 from .actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Resume, Start
@@ -56,13 +57,14 @@ class Acts:
         self._lease = lease
         self._clock = clock
         self._on_change = on_change
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._under_way: set[Action] = set()
 
     async def finish(self, timeout_s: float) -> None:
         """Wait for what was begun."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tasks.done()
 
     def begin(self, action: Action, now: float) -> None:
         if not isinstance(action, Start):  # two equal starts are two workers, everything else is done once
@@ -84,9 +86,7 @@ class Acts:
                 doing = self._move(action)
             case EndQueued():
                 doing = self._end_queued(action)
-        task = asyncio.get_running_loop().create_task(self._guarded(action, doing), name=type(action).__name__)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._guarded(action, doing), type(action).__name__)
 
     async def _guarded(self, action: Action, doing: Coroutine[Any, Any, None]) -> None:
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
 from typing import Final, NamedTuple
 
 from gpufn.bus import records, streams
@@ -20,6 +19,7 @@ from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvocationNotFound
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import CallRecord, LogLine, Webhook, encode
+from gpufn.tasks import Tasks
 from gpufn.webhooks import signatures
 from gpufn_gateway.webhooks import tries
 from gpufn_gateway.webhooks.letter import letter
@@ -42,7 +42,7 @@ class Deliveries:
         self._secrets = secrets
         self._post = post
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("webhook")
         self._under_way: set[Delivery] = set()
 
     async def run(self) -> None:
@@ -59,18 +59,11 @@ class Deliveries:
                 await asyncio.sleep(_TICK_S)
         finally:
             pull.withdraw()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.end()
             await self._post.close()
 
     def _take(self, delivery: Delivery) -> None:
-        self._spawn(self._settle(delivery))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="webhook")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._settle(delivery))
 
     async def _settle(self, delivery: Delivery) -> None:
         self._under_way.add(delivery)
@@ -141,7 +134,7 @@ class Deliveries:
             self._bus.publish(subjects.logs(record.function), encode(line))
 
     def _on_missing(self) -> None:
-        self._spawn(self._make_consumer())
+        self._tasks.start(self._make_consumer())
 
     async def _make_consumer(self) -> None:
         try:

@@ -10,11 +10,11 @@ from pathlib import Path
 from gpufn.bus.kv import KeyValue
 from gpufn.errors import PlatformError
 from gpufn.protocol import subjects
+from gpufn.tasks import Tasks
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.fleet import Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
-from gpufn_runtime.agent.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

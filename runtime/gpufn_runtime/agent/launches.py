@@ -18,6 +18,7 @@ from gpufn.clock import Clock
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol.messages import WorkerEventKind
+from gpufn.tasks import Tasks
 from gpufn.workers import Assignment, ColdStart, Exit, StartFailure
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
@@ -30,7 +31,6 @@ from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.preparation import Preparation
 from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.running import Running
-from gpufn_runtime.agent.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from gpufn.errors import PlatformError
 from gpufn.protocol.launch import EXIT_START_FAILED
 from gpufn.protocol.messages import ProcessReport, WorkerEventKind
 from gpufn.revision import RevisionKey
+from gpufn.tasks import Tasks
 from gpufn.workers import Exit
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
@@ -33,7 +34,6 @@ from gpufn_runtime.agent.launchers.base import ContainerEnd, Containers
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.reports import Reports
-from gpufn_runtime.agent.tasks import Tasks
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,9 @@ queue, so a delivery may come for a slot that is taken: it stands in line, too.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
@@ -24,6 +22,7 @@ from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, ProtocolMi
 from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
+from gpufn.tasks import Tasks
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.intake import Intake
@@ -69,7 +68,7 @@ class Arrivals:
         self.intake = Intake(
             bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
         )  # fmt: skip
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"arrivals of {revision}")
 
     def close(self) -> None:
         """Pull nothing more, and hand back who stands in line."""
@@ -144,7 +143,7 @@ class Arrivals:
 
     def _begin(self, attempt: Attempt, body: bytes) -> None:
         if attempt.is_submitted and (attempt.delivery.delivered > 1 or attempt.message.attempt > 1):
-            self._spawn(self._run_unless_ended(attempt, body))
+            self._tasks.start(self._run_unless_ended(attempt, body))
         else:
             self._run(attempt, body)
 
@@ -186,8 +185,3 @@ class Arrivals:
         """Of a retry: the clock may have been set back since its time was written."""
         retries = self._revision.spec.retries
         return 0.0 if retries is None else retries.delay_before(message.attempt)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"arrivals of {self._revision}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

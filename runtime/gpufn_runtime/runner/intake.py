@@ -13,8 +13,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
@@ -24,6 +23,7 @@ from gpufn.errors import GpufnError
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
+from gpufn.tasks import Tasks
 from gpufn_runtime.runner.order import STANDING, QueueOrder
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class Intake:
         self._polled: dict[QueueKind, Pull] = {}
         self._is_closed = False
         self._ticks = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"queues of {revision}")
 
     def open(self) -> None:
         """Start to pull, once the queues' consumers exist; until then nothing is taken."""
-        self._spawn(self._open())
+        self._tasks.start(self._open())
 
     async def _open(self) -> None:
         try:
@@ -162,7 +162,7 @@ class Intake:
             self._poll_highest()
             self._look_out()
         else:
-            self._spawn(self._open_too(queue))
+            self._tasks.start(self._open_too(queue))
 
     def look(self) -> None:
         """Calls may wait in the polled queues: a doorbell may have been missed."""
@@ -177,7 +177,7 @@ class Intake:
         if self._standing is None:
             self.open()
         elif self._ticks % _FIND_TICKS == 0:
-            self._spawn(self._find())
+            self._tasks.start(self._find())
         for pull in self._pulls():
             pull.tick(now)
         if self._standing is not None and self._standing.credits:
@@ -222,7 +222,7 @@ class Intake:
     # --- consumers ----------------------------------------------------------------------------------------------------
 
     def _on_missing(self) -> None:
-        self._spawn(self._recreate())
+        self._tasks.start(self._recreate())
 
     async def _recreate(self) -> None:
         """SYNC lives in the server's memory: after its restart the stream and our consumer are made again."""
@@ -251,8 +251,3 @@ class Intake:
 
     def _pulls(self) -> list[Pull]:
         return [] if self._standing is None else [self._standing, *self._polled.values()]
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"queues of {self._revision}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
@@ -23,6 +22,7 @@ from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import ItemReply, Progress, RevisionTraffic, encode
 from gpufn.revision import Revision
+from gpufn.tasks import Tasks
 from gpufn.workers import ColdStart, StartFailure, WorkerState
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Attempt, may_run_s
@@ -92,7 +92,7 @@ class RevisionQueue:
         self._intake = self._arrivals.intake
         self._ticking: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"queue of {revision}")
         self._started = 0
 
     # --- workers come and go ------------------------------------------------------------------------------------------
@@ -390,12 +390,7 @@ class RevisionQueue:
             self._retire(link, why)
         self._on_change()
         if attempts:
-            self._spawn(self._explain_and_end(link, attempts))
+            self._tasks.start(self._explain_and_end(link, attempts))
 
     async def _explain_and_end(self, link: WorkerLink, attempts: list[Attempt]) -> None:
         self._ends.with_worker(link, attempts, await self._supervision.wait_for_exit(link.worker))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name=f"queue of {self.revision}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

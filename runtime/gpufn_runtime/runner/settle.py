@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
 
 import msgspec
 
@@ -30,6 +28,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.limits import RECORD_BYTES, inline_bytes
 from gpufn.protocol.messages import AttemptRecord, CallRecord, InvocationMessage, ResultReply, unpack_invocation
+from gpufn.tasks import Tasks
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -49,7 +48,7 @@ class Settler:
         self._clock = clock
         self._parcels = parcels
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("settle")
         self.dropped_outcomes = 0  # ends that came second
         bus.on_reconnect(self._send_kept)
 
@@ -84,7 +83,7 @@ class Settler:
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 size=len(body),
             )
-            self._spawn(self._end(attempt.delivery, record, body, parcel))
+            self._tasks.start(self._end(attempt.delivery, record, body, parcel))
             self._forget_checkpoint(attempt)
         else:
             reply = ResultReply(
@@ -114,7 +113,7 @@ class Settler:
                 await checkpoints.forget(self._bus, attempt.checkpoint_seq)
 
         if attempt.checkpoint_seq:
-            self._spawn(forget())
+            self._tasks.start(forget())
 
     def refuse(
         self,
@@ -133,11 +132,11 @@ class Settler:
             self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
-            self._spawn(self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
+            self._tasks.start(self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
 
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
-        self._spawn(self._bury_and_ack(delivery, record))
+        self._tasks.start(self._bury_and_ack(delivery, record))
 
     def _reply(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
@@ -179,7 +178,7 @@ class Settler:
         if attempt.is_submitted:
             again = msgspec.structs.replace(again, attempts=_attempts(attempt, outcome, now))
         _, body = unpack_invocation(attempt.delivery.payload)
-        self._spawn(self._requeue(attempt.delivery, again, body))
+        self._tasks.start(self._requeue(attempt.delivery, again, body))
 
     async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
@@ -241,15 +240,9 @@ class Settler:
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="settle")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def finish(self) -> None:
         """Wait until everything that ended is kept."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.done()
 
 
 def _record(

@@ -1,4 +1,4 @@
-"""Work of the agent that goes on beside its loop."""
+"""Work that goes on beside whoever began it."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """What was started and has not ended. A failure is logged, and nobody else's."""
+    """What was started and has not ended; `name` is that of each that has none of its own. A failure is logged, and
+    nobody else's."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self._name = name
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
+    def start(self, work: Coroutine[Any, Any, None], name: str = "") -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name or self._name)
         self._running.add(task)
         task.add_done_callback(self._ended)
-
-    def cancel(self) -> None:
-        for task in self._running:
-            task.cancel()
 
     async def done(self) -> None:
         """Until none is left, later ones among them."""
         while self._running:
             await asyncio.wait(self._running)
+
+    def cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    async def end(self) -> None:
+        """Cancel them, and wait until they have ended."""
+        self.cancel()
+        await self.done()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
