@@ -24,7 +24,7 @@ from gpufn.device import DeviceType
 from gpufn.engine import BuildState
 from gpufn.errors import BuildFailed, BuildNotFound, GpufnError
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.tasks import Tasks
 from gpufn_builder.building import Building, Ended
 from gpufn_builder.identity import Target, cpu_target, gpu_target

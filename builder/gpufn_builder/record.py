@@ -12,7 +12,7 @@ import msgspec
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.engine import Build
 from gpufn.errors import BuildNotFound, Conflict, GpufnError
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 from gpufn_builder.exchange import Told
 
 log = logging.getLogger(__name__)

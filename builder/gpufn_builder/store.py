@@ -24,7 +24,7 @@ from gpufn.engine import BuildStage, EngineManifest
 from gpufn.errors import BuildFailed, Conflict, GpufnError, PlatformError
 from gpufn.model import ModelFile
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 
 log = logging.getLogger(__name__)
 

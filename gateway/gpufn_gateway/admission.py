@@ -10,7 +10,7 @@ from gpufn.errors import (
     PayloadTooLarge,
     QueueFull,
 )
-from gpufn.protocol.messages import FunctionStatus, WaitReason, WorkerCounts
+from gpufn.protocol.reports import FunctionStatus, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.start_failures import start_failure
 

@@ -19,7 +19,7 @@ import msgspec
 from gpufn.errors import Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ApiKey, KeyLimits
+from gpufn.protocol.records import ApiKey, KeyLimits
 from gpufn.protocol.subjects import is_function_name
 from gpufn_gateway.quotas import check as check_limits
 

@@ -9,7 +9,7 @@ import msgspec
 from gpufn.device import DeviceType
 from gpufn.engine import CPU_KIND, Build, BuildState
 from gpufn.errors import BuildFailed, ErrorInfo, NoCapacity
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import Resources
 from gpufn_gateway.controller.gpus import ANY_KIND, has_kind

@@ -20,7 +20,7 @@ from gpufn.errors import BuildNotFound, Conflict
 from gpufn.ids import new_ulid
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 
 _TRIES: Final = 50
 

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord, DeadLetter, FunctionStatus, HeldBy, Waiting, WaitReason
+from gpufn.protocol.messages import HeldBy
+from gpufn.protocol.records import CallRecord, DeadLetter
+from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason
 from gpufn.spec import FunctionSpec
 
 # Without room or with workers that crash, nobody knows when a call will start.

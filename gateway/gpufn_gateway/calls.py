@@ -29,7 +29,8 @@ from gpufn.errors import (
 )
 from gpufn.priority import Priority, priority_of
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import FunctionStatus, ResultReply
+from gpufn.protocol.messages import ResultReply
+from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation

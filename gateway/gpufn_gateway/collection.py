@@ -32,7 +32,7 @@ from gpufn.engine import Build, EngineManifest
 from gpufn.errors import Conflict, PlatformError
 from gpufn.priority import QUEUES
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 from gpufn.revision import Function, Revision
 from gpufn_gateway import usage
 from gpufn_gateway.buckets import Buckets

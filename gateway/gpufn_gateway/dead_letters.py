@@ -11,7 +11,7 @@ from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import DeadLetterNotFound
 from gpufn.ids import invocation_id_for, names_invocation
-from gpufn.protocol.messages import CallRecord, DeadLetter
+from gpufn.protocol.records import CallRecord, DeadLetter
 from gpufn_gateway import call_views
 from gpufn_gateway.registry import Registry
 

@@ -35,7 +35,7 @@ from gpufn.errors import (
 from gpufn.ids import Digest
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway import building

@@ -17,7 +17,7 @@ from gpufn.clock import Clock
 from gpufn.device import DeviceType, Health
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import DeviceReport, NodeReport
+from gpufn.protocol.reports import DeviceReport, NodeReport
 
 FRESH_S: Final = 10.0
 _LABELS: Final = ["node", "gpu", "kind"]

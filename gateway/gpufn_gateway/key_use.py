@@ -23,7 +23,8 @@ from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import GatewayReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import GatewayReport
 from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.problems import Headers, Limited

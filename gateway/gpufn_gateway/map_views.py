@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufn.protocol.messages import MapEntry
+from gpufn.protocol.records import MapEntry
 
 
 def accepted(entry: MapEntry) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFoun
 from gpufn.ids import is_invocation_id, item_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import CallRecord, Cancel, MapEntry, encode, unpack_record
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import Cancel
+from gpufn.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn.revision import Revision
 from gpufn_gateway import chunks, map_views, negotiation
 from gpufn_gateway.auth import READ, Principal

@@ -16,7 +16,7 @@ import msgspec
 from gpufn import media
 from gpufn.errors import InvalidInput
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn_gateway import call_views, negotiation, problems
 
 _CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")

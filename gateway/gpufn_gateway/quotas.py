@@ -17,7 +17,8 @@ import math
 from typing import Final, NamedTuple
 
 from gpufn.errors import InvalidInput
-from gpufn.protocol.messages import KeyLimits, KeyUse
+from gpufn.protocol.records import KeyLimits
+from gpufn.protocol.reports import KeyUse
 from gpufn.usage import Usage
 
 _MOST: Final = 1_000_000

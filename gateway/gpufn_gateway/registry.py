@@ -20,7 +20,8 @@ from gpufn.engine import EngineManifest
 from gpufn.errors import FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ApiKey, ControllerReport, FunctionStatus, NodeReport, RunnerReport
+from gpufn.protocol.records import ApiKey
+from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import MethodSpec, function_name
 from gpufn_gateway.auth import Access

@@ -15,7 +15,7 @@ from gpufn.bus.doorbells import Ringer
 from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord, Webhook
+from gpufn.protocol.records import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
 from gpufn_gateway.answers import OWN, send_parts, send_problem, send_result
 from gpufn_gateway.auth import READ, Principal

@@ -11,7 +11,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpufn.protocol.messages import RunnerReport
+from gpufn.protocol.reports import RunnerReport
 from gpufn.workers import ColdStart
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

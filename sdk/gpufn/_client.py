@@ -45,7 +45,8 @@ from gpufn.errors import (
 )
 from gpufn.ids import Digest
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import KeyLimits, LogLine
+from gpufn.protocol.messages import LogLine
+from gpufn.protocol.records import KeyLimits
 from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
 

@@ -11,7 +11,9 @@ from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.model import ShapeProfile, TensorSpec
 from gpufn.priority import Priority
-from gpufn.protocol.messages import AttemptRecord, KeyLimits, Progress, Waiting, WorkerCounts
+from gpufn.protocol.messages import Progress
+from gpufn.protocol.records import AttemptRecord, KeyLimits
+from gpufn.protocol.reports import Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 from gpufn.schedule import Missed
 from gpufn.usage import Usage

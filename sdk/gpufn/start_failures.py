@@ -4,7 +4,7 @@ Pure."""
 from __future__ import annotations
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
-from gpufn.protocol.messages import FunctionStatus
+from gpufn.protocol.reports import FunctionStatus
 
 # The controller tries a function that cannot start again after a while; asking more often learns nothing.
 _CIRCUIT_RETRY_S = 15.0

@@ -21,7 +21,8 @@ from gpufn.device import Device, DeviceType
 from gpufn.engine import Build, BuildStage, BuildState
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import NodeReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import NodeReport
 from gpufn.settings import InvalidSetting
 from gpufn_builder import loop
 from gpufn_builder.building import PROCESS

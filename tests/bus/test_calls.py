@@ -13,7 +13,8 @@ from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import HeldBy, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import HeldBy
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from gpufn.bus import checkpoints, streams
 from gpufn.bus.embedded import EmbeddedServer
-from gpufn.protocol.messages import Checkpoint
+from gpufn.protocol.records import Checkpoint
 
 
 async def test_a_runner_keeps_replaces_and_forgets_the_checkpoint_of_a_call(nats: EmbeddedServer, connect: Any) -> None:

@@ -33,7 +33,8 @@ from gpufn.ids import digest_of, new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, InvocationMessage
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 

@@ -17,7 +17,7 @@ from gpufn.errors import BusUnavailable, IdempotencyMismatch
 from gpufn.ids import digest_of, id_at, new_invocation_id, new_stem, place_in
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.bus.conftest import Connect, Crash

@@ -16,15 +16,9 @@ from gpufn.bus.kv import Entry
 from gpufn.errors import BusUnavailable, GpufnError, InvocationCancelled
 from gpufn.ids import Digest, new_invocation_id
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import (
-    ControllerReport,
-    FunctionStatus,
-    NodeReport,
-    ResultReply,
-    RunnerReport,
-    WorkerCounts,
-    encode,
-)
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import ResultReply
+from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn.usage import Usage

@@ -6,7 +6,7 @@ import pytest
 
 from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, InvocationExpired
 from gpufn.ids import Digest
-from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
+from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import ScalingPolicy
 from gpufn_gateway.admission import expired, refusal, retry_after_s, too_large

@@ -9,7 +9,7 @@ from gpufn.engine import Build, BuildState
 from gpufn.errors import BuildFailed, NoCapacity
 from gpufn.ids import Digest
 from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
 from gpufn_gateway.building import RECORDED_WITHIN_S, device_kinds, settled

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord, HeldBy, Waiting, WaitReason
+from gpufn.protocol.messages import HeldBy
+from gpufn.protocol.records import CallRecord
+from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn_gateway import call_views
 from gpufn_gateway.call_views import event_number
 

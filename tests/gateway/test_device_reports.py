@@ -9,7 +9,7 @@ import pytest
 
 from gpufn.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
 from gpufn.device_metrics import DeviceMetrics, GpuProcess
-from gpufn.protocol.messages import DeviceReport, NodeReport, ProcessReport
+from gpufn.protocol.reports import DeviceReport, NodeReport, ProcessReport
 from gpufn.settings import InvalidSetting
 from gpufn_gateway.device_reports import _COUNTERS, _GAUGES
 from gpufn_gateway.settings import GatewaySettings

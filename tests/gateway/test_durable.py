@@ -14,7 +14,9 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import AttemptRecord, CallRecord, HeldBy, Progress, WhereIs, encode, unpack_invocation
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
+from gpufn.protocol.records import AttemptRecord, CallRecord
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
 

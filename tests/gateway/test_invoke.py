@@ -9,7 +9,7 @@ import pytest
 
 from gpufn.errors import BusUnavailable, CapacityError, ErrorInfo, QueueFull
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import RunnerReport
+from gpufn.protocol.reports import RunnerReport
 from gpufn.spec import MethodSpec
 from gpufn.workers import ColdStart
 from gpufn_gateway.bodies import BodyBudget, BodyReader

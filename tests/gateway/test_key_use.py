@@ -13,7 +13,8 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable
 from gpufn.ids import new_invocation_id, new_map_id
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import KeyLimits, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.records import KeyLimits
 from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import new_key
 from tests.gateway.test_durable import GOOD, end

@@ -16,7 +16,7 @@ from gpufn.ids import item_id, new_map_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, Webhook
+from gpufn.protocol.records import CallRecord, Webhook
 from gpufn_gateway.auth import new_key
 from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.outcomes import Cursor

@@ -19,7 +19,8 @@ from gpufn.errors import BuildFailed, FunctionNotFound
 from gpufn.ids import digest_of
 from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import NodeReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
 from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on, until

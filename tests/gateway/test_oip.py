@@ -25,7 +25,8 @@ from gpufn.errors import ErrorInfo, InvalidInput
 from gpufn.ids import Digest
 from gpufn.invocation import OutcomeKind
 from gpufn.model import DATATYPES, ModelFile, ModelSpec, Precision, TensorSpec
-from gpufn.protocol.messages import ApiKey, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.records import ApiKey
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_gateway import oip as gateway_oip

@@ -21,16 +21,9 @@ from gpufn.bus.embedded import find_binary
 from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import (
-    CallRecord,
-    HeldBy,
-    LogLine,
-    ResultReply,
-    WhereIs,
-    encode,
-    unpack_invocation,
-)
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import HeldBy, LogLine, ResultReply, WhereIs, unpack_invocation
+from gpufn.protocol.records import CallRecord
 from gpufn.revision import RevisionState
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
 from tests.taking import take

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufn.errors import InvalidInput
-from gpufn.protocol.messages import KeyLimits, KeyUse
+from gpufn.protocol.records import KeyLimits
+from gpufn.protocol.reports import KeyUse
 from gpufn.usage import Usage
 from gpufn_gateway.quotas import Bucket, Use, check
 

@@ -11,7 +11,8 @@ from gpufn.bus import dead_letters, records, streams
 from gpufn.clock import SystemClock
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import HeldBy, InvocationMessage, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import HeldBy, InvocationMessage
 from gpufn_gateway import reaping
 from gpufn_gateway.reaper import Reaper
 from tests.gateway.whole import DIGEST, Whole, gateway_on

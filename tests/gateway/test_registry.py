@@ -6,7 +6,7 @@ import pytest
 
 from gpufn.bus.kv import Entry
 from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 from gpufn.revision import Function
 
 CANNOT_START = "embed cannot start: No module named 'torch' (`gpufn logs embed` has the traceback)"

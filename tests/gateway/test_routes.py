@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
-from gpufn.protocol.messages import Waiting, WaitReason
+from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import MethodSpec
 
 

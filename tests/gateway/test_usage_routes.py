@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpufn.protocol.messages import RevisionTraffic, RunnerReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import RevisionTraffic, RunnerReport
 from gpufn.usage import Usage, UsageKey
 from tests.gateway.whole import gateway_on
 

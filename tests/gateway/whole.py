@@ -19,7 +19,7 @@ from gpufn.bus.connection import Bus
 from gpufn.clock import SystemClock
 from gpufn.ids import digest_of
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ControllerReport
+from gpufn.protocol.reports import ControllerReport
 from gpufn_gateway.app import App
 from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import Access

@@ -26,7 +26,7 @@ from gpufn.errors import (
 from gpufn.ids import is_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
-from gpufn.protocol.messages import WorkerCounts
+from gpufn.protocol.reports import WorkerCounts
 from tests.sdk.conftest import StubGateway
 
 _VIEW = {

@@ -7,7 +7,7 @@ import msgspec
 from gpufn.device import DeviceShare
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import FunctionStatus
+from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Revision
 
 from .placement import NoRoom

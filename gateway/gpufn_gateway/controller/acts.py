@@ -21,7 +21,7 @@ from gpufn.clock import Clock
 from gpufn.errors import Conflict, PlatformError
 from gpufn.ids import new_worker_id
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 from gpufn.tasks import Tasks
 from gpufn.workers import Assignment, Desired
 

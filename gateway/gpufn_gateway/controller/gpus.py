@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gpufn.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.spec import Resources
 
 from .leases import GpuUse, Used

@@ -28,14 +28,8 @@ from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import (
-    ControllerReport,
-    FunctionStatus,
-    NodeReport,
-    RunnerReport,
-    WorkerEvent,
-    encode,
-)
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerEvent
 from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment
 

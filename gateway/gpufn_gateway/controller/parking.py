@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.workers import WorkerState
 
 from .request import cpu_pool

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gpufn.device import Device, DeviceShare, Share
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.spec import Resources
 
 from .gpus import GpuFit, Opening, Score, domain_of, has_mps_for, lack, left_bytes, openings, part, whole

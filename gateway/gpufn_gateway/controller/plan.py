@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 
 from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import FunctionStatus
+from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Function, Revision
 from gpufn.workers import ParkedMemory, WorkerState
 

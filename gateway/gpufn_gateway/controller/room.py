@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.workers import ParkedMemory, WorkerState
 
 from . import policy

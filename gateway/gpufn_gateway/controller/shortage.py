@@ -7,7 +7,7 @@ from typing import Final
 
 from gpufn.device import Device
 from gpufn.engine import CPU_KIND
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 
 from .gpus import ANY_KIND, Lack, domain_of, has_mps_for, lack, left_bytes, named_by
 from .leases import GpuUse, Used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpufn.protocol.messages import FunctionStatus, Waiting, WaitReason, WorkerCounts
+from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function
 from gpufn.workers import WorkerState
 

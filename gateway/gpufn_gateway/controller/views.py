@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Collection
 
-from gpufn.protocol.messages import NodeReport, RevisionTraffic, WorkerEvent
+from gpufn.protocol.reports import NodeReport, RevisionTraffic, WorkerEvent
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
 
 from .circuit import Circuit

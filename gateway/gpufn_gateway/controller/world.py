@@ -14,13 +14,7 @@ from collections.abc import Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
-from gpufn.protocol.messages import (
-    NodeReport,
-    RunnerReport,
-    WorkerEvent,
-    WorkerEventKind,
-    WorkerReport,
-)
+from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.revision import Function, Revision
 from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 

@@ -17,7 +17,8 @@ from gpufn.bus.feed import StoredMessage
 from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import LogLine, WorkerCounts
+from gpufn.protocol.messages import LogLine
+from gpufn.protocol.reports import WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ

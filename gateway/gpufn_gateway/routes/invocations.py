@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gpufn.errors import InvalidInput
 from gpufn.invocation import InvocationState
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn.protocol.subjects import is_function_name
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ

@@ -13,7 +13,9 @@ from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import Conflict, InvalidInput
-from gpufn.protocol.messages import ApiKey, KeyLimits, NodeReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.records import ApiKey, KeyLimits
+from gpufn.protocol.reports import NodeReport
 from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader

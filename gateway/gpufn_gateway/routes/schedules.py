@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from gpufn.clock import Clock
 from gpufn.errors import InvalidInput
-from gpufn.protocol.messages import ScheduleRecord
+from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Missed, Schedule, next_time
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ

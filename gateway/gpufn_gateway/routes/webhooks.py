@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.protocol.messages import Webhook
+from gpufn.protocol.records import Webhook
 from gpufn_gateway.auth import ADMIN, Access
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import json_answer, principal_of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpufn.protocol.messages import ScheduleRecord
+from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule
 
 

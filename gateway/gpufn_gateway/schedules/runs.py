@@ -18,7 +18,7 @@ import msgspec
 
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError, PlatformError, ScheduleNotFound
-from gpufn.protocol.messages import ScheduleRecord
+from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule, due, next_time
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.schedules.declared import changes

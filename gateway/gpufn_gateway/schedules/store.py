@@ -14,7 +14,7 @@ from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.clock import Clock
 from gpufn.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
 from gpufn.ids import invocation_id_for, new_invocation_id, new_ulid
-from gpufn.protocol.messages import CallRecord, ScheduleRecord
+from gpufn.protocol.records import CallRecord, ScheduleRecord
 from gpufn.schedule import Schedule, next_time
 from gpufn_gateway.registry import Registry
 

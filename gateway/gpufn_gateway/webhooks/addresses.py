@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from gpufn.errors import InvalidInput
-from gpufn.protocol.messages import Webhook
+from gpufn.protocol.records import Webhook
 from gpufn.urls import check_webhook
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -18,7 +18,9 @@ from gpufn.bus.consumer import Delivery, Pull
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvocationNotFound
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import CallRecord, LogLine, Webhook, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import LogLine
+from gpufn.protocol.records import CallRecord, Webhook
 from gpufn.tasks import Tasks
 from gpufn.webhooks import signatures
 from gpufn_gateway.webhooks import tries

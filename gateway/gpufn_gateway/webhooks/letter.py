@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufn import media
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 
 MOST_RESULT_BYTES: Final = 256 << 10
 

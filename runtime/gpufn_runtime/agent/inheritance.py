@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 
-from gpufn.protocol.messages import WorkerEventKind
+from gpufn.protocol.reports import WorkerEventKind
 from gpufn.workers import Assignment
 from gpufn_runtime.agent import processes, reconcile
 from gpufn_runtime.agent.burials import Burials

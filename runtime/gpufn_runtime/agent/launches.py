@@ -17,7 +17,7 @@ from typing import Protocol
 from gpufn.clock import Clock
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
-from gpufn.protocol.messages import WorkerEventKind
+from gpufn.protocol.reports import WorkerEventKind
 from gpufn.tasks import Tasks
 from gpufn.workers import Assignment, ColdStart, Exit, StartFailure
 from gpufn_runtime.agent import processes

@@ -30,11 +30,8 @@ from gpufn.device import Health
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import (
-    KillOrder,
-    ProcessReport,
-    RunnerReport,
-)
+from gpufn.protocol.messages import KillOrder
+from gpufn.protocol.reports import ProcessReport, RunnerReport
 from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gpufn.protocol.messages import WorkerReport
+from gpufn.protocol.reports import WorkerReport
 from gpufn.workers import ParkedMemory, WorkerState
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.fleet import WorkerRecord

@@ -20,15 +20,9 @@ from gpufn.device import Device, DeviceLink, NodeFacts
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import (
-    DeviceReport,
-    LogLine,
-    NodeReport,
-    ProcessReport,
-    WorkerEvent,
-    WorkerEventKind,
-    encode,
-)
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import LogLine
+from gpufn.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
 from gpufn_runtime.agent.fleet import WorkerRecord
 
 _SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together

@@ -21,7 +21,7 @@ import msgspec
 from gpufn.clock import Clock
 from gpufn.errors import PlatformError
 from gpufn.protocol.launch import EXIT_START_FAILED
-from gpufn.protocol.messages import ProcessReport, WorkerEventKind
+from gpufn.protocol.reports import ProcessReport, WorkerEventKind
 from gpufn.revision import RevisionKey
 from gpufn.tasks import Tasks
 from gpufn.workers import Exit

@@ -8,7 +8,7 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import ControllerReport, FunctionStatus
+from gpufn.protocol.reports import ControllerReport, FunctionStatus
 from gpufn.revision import Revision
 from gpufn.start_failures import start_failure
 

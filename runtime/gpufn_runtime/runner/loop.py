@@ -22,15 +22,9 @@ from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.home import Home
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import (
-    Cancel,
-    HeldBy,
-    RunnerReport,
-    StreamCredit,
-    WhereIs,
-    WorkerReport,
-    encode,
-)
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import Cancel, HeldBy, StreamCredit, WhereIs
+from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import Revision
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt

@@ -15,7 +15,8 @@ import msgspec
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.errors import Conflict, GpufnError
-from gpufn.protocol.messages import InvocationMessage, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import InvocationMessage
 from gpufn.usage import Usage, UsageKey, day_of
 
 log = logging.getLogger(__name__)

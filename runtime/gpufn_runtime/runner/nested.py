@@ -29,7 +29,8 @@ from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import CHECKPOINT_BYTES
-from gpufn.protocol.messages import CallRecord, Checkpoint, ResultReply
+from gpufn.protocol.messages import ResultReply
+from gpufn.protocol.records import CallRecord, Checkpoint
 from gpufn.revision import Revision
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits

@@ -10,7 +10,8 @@ from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import LogLine, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import LogLine
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 # A worker limits itself to less; this bound is for one that does not.

@@ -19,8 +19,9 @@ from gpufn.errors import ErrorInfo, GpufnError, WorkerLost
 from gpufn.invocation import OutcomeKind
 from gpufn.priority import QueueKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import ItemReply, Progress, RevisionTraffic, encode
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import ItemReply, Progress
+from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
 from gpufn.tasks import Tasks
 from gpufn.workers import ColdStart, StartFailure, WorkerState

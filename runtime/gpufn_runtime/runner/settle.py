@@ -27,7 +27,8 @@ from gpufn.invocation import Outcome, OutcomeKind, Settlement, settlement_for, s
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.limits import RECORD_BYTES, inline_bytes
-from gpufn.protocol.messages import AttemptRecord, CallRecord, InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.records import AttemptRecord, CallRecord
 from gpufn.tasks import Tasks
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.lane import DirectDelivery

@@ -16,7 +16,9 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import KillOrder, WorkerEvent, WorkerEventKind, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import KillOrder
+from gpufn.protocol.reports import WorkerEvent, WorkerEventKind
 from gpufn.workers import ColdStart, Exit, StartFailure
 from gpufn_runtime.runner.worker_link import WorkerLink
 

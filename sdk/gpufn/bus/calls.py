@@ -34,7 +34,7 @@ from gpufn.errors import (
 from gpufn.ids import InvocationId, new_invocation_id
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
+from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import (
     Cancel,
@@ -43,7 +43,6 @@ from gpufn.protocol.messages import (
     Reply,
     ResultReply,
     StreamCredit,
-    encode,
     unpack_invocation,
     unpack_reply,
 )

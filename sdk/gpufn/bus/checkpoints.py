@@ -8,7 +8,7 @@ from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import Checkpoint, unpack_checkpoint
+from gpufn.protocol.records import Checkpoint, unpack_checkpoint
 
 
 class Kept(NamedTuple):

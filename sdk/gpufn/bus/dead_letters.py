@@ -10,7 +10,8 @@ from gpufn.bus.summaries import newest, summary, summary_of
 from gpufn.errors import Conflict, PayloadTooLarge
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, DeadLetter, InvocationMessage, unpack_letter
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import CallRecord, DeadLetter, unpack_letter
 
 log = logging.getLogger(__name__)
 

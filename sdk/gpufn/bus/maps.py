@@ -26,8 +26,9 @@ from gpufn.errors import Conflict
 from gpufn.ids import item_id, item_of
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import InvocationMessage, MapEntry, Webhook, encode
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import MapEntry, Webhook
 from gpufn.revision import Revision
 
 _KEPT_CHUNKS: Final = 10_000

@@ -16,7 +16,8 @@ from gpufn.bus.feed import StoredMessage
 from gpufn.ids import id_at, is_stem, item_of, place_in
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.records import CallRecord
 
 _QUEUES = subjects.ASYNC_FILTER.removesuffix(">")
 _AT_ONCE = 1000

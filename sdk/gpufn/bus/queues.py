@@ -14,7 +14,8 @@ from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import CallRecord, InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.records import CallRecord
 
 log = logging.getLogger(__name__)
 

@@ -30,18 +30,9 @@ from gpufn.ids import new_stem
 from gpufn.invocation import InvocationState, Outcome, state_after
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import (
-    CallRecord,
-    Cancel,
-    HeldBy,
-    InvocationMessage,
-    Webhook,
-    WhereIs,
-    encode,
-    unpack_invocation,
-    unpack_record,
-)
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import Cancel, HeldBy, InvocationMessage, WhereIs, unpack_invocation
+from gpufn.protocol.records import CallRecord, Webhook, unpack_record
 from gpufn.revision import Revision
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
 from gpufn.errors import ErrorInfo
-from gpufn.protocol.messages import encode
+from gpufn.protocol.codec import encode
 
 _SUMMARY = "Gpufn-Record"
 _MOST_LOOKED_AT = 100_000

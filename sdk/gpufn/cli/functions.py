@@ -11,7 +11,7 @@ from gpufn.errors import InvalidInput
 
 if TYPE_CHECKING:
     from gpufn._views import FunctionView
-    from gpufn.protocol.messages import WorkerCounts
+    from gpufn.protocol.reports import WorkerCounts
 
 Name = Annotated[str, typer.Argument(help="The function's name.")]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpufn.cli._render import Json, ago, print_json, print_table, say
-from gpufn.protocol.messages import KeyLimits
+from gpufn.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}

@@ -15,11 +15,11 @@ PROTOCOL = 1  # raised when a message changes in a way that an older process wou
 
 T = TypeVar("T")
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 
 
 def pack(header: msgspec.Struct, body: bytes = b"") -> bytes:
-    head = _encode(header)
+    head = encode(header)
     return b"".join((len(head).to_bytes(4, "big"), head, body))
 
 

@@ -9,7 +9,7 @@ import msgspec
 from gpufn.device import Device, DeviceShare, DeviceType
 from gpufn.errors import ErrorInfo
 from gpufn.ids import Digest
-from gpufn.protocol.messages import (
+from gpufn.protocol.reports import (
     FunctionStatus,
     NodeReport,
     ProcessReport,

@@ -14,14 +14,14 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import (
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import (
     ControllerReport,
     ProcessReport,
     RunnerReport,
     WorkerEvent,
     WorkerEventKind,
     WorkerReport,
-    encode,
 )
 from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn.device import DeviceShare, Share
-from gpufn.protocol.messages import NodeReport
+from gpufn.protocol.reports import NodeReport
 from gpufn.spec import Resources
 from gpufn_gateway.controller.gpus import has_kind
 from gpufn_gateway.controller.leases import GpuUse, Lease, LeaseBook, Used

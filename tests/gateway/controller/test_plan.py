@@ -11,7 +11,7 @@ from gpufn.errors import ErrorInfo
 from gpufn.image import ImageSpec
 from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol.messages import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
+from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy

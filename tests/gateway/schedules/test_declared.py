@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpufn.protocol.messages import ScheduleRecord
+from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule
 from gpufn_gateway.schedules.declared import changes
 

@@ -12,7 +12,8 @@ import pytest
 
 from gpufn.bus import records, streams
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import InvocationMessage, ScheduleRecord, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules

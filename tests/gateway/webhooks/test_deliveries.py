@@ -17,7 +17,7 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn_gateway.webhooks import deliveries, tries
 from gpufn_gateway.webhooks.addresses import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries

@@ -27,7 +27,9 @@ from gpufn.errors import ArtifactUnavailable, GpufnError
 from gpufn.home import Home
 from gpufn.ids import Digest, digest_of, new_worker_id
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import KillOrder, LogLine, NodeReport, RunnerReport, WorkerEvent, WorkerReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import KillOrder, LogLine
+from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
 from gpufn.revision import Function, Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
 from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState

@@ -19,8 +19,8 @@ from gpufn.engine import Accuracy, Backend, EngineIdentity, EngineManifest
 from gpufn.errors import ArtifactUnavailable
 from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
+from gpufn.protocol.codec import encode
 from gpufn.protocol.launch import WorkerConfig
-from gpufn.protocol.messages import encode
 from gpufn.revision import Revision
 from gpufn.spec import Resources, spec_from_json
 from gpufn_runtime.agent.engines import EngineCache

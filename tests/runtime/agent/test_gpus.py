@@ -10,7 +10,7 @@ import pynvml
 
 from gpufn.device import Device, DeviceType, Health
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import DeviceReport
+from gpufn.protocol.reports import DeviceReport
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufn.device import Device, DeviceType
-from gpufn.protocol.messages import ProcessReport
+from gpufn.protocol.reports import ProcessReport
 from gpufn.workers import Desired, ParkedMemory, WorkerState
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.proofs import MOST_LEFT_BYTES, Claim, prove

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import RunnerReport, WorkerReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.workers import WorkerState
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher

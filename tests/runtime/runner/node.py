@@ -20,16 +20,10 @@ from gpufn.home import Home
 from gpufn.ids import digest_of, new_invocation_id
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import (
-    CallRecord,
-    KillOrder,
-    RunnerReport,
-    WorkerEvent,
-    WorkerEventKind,
-    WorkerReport,
-    encode,
-)
+from gpufn.protocol.codec import PROTOCOL, encode
+from gpufn.protocol.messages import KillOrder
+from gpufn.protocol.records import CallRecord
+from gpufn.protocol.reports import RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
 from gpufn.usage import KEPT_S

@@ -13,7 +13,8 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import InvocationExpired
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import LogLine, RunnerReport, WorkerReport
+from gpufn.protocol.messages import LogLine
+from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner import intake
 from tests.runtime.runner.node import Node, on_node

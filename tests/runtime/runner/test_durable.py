@@ -18,7 +18,7 @@ from gpufn.parcels import Parcels
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import RECORD_BYTES
-from gpufn.protocol.messages import CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn.spec import Retry
 from gpufn_runtime.runner.intake import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node

@@ -8,7 +8,8 @@ from gpufn.bus import records
 from gpufn.errors import DeviceFailed
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import WorkerEvent, WorkerEventKind, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import WorkerEvent, WorkerEventKind
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
 from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node

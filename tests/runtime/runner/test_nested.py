@@ -9,14 +9,9 @@ from gpufn.bus import streams
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import (
-    ControllerReport,
-    FunctionStatus,
-    InvocationMessage,
-    WorkerCounts,
-    encode,
-    unpack_invocation,
-)
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn.spec import CallKind
 from tests.runtime.runner.node import Node, on_node
 

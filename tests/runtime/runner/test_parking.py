@@ -10,7 +10,7 @@ import msgspec
 from gpufn.errors import ErrorInfo
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import WorkerEvent, WorkerReport
+from gpufn.protocol.reports import WorkerEvent, WorkerReport
 from gpufn.revision import Revision
 from gpufn.workers import Desired, ParkedMemory, WorkerState
 from tests.runtime.runner.node import FakeWorker, Node, on_node

@@ -15,7 +15,8 @@ from gpufn.ids import new_invocation_id
 from gpufn.invocation import OutcomeKind
 from gpufn.priority import QUEUES, Priority, QueueKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.messages import CallRecord, InvocationMessage, unpack_invocation
+from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.records import CallRecord
 from gpufn.revision import Revision
 from gpufn_runtime.runner.order import PATIENCE_S
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node

@@ -13,7 +13,7 @@ from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.messages import WorkerEvent
+from gpufn.protocol.reports import WorkerEvent
 from gpufn.workers import Desired, Exit, WorkerState
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
 

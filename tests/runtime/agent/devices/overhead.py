@@ -11,7 +11,8 @@ import time
 from gpufn.clock import SystemClock
 from gpufn.device import Device, DeviceType
 from gpufn.device_metrics import DeviceMetrics
-from gpufn.protocol.messages import DeviceReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import DeviceReport
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml

@@ -8,7 +8,8 @@ from typing import Any
 
 from gpufn.device import Device, DeviceShare, DeviceType, Health, Share
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import RunnerReport, WorkerReport, encode
+from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.workers import WorkerState
 from tests.runtime.agent.mps.machine import Machine
 

@@ -1,0 +1,175 @@
+"""What the bus keeps: of submitted calls, maps and schedules, and of API keys; one frozen struct each.
+
+Times are unix seconds; durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.priority import Priority
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import Unpacker
+from gpufn.schedule import Schedule
+from gpufn.workers import ColdStart
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How one Attempt of a submitted Invocation ended, and where. `code` and `message` are its error's, shortened."""
+
+    number: int
+    outcome: OutcomeKind
+    ended_at: float
+    started_at: float | None = None
+    worker: str = ""
+    code: str = ""
+    message: str = ""
+    gpu_s: float = 0.0  # GPU seconds that it is charged
+
+
+class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the end of a submitted call is told. `owner`'s secret signs it: an API key's id, or the platform."""
+
+    PLATFORM: ClassVar = subjects.PLATFORM
+
+    url: str
+    owner: str = PLATFORM
+
+
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is kept of a submitted Invocation; packed with its result as body. The first end wins.
+
+    `attempts` are the last ones that ended. A queued one is not taken before `not_before`; an ended one is kept for
+    `keep_s`. `blob` is the Digest of a result that is too large to be the body, `size` the bytes of either.
+    """
+
+    id: str
+    function: str
+    revision: int
+    method: str = ""
+    state: InvocationState
+    submitted_at: float
+    queue_seq: int = 0  # place in ASYNC, while queued
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 1
+    error: ErrorInfo | None = None
+    content_type: str = ""
+    queue_s: float | None = None
+    run_s: float | None = None
+    gpu_s: float = 0.0  # that its attempts are charged
+    cold_start: ColdStart | None = None
+    worker: str = ""
+    digest: str = ""
+    attempts: tuple[AttemptRecord, ...] = ()
+    not_before: float = 0.0
+    keep_s: float = 86400.0
+    blob: str = ""
+    size: int = 0
+    webhook: Webhook | None = None
+    priority: Priority = Priority.NORMAL
+
+
+unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A submitted Invocation that ended without a result, and why; packed with its payload as body. `size` is the
+    payload's, in bytes.
+    """
+
+    id: str
+    function: str
+    revision: int
+    method: str
+    content_type: str
+    accept: str
+    state: InvocationState
+    submitted_at: float
+    died_at: float
+    error: ErrorInfo | None = None
+    attempts: tuple[AttemptRecord, ...] = ()
+    size: int = 0
+    priority: Priority = Priority.NORMAL
+
+
+unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
+
+
+class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What was accepted of a Map until then: its items below `accepted`. Each Chunk's entry is stored right behind its
+    items, those from `first` on; `digest` is of its body, so that it is known when it comes again.
+
+    Nothing more is accepted of a map that is closed or cancelled. An entry that says that it was cancelled, or has
+    ended, is no Chunk's: the rest of it is the one before.
+    """
+
+    id: str
+    function: str
+    revision: int
+    method: str
+    submitted_at: float  # its first item
+    first: int
+    accepted: int
+    chunk: int  # counts them, from 1
+    digest: str = ""
+    is_closed: bool = False
+    is_cancelled: bool = False
+    is_ended: bool = False  # all its items have
+
+
+class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A Schedule and how far it is: what is due until `done_until` has been submitted, the last as `invocation`.
+
+    A function's own is `declared`, and its id is the function's name.
+    """
+
+    id: str
+    function: str
+    schedule: Schedule
+    declared: bool = False
+    paused: bool = False
+    done_until: float
+    created_at: float
+    invocation: str = ""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """What a call left for its next attempt; packed with the value as body. `attempt` made it, at `at`."""
+
+    content_type: str
+    attempt: int
+    at: float
+
+
+unpack_checkpoint: Unpacker[Checkpoint] = Unpacker(Checkpoint)
+
+
+class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What an API key may use; None is no limit. `rate` is in calls per second, of which `burst` may come at once
+    (else as many as in a second); `concurrency` is of calls that are waited for, `queued` of submitted ones that have
+    not ended. `run_s` and `gpu_s` are seconds per day of UTC, as `gpufn.usage` counts them.
+    """
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    queued: int | None = None
+    run_s: float | None = None
+    gpu_s: float | None = None
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key as stored: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
+    ``hi``, ``deploy``, ``read`` or ``admin``."""
+
+    id: str
+    sha256: str
+    scopes: tuple[str, ...]
+    created_at: float
+    label: str = ""
+    limits: KeyLimits = KeyLimits()
