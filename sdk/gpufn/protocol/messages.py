@@ -1,4 +1,4 @@
-"""What is sent: calls and their replies, what is asked about a call on its way, orders to end a worker, lines of output.
+"""What is sent: calls and replies, what is asked about a call on its way, orders to end a worker, lines of output.
 
 Messages with user bytes are packed by `codec.pack`, header and body; the rest are plain msgpack (`codec.encode`, and a
 decoder of their own where they are read). Times that travel are unix seconds; durations are seconds.
