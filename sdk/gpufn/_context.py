@@ -87,11 +87,11 @@ class Context:
         What a result may be, up to 4 MiB: larger state belongs into a file, and its name into the checkpoint. There is
         a next attempt when the function has `retries`, or when the runner died. Raises InvalidInput, PayloadTooLarge.
         """
-        from gpufn import values  # noqa: PLC0415
+        from gpufn import media, values  # noqa: PLC0415
         from gpufn.errors import InvalidInput, PayloadTooLarge, ResultNotEncodable  # noqa: PLC0415
 
         try:
-            encoded = values.encode_result(state, values.NATIVE, limit_bytes=_ANY_SIZE, what="checkpoint")
+            encoded = values.encode_result(state, media.NATIVE, limit_bytes=_ANY_SIZE, what="checkpoint")
         except ResultNotEncodable as error:
             raise InvalidInput(error.message, field="checkpoint") from error
         if len(encoded[1]) > CHECKPOINT_BYTES:

@@ -36,16 +36,16 @@ class CallRequests(Requests):
 
     def invoke(self, function: str, /, **arguments: Any) -> Any:
         """Call a deployed function (`name`, or `name.method`) and wait for its result."""
-        answer = self.invoke_raw(function, values.encode_call((), arguments), values.NATIVE, accept=values.NATIVE)
+        answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
         return values.decode_value(answer.content_type, answer.body, allow_pickle=True)
 
     def invoke_raw(
         self,
         function: str,
         body: bytes,
-        content_type: str = values.JSON,
+        content_type: str = media.JSON,
         *,
-        accept: str = values.JSON,
+        accept: str = media.JSON,
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> Answer:
@@ -59,7 +59,7 @@ class CallRequests(Requests):
         self,
         function: str,
         body: bytes,
-        content_type: str = values.JSON,
+        content_type: str = media.JSON,
         *,
         timeout_s: float | None = None,
         priority: Priority | None = None,
@@ -74,7 +74,7 @@ class CallRequests(Requests):
         self,
         function: str,
         body: bytes,
-        content_type: str = values.JSON,
+        content_type: str = media.JSON,
         *,
         timeout_s: float | None = None,
         priority: Priority | None = None,
@@ -89,10 +89,10 @@ class CallRequests(Requests):
         self,
         function: str,
         body: bytes,
-        content_type: str = values.JSON,
+        content_type: str = media.JSON,
         *,
         invocation: str | None = None,
-        accept: str = values.NATIVE,
+        accept: str = media.NATIVE,
         webhook: str | None = None,
         priority: Priority | None = None,
     ) -> InvocationView:
@@ -110,7 +110,7 @@ class CallRequests(Requests):
         """How a submitted call stands."""
         return self._json(InvocationView, "GET", f"/v1/invocations/{id}")
 
-    def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = values.NATIVE) -> Answer:  # noqa: A002
+    def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = media.NATIVE) -> Answer:  # noqa: A002
         """Wait for the end of a submitted call. Raises its error, or TimeoutError while it still runs."""
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         while True:

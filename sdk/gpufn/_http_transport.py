@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from gpufn import values
+from gpufn import media
 from gpufn._client import Client
 from gpufn._map_ends import End
 from gpufn._transport import MapTarget
@@ -53,7 +53,7 @@ class HttpTransport:
                 _path(function, method),
                 body,
                 content_type,
-                accept=values.NATIVE,
+                accept=media.NATIVE,
                 timeout_s=timeout_s,
                 priority=priority,
             )
@@ -96,7 +96,7 @@ class HttpTransport:
         with _told_to_deploy(target.function):
             return self.client.send_items(
                 _path(target.function, target.method), map_id, first, items,
-                content_type=values.NATIVE, accept=values.NATIVE, last=is_last, priority=target.priority,
+                content_type=media.NATIVE, accept=media.NATIVE, last=is_last, priority=target.priority,
             )  # fmt: skip
 
     def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:

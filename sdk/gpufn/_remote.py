@@ -135,13 +135,13 @@ class Remote(Generic[P, R, V]):
         return AsyncRemote(self)
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-        from gpufn import values  # noqa: PLC0415
+        from gpufn import media, values  # noqa: PLC0415
 
         signature = self._signature()
         signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
         if self._by_name_only:
             args, kwargs = (), by_name(signature, args, kwargs)
-        return values.NATIVE, values.encode_call(args, kwargs)
+        return media.NATIVE, values.encode_call(args, kwargs)
 
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
         with remote_traceback(), contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from gpufn import _transport, values
+from gpufn import _transport, media, values
 from gpufn._function import Function, FunctionClass, Instance, declared_here
 from gpufn._remote import kind_of
 from gpufn._threads import run_coroutine
@@ -82,7 +82,7 @@ class LocalTransport:
             result = self._run(function, method, body)
             if isinstance(result, Iterator):
                 result = list(result)
-        return values.encode_result(result, values.NATIVE)
+        return values.encode_result(result, media.NATIVE)
 
     def stream(
         self,
@@ -96,7 +96,7 @@ class LocalTransport:
     ) -> Iterator[tuple[str, bytes]]:
         with _raised_remotely():
             for item in self._run(function, method, body):
-                yield values.encode_result(item, values.NATIVE)
+                yield values.encode_result(item, media.NATIVE)
 
     def submit(
         self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None

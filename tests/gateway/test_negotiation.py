@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn import values
+from gpufn import media
 from gpufn.media import BYTES, JSON, MSGPACK, NATIVE
 from gpufn_gateway import negotiation
 
@@ -31,9 +31,9 @@ def test_what_a_body_is(content_type: str | None, kind: str) -> None:
 @pytest.mark.parametrize("content_type", [text for text, _ in BODIES])
 def test_the_worker_takes_a_body_for_what_the_gateway_did(content_type: str | None) -> None:
     kind = negotiation.of_body(None if content_type is None else content_type.encode("latin-1"))
-    assert negotiation.is_arguments(values.media_type(kind)) == negotiation.is_arguments(kind)
+    assert negotiation.is_arguments(media.media_type(kind)) == negotiation.is_arguments(kind)
     if negotiation.is_arguments(kind):
-        assert values.media_type(content_type or "") == kind
+        assert media.media_type(content_type or "") == kind
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn import Client, _transport, gpu_function, values
+from gpufn import Client, _transport, gpu_function, media, values
 from gpufn._http_transport import HttpTransport
 from gpufn._requests import find_url
 from gpufn.errors import (
@@ -44,15 +44,15 @@ _STATUS = {"id": "0" * 26, "function": "f", "revision": 1, "state": "queued"}
 
 
 def _native(value: Any) -> bytes:
-    return values.encode_result(value, values.NATIVE)[1]
+    return values.encode_result(value, media.NATIVE)[1]
 
 
 def test_a_value_goes_out_and_comes_back_as_it_is(gateway: StubGateway) -> None:
-    gateway.on("POST /v1/functions/f/invoke", _native((1, {2})), content_type=values.NATIVE)
+    gateway.on("POST /v1/functions/f/invoke", _native((1, {2})), content_type=media.NATIVE)
     with Client() as client:
         assert client.invoke("f", x=(3,)) == (1, {2})
     (request,) = gateway.requests
-    assert (request.headers["content-type"], request.headers["accept"]) == (values.NATIVE, values.NATIVE)
+    assert (request.headers["content-type"], request.headers["accept"]) == (media.NATIVE, media.NATIVE)
     assert values.decode_call(request.body) == ([], {"x": (3,)})
 
 
@@ -143,7 +143,7 @@ def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
         "POST /v1/functions/f-x/invoke", {"code": "function_not_found", "detail": "There is no function 'f-x'."}, 404
     )
     with pytest.raises(FunctionNotFound) as caught:
-        transport.call("f-x", "", values.NATIVE, b"")
+        transport.call("f-x", "", media.NATIVE, b"")
     assert str(caught.value) == (
         "There is no function 'f-x' at this gateway; `gpufn deploy FILE` deploys those of a file, "
         "and Client().deploy(f_x) one of this process"
@@ -197,9 +197,9 @@ def test_a_submit_is_repeated_under_its_own_id_when_the_connection_breaks(
 def test_a_result_is_waited_for_until_it_is_there(gateway: StubGateway) -> None:
     path = f"GET /v1/invocations/{'0' * 26}/result"
     gateway.on(path, _STATUS, status=202)
-    gateway.on(path, _native([1]), content_type=values.NATIVE)
+    gateway.on(path, _native([1]), content_type=media.NATIVE)
     with Client() as client:
-        assert values.decode_value(values.NATIVE, client.result_raw("0" * 26).body) == [1]
+        assert values.decode_value(media.NATIVE, client.result_raw("0" * 26).body) == [1]
         assert [request.path.partition("?")[2] for request in gateway.requests] == ["wait=30.000"] * 2
 
 
@@ -209,7 +209,7 @@ def test_a_result_that_does_not_come_in_time_is_a_timeout(gateway: StubGateway) 
         client.result_raw("0" * 26, timeout_s=0)
 
 
-def _record(kind: int, body: bytes, content_type: str = values.NATIVE) -> bytes:
+def _record(kind: int, body: bytes, content_type: str = media.NATIVE) -> bytes:
     return bytes([kind, len(content_type)]) + len(body).to_bytes(4, "big") + content_type.encode() + body
 
 
@@ -239,7 +239,7 @@ def test_a_spawned_call_has_the_id_that_was_sent(gateway: StubGateway, monkeypat
     gateway.on(f"PUT /v1/functions/f.go/invocations/{'0' * 26}", _STATUS, status=202)
     gateway.on(f"GET /v1/invocations/{'0' * 26}", _STATUS | {"state": "running"})
     gateway.on(f"DELETE /v1/invocations/{'0' * 26}", _STATUS | {"cancelled": False})
-    invocation = transport.submit("f", "go", values.NATIVE, b"")
+    invocation = transport.submit("f", "go", media.NATIVE, b"")
     assert is_invocation_id(invocation)
     assert (transport.status(invocation), transport.cancel(invocation)) == (InvocationState.RUNNING, False)
     transport.close()

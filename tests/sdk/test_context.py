@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gpufn
-from gpufn import values
+from gpufn import media, values
 from gpufn._context import Context
 from gpufn.errors import InvalidInput, PayloadTooLarge
 from gpufn.protocol.limits import CHECKPOINT_BYTES
@@ -102,5 +102,5 @@ def test_a_function_that_runs_here_has_a_context_that_keeps_nothing() -> None:
 
 
 def test_what_is_restored_has_its_python_types(heard: Heard) -> None:
-    heard.stored = values.encode_result((1, {2}), values.NATIVE)
+    heard.stored = values.encode_result((1, {2}), media.NATIVE)
     assert Context("i1", 2, None, heard).restored == (1, {2})

@@ -310,7 +310,7 @@ class Keeper:
         if argument < 0:
             problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError"}'
             return End(media.OutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
-        content_type, body = values.encode_result(argument * argument, values.NATIVE)
+        content_type, body = values.encode_result(argument * argument, media.NATIVE)
         return End(RESULT, item, place, place, content_type, body)
 
     def map_status(self, map_id: str) -> MapView:

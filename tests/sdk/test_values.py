@@ -20,7 +20,8 @@ import pytest
 
 from gpufn import values
 from gpufn.errors import InvalidInput, ResultNotEncodable
-from gpufn.values import BYTES, JSON, MSGPACK, NATIVE, Record
+from gpufn.media import BYTES, JSON, MSGPACK, NATIVE
+from gpufn.native import Record
 
 
 def iter_nothing() -> Iterator[int]:
@@ -200,7 +201,7 @@ def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
 
 def test_looking_at_values_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from gpufn import values; values.encode_result([1, {'a': 2.5}], values.NATIVE)\n"
+        "import sys; from gpufn import media, values; values.encode_result([1, {'a': 2.5}], media.NATIVE)\n"
         "print([name for name in ('numpy', 'pydantic', 'cloudpickle', 'asyncio') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

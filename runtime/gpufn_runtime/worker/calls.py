@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
-from gpufn import values
+from gpufn import media
 from gpufn._context import Context
 from gpufn.errors import InvalidInput, InvocationCancelled, InvocationExpired, PlatformError, error_from
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -48,7 +48,7 @@ class NestedCalls:
     ) -> tuple[str, bytes]:
         return self._ask(
             "call", function, body,
-            method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s, priority=priority,
+            method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
 
     def stream(
@@ -64,7 +64,7 @@ class NestedCalls:
         with _Conversation(self) as conversation:
             conversation.open(
                 "stream", function, body,
-                method=method, content_type=content_type, accept=values.NATIVE, timeout_s=timeout_s, priority=priority,
+                method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
             )  # fmt: skip
             for number in itertools.count(1):
                 frame, data = conversation.next()
@@ -79,7 +79,7 @@ class NestedCalls:
         self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
     ) -> str:
         answer = self._ask(
-            "submit", function, body, method=method, content_type=content_type, accept=values.NATIVE, priority=priority
+            "submit", function, body, method=method, content_type=content_type, accept=media.NATIVE, priority=priority
         )
         return answer[1].decode()
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gpufn import values
+from gpufn import media, native, values
 from gpufn.errors import InvalidInput, RequestError
 
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$")
@@ -79,7 +79,7 @@ class Parameters:
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments. RequestError says what does not fit."""
         try:
-            return self._bind(values.media_type(content_type), body, content_type)
+            return self._bind(media.media_type(content_type), body, content_type)
         except RequestError:
             raise
         except Exception as error:  # a validator or a constructor of the user's own
@@ -93,11 +93,11 @@ class Parameters:
         return dict(bound.arguments)
 
     def _bind(self, kind: str, body: bytes | memoryview, content_type: str) -> tuple[list[Any], dict[str, Any]]:
-        if kind == values.JSON:
+        if kind == media.JSON:
             return self._from_map(self._from_json, body or b"{}", "JSON")
-        if kind == values.MSGPACK:
+        if kind == media.MSGPACK:
             return self._from_map(self._from_msgpack, body or b"\x80", "msgpack")
-        if kind == values.NATIVE:
+        if kind == media.NATIVE:
             return self._from_native(body)
         if self._raw_parameter is None:
             if body:
@@ -140,8 +140,8 @@ class Parameters:
     def _fitted(self, name: str, value: Any) -> Any:
         """A Python value for a parameter: as it is, or as the class that the hint names."""
         hint = self._hints.get(name, Any)
-        if values.has_record(value):
-            return self._converted(name, values.plain(value), hint)
+        if native.has_record(value):
+            return self._converted(name, native.plain(value), hint)
         holder = self._holders.get(name)
         if holder is None:
             return value

@@ -28,7 +28,7 @@ from typing import NoReturn
 import msgspec
 
 import gpufn
-from gpufn import values
+from gpufn import media, values
 from gpufn.protocol.frames import FrameReader, RunnerFrame
 from gpufn.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
 from gpufn_runtime.worker import lifecycle, loader, process
@@ -93,8 +93,8 @@ def rehearse() -> None:
     """Let msgspec look at the types that every worker decodes, once instead of in each."""
     msgspec.json.Decoder(WorkerConfig)
     FrameReader[RunnerFrame](RunnerFrame)
-    Parameters(rehearse).bind(values.JSON, b"")
-    for kind in (values.JSON, values.NATIVE):
+    Parameters(rehearse).bind(media.JSON, b"")
+    for kind in (media.JSON, media.NATIVE):
         values.encode_result(None, kind)
 
 

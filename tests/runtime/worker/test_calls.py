@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpufn import values
+from gpufn import media, values
 from gpufn.protocol.frames import Cancel, Credit
 
 Start = Any
@@ -199,7 +199,7 @@ def test_a_queued_call_that_is_cancelled_never_runs(start: Start) -> None:
     worker.send(Cancel(queued))
     result, _ = worker.result()
     assert (result.attempt, result.kind.value) == (queued, "cancelled")
-    worker.answer(call.call, values.NATIVE, b"\xc0")
+    worker.answer(call.call, media.NATIVE, b"\xc0")
     assert worker.result()[1] == b"[true]"
 
 
@@ -258,8 +258,8 @@ def test_numpy_arrays_travel_between_python_and_python(start: Start) -> None:
 
     worker = start("def f(x, scale=1): return (x * scale, {'shape': x.shape})")
     body = values.encode_call((np.ones((2, 3), "float32"),), {"scale": 2})
-    answer = worker.call(body, content_type=values.NATIVE, accept=values.NATIVE)
-    array, about = values.decode_value(values.NATIVE, answer, allow_pickle=True)
+    answer = worker.call(body, content_type=media.NATIVE, accept=media.NATIVE)
+    array, about = values.decode_value(media.NATIVE, answer, allow_pickle=True)
     assert (array.dtype, array.tolist(), about) == ("float32", [[2.0] * 3] * 2, {"shape": (2, 3)})
 
 
@@ -286,19 +286,19 @@ def test_a_large_input_and_result_travel_whole(start: Start) -> None:
 def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start) -> None:
     worker = start(
         """
-        from gpufn import _transport, values
+        from gpufn import _transport, media, values
         def f(x: int):
-            answer = _transport.current().call("other", "m", values.NATIVE, values.encode_call((x,), {}))
+            answer = _transport.current().call("other", "m", media.NATIVE, values.encode_call((x,), {}))
             return values.decode_value(*answer) + 1
         """
     )
     number = worker.run(b'{"x": 20}')
     call, body = worker.next()
     assert (call.verb, call.target, call.method, call.accept, call.parent) == (
-        "call", "other", "m", values.NATIVE, number,
+        "call", "other", "m", media.NATIVE, number,
     )  # fmt: skip
     assert values.decode_call(body) == ([20], {})
-    worker.answer(call.call, *values.encode_result(41, values.NATIVE))
+    worker.answer(call.call, *values.encode_result(41, media.NATIVE))
     assert worker.result()[1] == b"42"
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpufn import values
+from gpufn import media, values
 from gpufn.errors import BusUnavailable, PayloadTooLarge
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.frames import Call, Progress, Ready
@@ -62,7 +62,7 @@ def test_a_checkpoint_returns_when_it_is_stored_and_a_refusal_is_raised(start: S
     number = worker.run()
     call, body = worker.next()
     assert isinstance(call, Call)
-    assert (call.verb, call.parent, call.content_type) == ("checkpoint", number, values.NATIVE)
+    assert (call.verb, call.parent, call.content_type) == ("checkpoint", number, media.NATIVE)
     assert values.decode_value(call.content_type, body) == {"step": 1}
     worker.answer(call.call, "", b"")
     call, _ = worker.next()
@@ -83,7 +83,7 @@ def test_what_an_earlier_attempt_left_is_fetched_when_it_is_asked_for(start: Sta
     call, _ = worker.next()
     assert isinstance(call, Call)
     assert (call.verb, call.parent) == ("restore", number)
-    worker.answer(call.call, *values.encode_result([1, 2], values.NATIVE))
+    worker.answer(call.call, *values.encode_result([1, 2], media.NATIVE))
     assert worker.result()[1] == b"[1,2]"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from gpufn import values
 from gpufn.errors import InvalidInput, UnsupportedMediaType
-from gpufn.values import JSON, MSGPACK, NATIVE
+from gpufn.media import JSON, MSGPACK, NATIVE
 from gpufn_runtime.worker.parameters import Parameters
 
 

@@ -7,7 +7,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gpufn import values
+from gpufn import media, values
 from gpufn.protocol.frames import Cancel
 
 Start = Any
@@ -26,7 +26,7 @@ def test_a_decorated_function_calls_another_one(start: Start) -> None:
     number = worker.run(b'{"x": 1}')
     call, body = worker.next()
     assert (call.target, call.parent, values.decode_call(body)) == ("g", number, ([1], {}))
-    worker.answer(call.call, *values.encode_result(20, values.NATIVE))
+    worker.answer(call.call, *values.encode_result(20, media.NATIVE))
     assert worker.result()[1] == b"[2,20]"
 
 
@@ -44,7 +44,7 @@ def test_an_async_function_awaits_another_one_and_stays_its_parent(start: Start)
     number = worker.run(b'{"x": 1}')
     call, _ = worker.next()
     assert (call.target, call.parent) == ("g", number)
-    worker.answer(call.call, *values.encode_result(20, values.NATIVE))
+    worker.answer(call.call, *values.encode_result(20, media.NATIVE))
     assert worker.result()[1] == b"20"
 
 

@@ -81,7 +81,7 @@ class ModelFunction:
             raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
 
     def _decoded(self, content_type: str, body: bytes | memoryview) -> Asked:
-        kind = values.media_type(content_type)
+        kind = media.media_type(content_type)
         if kind == media.TENSORS:
             request = oip.decode(content_type, body, self._session.inputs, self._session.outputs)
             return Asked(self._session.fit(request.inputs), request)
