@@ -137,6 +137,14 @@ def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
         machine.real_gpu()
 
 
+def test_tests_of_gpus_that_can_be_run_are_not_held_up_by_a_package_that_others_need() -> None:
+    """One module that could not be imported ended the run of all of them."""
+    without = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'onnx', 'onnxruntime', 'torch']))"
+    collect = "import pytest; sys.exit(pytest.main(['tests/gpu', '--collect-only', '-q', '-p', 'no:cacheprovider']))"
+    ended = subprocess.run([sys.executable, "-c", f"{without}; {collect}"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+
+
 @pytest.mark.e2e
 def test_a_step_that_fails_beside_a_platform_shows_the_ends_of_its_logs() -> None:
     def check(machine: Machine) -> Finding:

@@ -7,12 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 
 from gpufn.engine import Backend
-from tests.builder import models
 from tests.conftest import Platform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
@@ -21,6 +18,8 @@ _ALLOWED_REL_L2 = 1e-3
 
 
 def _need(backend: Backend) -> None:
+    import onnxruntime
+
     if backend is Backend.TENSORRT and find_spec("tensorrt") is None:
         pytest.skip("tensorrt is not installed")
     if backend is Backend.ORT_CUDA and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
@@ -29,6 +28,11 @@ def _need(backend: Backend) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    for module in ("numpy", "onnx", "onnxruntime"):
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    from tests.builder import models
+
     path = tmp_path_factory.mktemp("model") / "cnn.onnx"
     path.write_bytes(models.cnn().SerializeToString())
     return path
@@ -53,6 +57,9 @@ def test_a_worker_loads_the_engine_and_answers_what_the_cpu_answers(
     nvml: Any, platform: Platform, model: Path, backend: Backend
 ) -> None:
     """The best engine that there is serves; with TensorRT installed that is TensorRT's."""
+    import numpy as np
+    import onnxruntime
+
     _need(backend)
     if backend is Backend.ORT_CUDA and find_spec("tensorrt") is not None:
         pytest.skip("TensorRT's engine is served before that of ONNX Runtime")
