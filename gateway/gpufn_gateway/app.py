@@ -4,11 +4,12 @@
 2. invoke and submit go straight to `Invoke`, inference to `Inference`
 3. everything else is authenticated, then routed
 4. whatever was raised before the answer began becomes a problem, in the words of the path's protocol; a foreign
-   exception shows only an incident id
+   exception shows only an incident id; what is cut short because the gateway stops is told so
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
-from gpufn.errors import GpufnError
+from gpufn.errors import GatewayUnavailable, GpufnError
 from gpufn_gateway import oip, problems
 from gpufn_gateway.answers import OWN, Wording, send_problem
 from gpufn_gateway.auth import METHODS, Access
@@ -32,6 +33,10 @@ _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
 _SUBMIT: Final = "/submit"
 _VERB_LENGTH: Final = len(_INVOKE)  # of both
+_STOPPED: Final = (
+    "The gateway stopped before this was done, and it may have run: try again, with an Idempotency-Key if it must not "
+    "run twice."
+)
 # Probes have neither a key nor our name.
 _OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
@@ -65,6 +70,8 @@ class App:
             await self._route(path, scope, receive, send)
         except ClientGone:
             return
+        except asyncio.CancelledError:  # by the server, which ends, and has waited for as long as it may
+            await self._refuse(GatewayUnavailable(_STOPPED), scope, send)
         except Exception as error:
             await self._refuse(error, scope, send)
 

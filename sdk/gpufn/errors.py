@@ -345,7 +345,7 @@ class ProtocolMismatch(PlatformError):
 
 
 class GatewayUnavailable(PlatformError):
-    """The gateway cannot be reached."""
+    """The gateway cannot be reached, or stopped before it could answer."""
 
     code = "gateway_unavailable"
 

@@ -323,13 +323,18 @@ async def test_a_slow_call_whose_client_stays_is_answered(gateway: Any, connecti
     assert [task.get_name() for task in asyncio.all_tasks() if "slow" in task.get_name()] == []
 
 
-async def test_a_call_that_is_broken_off_is_cancelled(gateway: Any, connection: Any, settle: Any) -> None:
+async def test_a_call_that_is_broken_off_as_the_gateway_stops_is_cancelled_and_its_caller_told(
+    gateway: Any, connection: Any, settle: Any
+) -> None:
     gateway.queue.answer = lambda call: None
-    task = connection(URL, GOOD).start(gateway.app)
+    client = connection(URL, GOOD)
+    task = client.start(gateway.app)
     await settle()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert gateway.queue.calls[0].cancelled
+    told = msgspec.json.decode(client.body)
+    assert (told["status"], told["code"], told["retryable"]) == (503, "gateway_unavailable", True)
 
 
 async def test_too_many_headers_and_other_methods_are_refused(gateway: Any, problem: Any) -> None:
