@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
 
 import msgspec
 
@@ -21,8 +20,6 @@ from gpufn.ids import new_ulid
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
-
-_TRIES: Final = 50
 
 _build = msgspec.msgpack.Decoder(Build)
 
@@ -118,23 +115,20 @@ class Builds:
 
     async def cancel(self, build_id: str) -> Build:
         """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""
-        for _ in range(_TRIES):
-            entry = await self._builds.get(build_id)
+
+        def change(entry: Entry | None) -> bytes:
             if entry is None:
                 raise BuildNotFound
             build = _build.decode(entry.value)
             if build.state.ended or build.cancel:
-                return build
+                return entry.value
             cancelled = msgspec.structs.replace(build, cancel=True)
             if build.state is BuildState.PENDING:
                 cancelled = msgspec.structs.replace(
                     cancelled, state=BuildState.CANCELLED, ended_at=self._clock.time(), detail="cancelled"
                 )
-            value = encode(cancelled)
-            try:
-                stored_at = await self._builds.update(build_id, value, entry.revision)
-            except Conflict:
-                continue
-            self.on_build(build_id, Entry(build_id, value, stored_at))
-            return cancelled
-        raise Conflict(f"The build {build_id} changes too quickly; try again.")
+            return encode(cancelled)
+
+        stored = await self._builds.change(build_id, change)
+        self.on_build(build_id, stored)
+        return _build.decode(stored.value)

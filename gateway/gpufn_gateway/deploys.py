@@ -267,23 +267,16 @@ class Deploys:
     async def _change(
         self, name: str, change: Callable[[Function], Function], *, absent: Function | None = None
     ) -> Function:
-        for _ in range(_TRIES):
-            entry = await self._functions.get(name)
-            if entry is None and absent is None:
+        def changed(entry: Entry | None) -> bytes:
+            if entry is not None:
+                return encode(change(_function.decode(entry.value)))
+            if absent is None:
                 raise FunctionNotFound(f"There is no function {name!r}.")
-            changed = absent if entry is None else change(_function.decode(entry.value))
-            assert changed is not None
-            value = encode(changed)
-            try:
-                if entry is None:
-                    stored_at = await self._functions.create(name, value)
-                else:
-                    stored_at = await self._functions.update(name, value, entry.revision)
-            except Conflict:
-                continue
-            self._registry.on_function(name, Entry(name, value, stored_at))
-            return changed
-        raise _busy(name)
+            return encode(absent)
+
+        stored = await self._functions.change(name, changed)
+        self._registry.on_function(name, stored)
+        return _function.decode(stored.value)
 
     async def _end(self, name: str, number: int) -> None:
         """Retire a revision of a function that is deleted, or fail it and cancel its builds."""
@@ -304,22 +297,15 @@ class Deploys:
 
     async def _change_revision(self, name: str, number: int, change: Callable[[Revision], Revision]) -> Revision:
         key = subjects.revision_key(name, number)
-        for _ in range(_TRIES):
-            entry = await self._revisions.get(key)
+
+        def changed(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RevisionNotFound(f"{name} has no revision {number}.")
-            before = _revision.decode(entry.value)
-            after = change(before)
-            if after == before:
-                return before
-            value = encode(after)
-            try:
-                stored_at = await self._revisions.update(key, value, entry.revision)
-            except Conflict:
-                continue
-            self._registry.on_revision(key, Entry(key, value, stored_at))
-            return after
-        raise _busy(name)
+            return encode(change(_revision.decode(entry.value)))
+
+        stored = await self._revisions.change(key, changed)
+        self._registry.on_revision(key, stored)
+        return _revision.decode(stored.value)
 
 
 def _busy(name: str) -> Conflict:

@@ -39,6 +39,32 @@ async def test_compare_and_set_lets_one_writer_win(connect: Any, nats: Any) -> N
     assert await kv.create("a", b"4") > second
 
 
+async def test_a_change_is_made_on_what_others_have_made_meanwhile(connect: Any, nats: Any) -> None:
+    kv = await KeyValue.open(await connect(nats), "changes")
+
+    def one_more(entry: Entry | None) -> bytes:
+        return b"1" if entry is None else b"%d" % (int(entry.value) + 1)
+
+    await asyncio.gather(*(kv.change("a", one_more) for _ in range(8)))
+    changed = await kv.get("a")
+    assert changed is not None
+    assert changed.value == b"8"
+    assert await kv.change("a", lambda entry: entry.value if entry else b"") == changed
+    await kv.delete("a")
+    assert (await kv.change("a", one_more)).value == b"1"
+
+
+async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any, nats: Any) -> None:
+    class Beaten(KeyValue):
+        async def update(self, key: str, value: bytes, revision: int, **_: Any) -> int:
+            raise Conflict("somebody else was quicker")
+
+    bus = await connect(nats)
+    await (await KeyValue.open(bus, "beaten")).put("a", b"1")
+    with pytest.raises(Conflict, match="beaten/a is being changed by too many at once; try again"):
+        await (await Beaten.open(bus, "beaten")).change("a", lambda entry: b"2")
+
+
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "a.>", "ä"])
 async def test_what_is_not_a_key_is_refused(connect: Any, nats: Any, key: str) -> None:
     kv = await KeyValue.open(await connect(nats), "records")

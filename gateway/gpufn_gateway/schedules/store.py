@@ -18,7 +18,6 @@ from gpufn.protocol.records import CallRecord, ScheduleRecord
 from gpufn.schedule import Schedule, next_time
 from gpufn_gateway.registry import Registry
 
-_TRIES: Final = 20
 _MOST: Final = 10_000  # the leader looks at all of them each second
 
 _record = msgspec.msgpack.Decoder(ScheduleRecord)
@@ -96,20 +95,15 @@ class Schedules:
 
     async def change(self, id: str, change: Callable[[ScheduleRecord], ScheduleRecord]) -> ScheduleRecord:  # noqa: A002
         """By compare-and-set, on the record as it is stored. Raises ScheduleNotFound."""
-        for _ in range(_TRIES):
-            entry = await self._bucket.get(id)
+
+        def changed(entry: Entry | None) -> bytes:
             if entry is None:
                 raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
-            before = _record.decode(entry.value)
-            after = change(before)
-            if after != before:
-                try:
-                    await self._bucket.update(id, _encode(after), entry.revision)
-                except Conflict:
-                    continue
-            self.known[id] = after
-            return after
-        raise Conflict(f"The schedule {id} is being changed by too many at once; try again.")
+            return _encode(change(_record.decode(entry.value)))
+
+        stored = await self._bucket.change(id, changed)
+        after = self.known[id] = _record.decode(stored.value)
+        return after
 
     async def submit(self, record: ScheduleRecord, at: float | None = None) -> CallRecord:
         """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one."""

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 _DELETE = {"KV-Operation": "DEL"}
 _NANO = 1_000_000_000
+_TRIES = 50  # each lost race means that somebody else's change went through
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -102,6 +103,22 @@ class KeyValue:
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s
         )
         return stored.seq
+
+    async def change(self, key: str, change: Callable[[Entry | None], bytes]) -> Entry:
+        """The record as it is then. `change` gets what is stored, and gives what shall be; it is asked again when
+        somebody else was quicker. Raises Conflict when that never ends."""
+        for _ in range(_TRIES):
+            entry = await self.get(key)
+            value = change(entry)
+            if entry is not None and value == entry.value:
+                return entry
+            try:
+                if entry is None:
+                    return Entry(key, value, await self.create(key, value))
+                return Entry(key, value, await self.update(key, value, entry.revision))
+            except Conflict:
+                continue
+        raise Conflict(f"{self.bucket}/{key} is being changed by too many at once; try again.")
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """With `revision`: raises Conflict unless the key is at it now."""
