@@ -6,6 +6,8 @@ from typing import Any
 
 from gpufn.cli._render import Json, ago, print_json, print_table, size
 
+_UUID_LETTERS = 12  # as of GPU-5a1b7e0c-…, which tells a node's apart
+
 
 def nodes(json: Json = False) -> None:
     """List the nodes and their devices."""
@@ -28,7 +30,7 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
     used = metrics.get("memory_used_bytes")
     return (
         node["node"],
-        _named(device),
+        named(device),
         size(device.get("memory_bytes")),
         size(used) if used is not None else "-",
         len(workers_on(node, device)),
@@ -55,6 +57,9 @@ def state_of(device: dict[str, Any]) -> str:
     return f"{health}: {reason}" if reason else str(health)
 
 
-def _named(device: dict[str, Any]) -> str:
+def named(device: dict[str, Any]) -> str:
+    """Its model, and which one of several it is."""
+    if device.get("type") == "gpu":
+        return f"{device.get('kind')}, {device['uuid'][:_UUID_LETTERS]}"
     cores = f", {device['cores']:g} cores" if device.get("cores") else ""
     return f"{device.get('kind')}{cores}"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpufn.cli._render import duration, size
-from gpufn.cli.nodes import metrics_of, state_of, workers_on
+from gpufn.cli.nodes import metrics_of, named, state_of, workers_on
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BAR_COLUMNS = 20
+_BARS = ((135, 20), (100, 10), (0, 5))  # from so many columns of the terminal on, a bar has so many
+_WIDE = 120  # columns of the terminal, for ids of workers and GPUs, and for what the bars are of
+_COLUMNS = 6
+_FIXED = (1, 2, 3, 4)  # the first and the last get narrower, where there is too little room
 _FULL, _HIGH = 0.95, 0.8
 
 
@@ -36,16 +40,16 @@ def top(
     console = Console()
     with Client() as client:
         if once or not sys.stdout.isatty():
-            console.print(screen(client.nodes(), time.time()))
+            console.print(screen(client.nodes(), time.time(), console.width))
             return
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(screen(client.nodes(), time.time()), refresh=True)
+                live.update(screen(client.nodes(), time.time(), console.width), refresh=True)
                 time.sleep(interval)
 
 
-def screen(nodes: list[dict[str, Any]], now: float) -> RenderableType:
-    """All that is drawn, from what `/v1/nodes` answered at `now`, in unix seconds."""
+def screen(nodes: list[dict[str, Any]], now: float, width: int) -> RenderableType:
+    """All that is drawn in `width` columns, from what `/v1/nodes` answered at `now`, in unix seconds."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -54,8 +58,14 @@ def screen(nodes: list[dict[str, Any]], now: float) -> RenderableType:
     for node in nodes:
         parts.append(Text(_heading(node), style="bold"))
         table = Table(box=None, pad_edge=False, show_header=False)
+        for column in range(_COLUMNS):
+            table.add_column(no_wrap=column in _FIXED)
         for device in node.get("devices", []):
-            _add_device(table, node, device, now)
+            for row in _rows(node, device, now, width):
+                # One line each: what does not fit is cut, not wrapped.
+                table.add_row(
+                    *(Text(cell, no_wrap=True, overflow="ellipsis") if isinstance(cell, str) else cell for cell in row)
+                )
         parts.append(table)
     return Group(*parts) if parts else Text("no node reports: does an agent run?")
 
@@ -68,17 +78,18 @@ def _heading(node: dict[str, Any]) -> str:
     return f"{node['node']}  {', '.join(told)}".rstrip()
 
 
-def _add_device(table: Any, node: dict[str, Any], device: dict[str, Any], now: float) -> None:
+def _rows(node: dict[str, Any], device: dict[str, Any], now: float, width: int) -> Iterator[tuple[Any, ...]]:
+    """The device, then the workers on it."""
     workers = workers_on(node, device)
     is_gpu = device.get("type") == "gpu"
     metrics = metrics_of(node, device)
     total = device.get("memory_bytes") or 0
     used = metrics.get("memory_used_bytes") if is_gpu else sum(each.get("resident_bytes", 0) for each in workers)
-    table.add_row(
-        str(device.get("kind")),
-        _bar(metrics.get("utilisation")) if is_gpu else "",
-        _bar(used / total if used is not None and total else None),
-        f"{size(used)} of {size(total)}",
+    yield (
+        named(device) if width >= _WIDE else str(device.get("kind")),
+        _bar(metrics.get("utilisation"), width) if is_gpu else "",
+        _bar(used / total if used is not None and total else None, width),
+        f"{size(used)} of {size(total)}" if width >= _WIDE else size(used),
         _weather(metrics),
         "" if device.get("health", "healthy") == "healthy" else state_of(device),
     )
@@ -88,11 +99,12 @@ def _add_device(table: Any, node: dict[str, Any], device: dict[str, Any], now: f
         share = worker.get("share") or {}
         held = worker.get("gpu_bytes", {}).get(device["uuid"]) if is_gpu else worker.get("resident_bytes")
         limit = share.get("vram_bytes") if is_gpu else share.get("memory_bytes")
-        table.add_row(
-            f"  {worker['function']}@{worker['revision']}  {worker['worker']}",
+        name = f"  {worker['function']}@{worker['revision']}"
+        yield (
+            f"{name}  {worker['worker']}" if width >= _WIDE else name,
             "",
-            _bar(held / limit if held is not None and limit else None),
-            f"{size(held)} of {size(limit)}" if limit else size(held),
+            _bar(held / limit if held is not None and limit else None, width),
+            f"{size(held)} of {size(limit)}" if limit and width >= _WIDE else size(held),
             _terms(share) if is_gpu else "",
             ("parked, " if worker.get("parked") else "") + f"for {duration(max(0.0, now - worker['started_at']))}",
         )
@@ -110,12 +122,13 @@ def _weather(metrics: dict[str, Any]) -> str:
     return " ".join(told)
 
 
-def _bar(part: float | None) -> Any:
-    """Of 20 columns, with the percentage; ``-`` when it is not known."""
+def _bar(part: float | None, width: int) -> Any:
+    """With the percentage, for a terminal of `width` columns; ``-`` when it is not known."""
     from rich.text import Text  # noqa: PLC0415
 
     if part is None:
         return Text("-", style="dim")
-    filled = min(_BAR_COLUMNS, round(part * _BAR_COLUMNS))
+    columns = next(columns for least, columns in _BARS if width >= least)
+    filled = min(columns, round(part * columns))
     style = "red" if part >= _FULL else "yellow" if part >= _HIGH else "green"
-    return Text.assemble(("━" * filled, style), ("─" * (_BAR_COLUMNS - filled), "dim"), f" {part:4.0%}")
+    return Text.assemble(("━" * filled, style), ("─" * (columns - filled), "dim"), f" {part:4.0%}")
