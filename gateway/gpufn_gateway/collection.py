@@ -29,7 +29,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.engine import Build, EngineManifest
-from gpufn.errors import Conflict, PlatformError
+from gpufn.errors import Conflict
 from gpufn.priority import QUEUES
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
@@ -37,6 +37,7 @@ from gpufn.revision import Function, Revision
 from gpufn_gateway import usage
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.duty import tried_again
 from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.registry import Registry
 
@@ -90,14 +91,10 @@ class Collection:
                     await self._asked.wait()
                     await asyncio.sleep(_AFTER_A_DELETE_S)
             self._asked.clear()
-            try:
+            with tried_again("collecting what nobody needs"):
                 if self._deleted_are_in_use():
                     self._asked.set()
                 await self.step()
-            except PlatformError as error:
-                log.warning("what nobody needs stays for another minute: %s", error)
-            except Exception:
-                log.exception("collecting what nobody needs failed; it is tried again")
 
     async def step(self) -> None:
         in_use = self._numbers_in_use()

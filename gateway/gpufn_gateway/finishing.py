@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpufn.clock import Clock
-from gpufn.errors import PlatformError, RequestError
+from gpufn.errors import RequestError
 from gpufn.revision import Revision, RevisionState
 from gpufn_gateway import building
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.duty import tried_again
 from gpufn_gateway.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,8 @@ class Finishing:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            try:
+            with tried_again("finishing what was built"):
                 await self.step()
-            except PlatformError as error:
-                log.warning("revisions that were built wait for the next second: %s", error)
-            except Exception:
-                log.exception("finishing what was built failed; it is tried again")
             await self._builds.any_change(_TICK_S)
 
     async def step(self) -> None:

@@ -21,12 +21,13 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, PlatformError
+from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import GatewayReport
 from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import Principal
+from gpufn_gateway.duty import tried_again
 from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.quotas import Use
 
@@ -129,12 +130,8 @@ class KeyUses:
                 async with asyncio.timeout(_LOOK_UP_S):
                     await self._is_new.wait()
             self._is_new.clear()
-            try:
+            with tried_again("looking up what the calls of keys took today"):
                 await self.look_up()
-            except PlatformError as error:
-                log.warning("what the calls of keys took today is not known: %s", error)
-            except Exception:
-                log.exception("looking up what the calls of keys took failed; it is tried again")
 
     async def look_up(self) -> None:
         by_day = [use for use in self._uses.values() if use.is_by_day]

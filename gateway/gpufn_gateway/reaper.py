@@ -15,10 +15,10 @@ from typing import Final
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
-from gpufn.errors import PlatformError
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage
 from gpufn_gateway import reaping
+from gpufn_gateway.duty import tried_again
 from gpufn_gateway.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,9 @@ class Reaper:
         """Until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
-            try:
+            with tried_again("looking for calls that nobody will end"):
                 if self._leads() and (ended := await self.step()):
                     log.info("took %d calls out of queues that nobody serves", ended)
-            except PlatformError as error:
-                log.warning("calls that nobody will end wait: %s", error)
-            except Exception:
-                log.exception("looking for calls that nobody will end failed; it is tried again")
 
     async def step(self) -> int:
         """Returns how many calls are out of their queues."""

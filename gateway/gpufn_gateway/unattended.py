@@ -14,9 +14,9 @@ from gpufn.bus import streams
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.engine import Build, BuildState
-from gpufn.errors import PlatformError
 from gpufn.protocol import subjects
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.duty import tried_again
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,9 @@ class Unattended:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            try:
+            with tried_again("looking for builders"):
                 if self._leads():
                     await self.step()
-            except PlatformError as error:
-                log.warning("whether builders run is looked at again: %s", error)
-            except Exception:
-                log.exception("looking for builders failed; it is tried again")
             await asyncio.sleep(_TICK_S)
 
     async def step(self) -> None:

@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 
 from gpufn.clock import Clock
-from gpufn.errors import GpufnError, PlatformError, ScheduleNotFound
+from gpufn.errors import GpufnError, ScheduleNotFound
 from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule, due, next_time
+from gpufn_gateway.duty import tried_again
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.schedules.declared import changes
 from gpufn_gateway.schedules.store import Schedules
@@ -44,13 +45,9 @@ class ScheduleRuns:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            try:
+            with tried_again("submitting what is due"):
                 if self._leads():
                     await self.step()
-            except PlatformError as error:
-                log.warning("schedules wait for the next second: %s", error)
-            except Exception:
-                log.exception("schedules failed; they are tried again")
             await asyncio.sleep(_TICK_S - self._clock.time() % _TICK_S)
 
     async def step(self) -> None:

@@ -16,6 +16,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from gpufn.cli._app import new_app
+
 # name → where it is, and its help (the first line of its docstring; a test compares them)
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("up:up", "Run the platform on this machine."),
@@ -79,7 +81,7 @@ class LazyGroup(TyperGroup):
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         found = getattr(importlib.import_module(f"gpufn.cli.{module}"), attribute)
         if not isinstance(found, typer.Typer):
-            command, found = found, _new_app()
+            command, found = found, new_app()
             found.command(cmd_name)(command)
         built = typer.main.get_command(found)
         built.name = cmd_name
@@ -118,11 +120,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _new_app(**options: Any) -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
-
-
-app = _new_app(cls=LazyGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = new_app(cls=LazyGroup, no_args_is_help=True)
 
 
 @app.callback(epilog=f"With --debug, anywhere, an error shows its traceback. Exit codes on failure: {_EXIT_CODES}.")

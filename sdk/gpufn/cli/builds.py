@@ -7,14 +7,10 @@ from typing import Annotated
 
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, ago, duration, print_json, print_table, say
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="List the builds of models, cancel one, or read its report.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(help="List the builds of models, cancel one, or read its report.")
 
 Id = Annotated[str, typer.Argument(help="The build's id.")]
 

@@ -7,15 +7,11 @@ from typing import Annotated
 
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, ago, print_json, print_table, say
 from gpufn.errors import InvalidInput
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="List the submitted calls that failed for good; show, replay or drop them.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(help="List the submitted calls that failed for good; show, replay or drop them.")
 
 Name = Annotated[str, typer.Argument(help="The function's name.")]
 Id = Annotated[str, typer.Argument(help="The invocation's id, as `gpufn dlq ls` prints it.")]

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, ago, duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:
     from gpufn._views import EngineView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="List the engines that were built, and remove those that nothing uses.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(help="List the engines that were built, and remove those that nothing uses.")
 
 
 @app.callback(invoke_without_command=True)

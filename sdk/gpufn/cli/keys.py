@@ -7,19 +7,14 @@ from typing import Annotated
 
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, ago, print_json, print_table, say
 from gpufn.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Make, list and delete API keys.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(no_args_is_help=True, help="Make, list and delete API keys.")
 
 
 @app.command()

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
     from gpufn._views import EngineView
     from gpufn.model import TensorSpec
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="List the models that are served, and show one.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(help="List the models that are served, and show one.")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from gpufn.cli._app import new_app
 from gpufn.cli._render import Json, duration, print_json, print_table, say
 from gpufn.errors import InvalidInput
 
@@ -20,13 +21,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Id = Annotated[str, typer.Argument(help="The schedule's id, from `gpufn schedules ls`.")]
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, add and pause what functions are called by themselves for.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = new_app(no_args_is_help=True, help="List, add and pause what functions are called by themselves for.")
 
 
 @app.command("ls")
