@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
-import signal
 import sys
-
-import uvloop
 
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError
-from gpufn.exits import EXIT_CONFIGURATION
+from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
-from gpufn.secrecy import hide_environment
 from gpufn_builder.building import Building
 from gpufn_builder.loop import Builder
 from gpufn_builder.settings import BuilderSettings
@@ -43,27 +36,14 @@ async def serve(settings: BuilderSettings) -> None:
         )
         builds = await KeyValue.open(bus, subjects.BUILDS)
         builder = Builder(bus, builds=builds, building=building, node=settings.node, clock=clock)
-        task = asyncio.create_task(builder.run(), name="builder")
-        for name in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
         log.info("builds for node %s", settings.node)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await until_told(builder.run(), "builder")
     finally:
         await bus.close()
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s builder %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        settings = BuilderSettings.from_env(os.environ)
-        hide_environment("GPUFN_NATS_URL")
-        settings.home.ensure()
-        uvloop.run(serve(settings))
-    except GpufnError as error:
-        print(f"gpufn builder: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
-        return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
-    return 0
+    return run("builder", BuilderSettings.from_env, serve)
 
 
 if __name__ == "__main__":

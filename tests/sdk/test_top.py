@@ -26,7 +26,8 @@ NODE: dict[str, Any] = {
     ],
     "metrics": [
         {
-            "uuid": "GPU-11111111-2222", "utilisation": 0.5, "memory_used_bytes": 6 * GIB, "temperature_c": 61, "power_w": 60.4,
+            "uuid": "GPU-11111111-2222", "utilisation": 0.5, "memory_used_bytes": 6 * GIB,
+            "temperature_c": 61, "power_w": 60.4,
             "processes": [[7, GIB, None], [9, 2 * GIB, None]],
         }
     ],

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import sys
-
-import uvloop
 
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError
-from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.ids import new_ulid
+from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
-from gpufn.secrecy import hide_environment
 from gpufn.usage import KEPT_S
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
@@ -45,27 +38,14 @@ async def serve(settings: RunnerSettings) -> None:
             clock=clock,
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
-        task = asyncio.create_task(runner.run(), name="runner")
-        for name in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
         log.info("runs node %s", settings.node)
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await until_told(runner.run(), "runner")
     finally:
         await bus.close()
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s runner %(levelname)s %(message)s", stream=sys.stderr)
-    try:
-        settings = RunnerSettings.from_env(os.environ)
-        hide_environment("GPUFN_NATS_URL")
-        settings.home.ensure()
-        uvloop.run(serve(settings))
-    except GpufnError as error:
-        print(f"gpufn runner: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
-        return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
-    return 0
+    return run("runner", RunnerSettings.from_env, serve)
 
 
 if __name__ == "__main__":

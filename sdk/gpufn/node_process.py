@@ -1,0 +1,50 @@
+"""A process that a node has one of and that works until it is told to end: its runner, its builder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.exits import EXIT_CONFIGURATION
+from gpufn.home import Home
+from gpufn.secrecy import hide_environment
+
+
+class Settings(Protocol):
+    @property
+    def home(self) -> Home: ...
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
+    """Serve with what `read` makes of the environment; the process's exit code."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        settings = read(os.environ)
+        hide_environment("GPUFN_NATS_URL")
+        settings.home.ensure()
+        uvloop.run(serve(settings))
+    except GpufnError as error:
+        print(f"gpufn {name}: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
+        return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
+    return 0
+
+
+async def until_told(work: Coroutine[Any, Any, None], name: str) -> None:
+    """SIGTERM and SIGINT cancel it."""
+    task = asyncio.create_task(work, name=name)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
