@@ -37,6 +37,7 @@ class NvmlInventory:
         self._handles: dict[str, Any] = {}  # of devices that are offered, by uuid
         self._parents: dict[str, Any] = {}  # of all GPUs
         self._events: Any = None
+        self._is_away = False  # NVML itself; said once
         self._sampler: Sampler | None = None
 
     def find(self) -> Found:
@@ -79,11 +80,15 @@ class NvmlInventory:
         nvml = self._nvml
         devices: list[Device] = []
         for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            whole = self._read(handle)
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                whole = self._read(handle)
+                offered = self._instances(whole, handle) if self._is_cut(handle) else [(whole, handle)]
+            except nvml.NVMLError as error:
+                log.warning("GPU number %d is not offered: %s", index, error)
+                continue
             self._parents[whole.uuid] = handle
-            instances = self._instances(handle)
-            for device, own in instances or [(whole, handle)]:
+            for device, own in offered:
                 devices.append(device)
                 self._handles[device.uuid] = own
         self._sampler = Sampler(nvml)
@@ -124,19 +129,23 @@ class NvmlInventory:
         memory = said(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
         return nvml.nvmlDeviceGetMemoryInfo(handle) if memory is None else memory
 
-    def _instances(self, handle: Any) -> list[tuple[Device, Any]]:
+    def _is_cut(self, handle: Any) -> bool:
+        mode = said(self._nvml, self._nvml.nvmlDeviceGetMigMode, handle)
+        return mode is not None and bool(mode[0])
+
+    def _instances(self, parent: Device, handle: Any) -> list[tuple[Device, Any]]:
         nvml = self._nvml
-        mode = said(nvml, nvml.nvmlDeviceGetMigMode, handle)
-        if mode is None or not mode[0]:
-            return []
-        parent = self._read(handle)
         found: list[tuple[Device, Any]] = []
         for index in range(said(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
             instance = said(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
             if instance is not None:
                 found.append((self._read(instance, parent), instance))
         if not found:
-            log.warning("%s is cut into instances and has none: nothing runs on it", parent.uuid)
+            log.warning(
+                "%s is not offered: it is cut into instances and has none. Make some, or end its MIG mode, and start "
+                "the agent again",
+                parent.uuid,
+            )
         return found
 
     def _links(self) -> tuple[DeviceLink, ...]:
@@ -195,11 +204,18 @@ class NvmlInventory:
             nvml.nvmlShutdown()
         try:
             nvml.nvmlInit()
-            self._handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self._handles}
-            self._parents = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self._parents}
-            self._listen()
         except nvml.NVMLError as error:
-            log.info("NVML does not come back: %s", error)
+            if not self._is_away:
+                log.info("NVML does not come back: %s", error)
+            self._is_away = True
+            return
+        self._is_away = False
+        for handles in (self._handles, self._parents):
+            for uuid in handles:
+                with contextlib.suppress(nvml.NVMLError):  # one that has gone keeps its old handle, which says so
+                    handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        with contextlib.suppress(nvml.NVMLError):
+            self._listen()
 
     def _none(self, why: str) -> Found:
         log.info("no GPUs: %s", why)

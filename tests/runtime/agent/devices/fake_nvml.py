@@ -85,7 +85,11 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
         self._answer()
-        return next(each for gpu in self.gpus for each in (gpu, *gpu.instances) if each.uuid == uuid)
+        for gpu in self.gpus:
+            for each in (gpu, *gpu.instances):
+                if each.uuid == uuid:
+                    return each
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     # --- what a device is ---
 

@@ -84,7 +84,7 @@ def test_of_a_gpu_that_is_cut_the_instances_are_offered() -> None:
     empty = FakeGpu("GPU-1", is_cut=True)
     found = NvmlInventory(POOL, FakeNvml(cut, FakeGpu("GPU-2"), empty)).find()
     offered = [(device.uuid, device.parent, device.multiprocessors) for device in found.devices[1:]]
-    assert offered == [("MIG-1", "GPU-0", 14), ("GPU-2", "", 108), ("GPU-1", "", 108)]
+    assert offered == [("MIG-1", "GPU-0", 14), ("GPU-2", "", 108)]
 
 
 def test_links_are_told_for_each_pair() -> None:
@@ -170,6 +170,31 @@ def test_nvml_that_has_gone_is_opened_again() -> None:
     nvml.events.append(("GPU-0", 79))
     sample = inventory.sample()
     assert (len(sample.metrics), sample.troubles, sample.xids) == (1, {}, (("GPU-0", 79),))
+
+
+def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
+    gone, well = FakeGpu("GPU-0"), FakeGpu("GPU-1")
+    nvml = FakeNvml(gone, well)
+    inventory = NvmlInventory(POOL, nvml)
+    inventory.find()
+    nvml.error = pynvml.NVML_ERROR_UNINITIALIZED
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            assert set(inventory.sample().troubles) == {"GPU-0", "GPU-1"}
+    assert [record.message for record in caplog.records] == ["NVML does not come back: Uninitialized"]
+    nvml.error, gone.error = 0, pynvml.NVML_ERROR_GPU_IS_LOST
+    nvml.gpus, nvml.registered = [FakeGpu("GPU-1")], set()  # a driver that is loaded anew gives out other handles
+    well.error = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    inventory.sample()
+    sample = inventory.sample()
+    assert ([metrics.uuid for metrics in sample.metrics], set(sample.troubles)) == (["GPU-1"], {"GPU-0"})
+    assert nvml.registered == {"GPU-1"}
+
+
+def test_a_gpu_that_cannot_be_read_at_the_start_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
+    nvml = FakeNvml(FakeGpu("GPU-0", error=pynvml.NVML_ERROR_GPU_IS_LOST), FakeGpu("GPU-1"))
+    assert [device.uuid for device in NvmlInventory(POOL, nvml).find().devices[1:]] == ["GPU-1"]
+    assert "GPU number 0 is not offered: GPU is lost" in caplog.text
 
 
 def test_error_events_are_told_once() -> None:
