@@ -1,4 +1,4 @@
-"""Has a film made, and shows how far it is: python watch.py film.gif [FRAMES]"""
+"""Has a film made, and shows how far it is: python watch.py [film.gif [FRAMES]]"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gpufn import Client
 _WIDTH = 40
 
 
-def main(path: str, count: int = 48) -> None:
+def main(path: str = "film.gif", count: str = "48") -> None:
     with Client() as client:
-        call = client.submit("animate", msgspec.json.encode({"count": count}), accept="application/json")
+        call = client.submit("animate", msgspec.json.encode({"count": int(count)}), accept="application/json")
         while not (view := client.invocation(call.id)).state.ended:
             if view.progress is None:
                 said, fraction = view.state.value, 0.0
@@ -29,4 +29,4 @@ def main(path: str, count: int = 48) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*sys.argv[1:])

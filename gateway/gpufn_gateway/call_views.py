@@ -119,19 +119,22 @@ def _waiting(record: CallRecord, place: int | None, function: FunctionStatus | N
 
 def _eta_s(place: int, spec: FunctionSpec, function: FunctionStatus) -> float | None:
     """Until it starts, by what is known of workers and service time."""
-    if function.service_s is None and place > 1:
-        return None
     waiting = function.waiting
     if not function.workers.ready and (waiting.reason if waiting is not None else None) not in _KNOWN_WAITS:
         return None
-    start_s = 0.0
-    if not function.workers.ready:
+    start_s, running = 0.0, 0
+    slots = max(1, function.workers.ready or function.wanted) * spec.slots
+    if function.workers.ready:
+        running = slots if function.running is None else min(function.running, slots)
+    else:
         known = function.cold_start_s if waiting is None or waiting.eta_s is None else waiting.eta_s
         if known is None:
             return None
         start_s = known
-    slots = max(1, function.workers.ready or function.wanted) * spec.slots
-    return start_s + (place - 1) / slots * (function.service_s or 0.0)
+    before = max(0, place + running - slots)  # so many have to end
+    if before and function.service_s is None:
+        return None
+    return start_s + before / slots * (function.service_s or 0.0)
 
 
 def _timings(record: CallRecord) -> dict[str, float]:

@@ -102,10 +102,9 @@ class PreparedCall(msgspec.Struct, frozen=True):
 
     @property
     def submit_deadline(self) -> float:
-        """For one that nobody waits for: none unless the client or the spec limits the time in the queue."""
-        if self.timeout_s is not None:
-            return self.now + self.timeout_s
-        return 0.0 if self.target.revision.spec.queue_timeout_s is None else self.now + self.target.budget_s
+        """For one that nobody waits for: none unless the client says so. A queue_timeout ends what waits for its first
+        attempt, and would end later ones."""
+        return 0.0 if self.timeout_s is None else self.now + self.timeout_s
 
 
 class Calls:

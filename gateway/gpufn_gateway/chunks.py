@@ -42,8 +42,10 @@ def check(items: list[bytes], signature: Signature, first: int) -> None:
             signature.check(item)
         except InvalidInput as error:
             where = f"items[{index}]"
-            field = f"{where}.{error.field}" if error.field else where
-            raise InvalidInput(f"{where}: {error.message}", field=field) from None
+            if not error.field:
+                raise InvalidInput(f"{where}: {error.message}", field=where) from None
+            field = f"{where}.{error.field}"
+            raise InvalidInput(f"{field}: {error.message.removeprefix(f'{error.field}: ')}", field=field) from None
 
 
 def _lines(body: bytes) -> list[bytes]:

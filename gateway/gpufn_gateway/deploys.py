@@ -44,6 +44,7 @@ from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.bundles import check_bundle
 from gpufn_gateway.registry import Registry, is_usable
+from gpufn_gateway.signature import Signature
 from gpufn_gateway.usage import retired
 from gpufn_gateway.webhooks.addresses import Addresses
 
@@ -98,7 +99,7 @@ class Deploys:
 
         Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once.
         """
-        self._check_webhook(spec)
+        self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
         revision = await self._create_revision(spec, Digest(bundle))
         return await self._move_active(spec.name, revision.number)
@@ -108,7 +109,7 @@ class Deploys:
 
         Raises InvalidBundle and InvalidSpec for what was not uploaded, NoCapacity without a device to build for.
         """
-        self._check_webhook(spec)
+        self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
         await self._artifacts.check_uploaded(spec.models)
         kinds = building.device_kinds(spec.resources, self._registry.live_nodes())
@@ -203,12 +204,15 @@ class Deploys:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_webhook(self, spec: FunctionSpec) -> None:
-        if spec.webhook is not None:
-            try:
+    def _check_calls(self, spec: FunctionSpec) -> None:
+        """Where its webhook goes, and what its schedule calls it with."""
+        try:
+            if spec.webhook is not None:
                 self._addresses.check(spec.webhook)
-            except InvalidInput as error:
-                raise InvalidSpec(f"{spec.name}: {error.message}") from error
+            if spec.schedule is not None and (method := spec.method(spec.schedule.method)) is not None:
+                Signature.of(method).check(msgspec.json.encode(spec.schedule.arguments))
+        except InvalidInput as error:
+            raise InvalidSpec(f"{spec.name}: {error.message}") from error
 
     async def _check_bundle_is_here(self, bundle: str) -> None:
         if not await self.has_bundle(bundle):

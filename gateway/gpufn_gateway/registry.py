@@ -245,9 +245,7 @@ class Registry:
         key = (function.name, revision.number, method.name)
         signature = self._signatures.get(key)
         if signature is None:
-            signature = self._signatures[key] = Signature(
-                method.parameters, takes_bytes=method.raw_parameter is not None
-            )
+            signature = self._signatures[key] = Signature.of(method)
         return Target(function, revision, method, signature)
 
 

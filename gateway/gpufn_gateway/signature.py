@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, Union
 import msgspec
 
 from gpufn.errors import InvalidInput
+from gpufn.spec import MethodSpec
 
 LARGEST_CHECKED: Final = 1 << 20
 MAX_DEPTH: Final = 64
@@ -47,6 +48,10 @@ class Signature:
         self.names: tuple[str, ...] = tuple(properties) if isinstance(properties, Mapping) else ()
         self._decode = _decoder(schema).decode
         self._takes_nothing_required = not schema.get("required")
+
+    @classmethod
+    def of(cls, method: MethodSpec) -> Signature:
+        return cls(method.parameters, takes_bytes=method.raw_parameter is not None)
 
     def check(self, body: bytes) -> None:
         """Raises InvalidInput with the field."""

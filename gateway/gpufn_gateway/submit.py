@@ -12,9 +12,10 @@ from gpufn import media
 from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.doorbells import Ringer
-from gpufn.errors import Conflict, InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
+from gpufn.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
 from gpufn.invocation import InvocationState
+from gpufn.protocol.messages import HeldBy
 from gpufn.protocol.records import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
 from gpufn_gateway.answers import OWN, send_parts, send_problem, send_result
@@ -29,12 +30,6 @@ from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 WEBHOOK: Final = b"x-gpufn-webhook"
 _LONGEST_KEY = 255
 _LATE_S = 1.0  # the runner ends a call at its deadline and says so; we wait this much longer for its word
-
-
-class IdTaken(Conflict):
-    """Another function has an invocation with this id: choose another id."""
-
-    retryable = False
 
 
 class Submissions:
@@ -53,10 +48,6 @@ class Submissions:
             if not is_invocation_id(invocation):
                 raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
         call = await self._calls.prepare(name, headers, receive, waits=False)
-        if invocation is not None:
-            known = await records.read(self._bus, invocation)
-            if known is not None and known[0].function != call.target.name:
-                raise IdTaken(f"Invocation {invocation} belongs to another function: choose another id.")
         key = headers.get(b"idempotency-key")
         own = invocation or _id(call.target.name, call.principal, key)
         webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
@@ -171,7 +162,11 @@ class Submissions:
     async def cancel(self, invocation: str, principal: Principal) -> tuple[CallRecord, bool]:
         """The record as it is then; False when it had ended already."""
         record, _ = await self._read(invocation, principal)
-        cancelled = not record.state.ended and await records.cancel(self._bus, record, self._calls.clock.time())
+        cancelled = False
+        if not record.state.ended:
+            _, held = await self._whereabouts(record)
+            ran = call_views.running(record, held)
+            cancelled = await records.cancel(self._bus, ran, self._calls.clock.time())
         found = await records.read(self._bus, invocation)
         return (found[0] if found is not None else record), cancelled
 
@@ -194,9 +189,7 @@ class Submissions:
         runs it."""
         if record.state.ended:
             return call_views.status(record)
-        place = await queues.place(self._bus, record)
-        # Who asks for one that nobody has waits for an answer in vain.
-        held = await records.where(self._bus, record.id) if place is None else None
+        place, held = await self._whereabouts(record)
         view = call_views.status(record, held)
         if view["state"] is InvocationState.QUEUED:
             registry = self._calls.registry
@@ -206,10 +199,18 @@ class Submissions:
             view |= call_views.waits(record, place, spec, registry.status(record.function), now, held=held)
         return view
 
+    async def _whereabouts(self, record: CallRecord) -> tuple[int | None, HeldBy | None]:
+        """Its place in the queue, or who has it. Who asks for one that nobody has waits for an answer in vain."""
+        place = await queues.place(self._bus, record)
+        return place, None if place is not None else await records.where(self._bus, record.id)
+
     async def _read(self, invocation: str, principal: Principal, *, may_read: bool = False) -> tuple[CallRecord, bytes]:
-        found = await records.read(self._bus, invocation) if names_invocation(invocation) else None
+        if not names_invocation(invocation):
+            raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation's id, which has 26 letters and digits.")
+        found = await records.read(self._bus, invocation)
         if found is None:
-            raise InvocationNotFound
+            missing = f"There is no invocation {invocation}; it may have been removed after its retention."
+            raise InvocationNotFound(missing)
         if not (may_read and principal.may(READ)):
             principal.need_invoke(found[0].function)
         return found

@@ -58,9 +58,21 @@ class Context:
         self._restored: tuple[Any] | None = None
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and always the latest."""
+        """Say how far it is: `fraction` from 0 to 1. Costs little: ten a second are told, and always the latest.
+
+        Raises InvalidInput when it is no number.
+        """
+        from gpufn.errors import InvalidInput  # noqa: PLC0415
+
+        try:
+            fraction = float(fraction)
+        except (TypeError, ValueError):
+            raise InvalidInput(
+                f"progress is a fraction from 0 to 1, then a text, as in ctx.progress(0.4, 'text'), not {fraction!r}",
+                field="progress",
+            ) from None
         with self._lock:
-            self._latest = float(fraction), str(message)
+            self._latest = fraction, str(message)
             if self._is_late:
                 return
             wait_s = self._told_at + _PROGRESS_APART_S - time.monotonic()

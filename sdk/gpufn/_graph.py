@@ -37,6 +37,9 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed  # noqa: PLC0415
 
+    for call in calls:
+        if not isinstance(call, Call):
+            raise InvalidInput(f"gather waits for what .spawn(...) returned, not for {call!r}")
     if not calls:
         return []
     pool = ThreadPoolExecutor(min(len(calls), _MOST_WAITS), thread_name_prefix="gpufn-gather")

@@ -201,6 +201,11 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     links: dict[str, str] = {}
 
+    @property
+    def cause(self) -> str:
+        """Why it failed, on one line; nothing when it did not."""
+        return _cause(self.error)
+
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
     """A submitted call that failed for good; `size` is its payload's, in bytes."""
@@ -220,10 +225,7 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cause(self) -> str:
         """On one line."""
-        error = self.error or {}
-        message = str(error.get("message", "")).splitlines() or [str(error.get("code", self.state.value))]
-        kind = error.get("error_type")
-        return f"{kind}: {message[0]}" if kind and not message[0].startswith(f"{kind}:") else message[0]
+        return _cause(self.error) or self.state.value
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -355,3 +357,10 @@ class Problem(msgspec.Struct, frozen=True):
     stage: str | None = None
     node: str | None = None
     retry_after_s: float | None = None
+
+
+def _cause(error: dict[str, Any] | None) -> str:
+    if error is None:
+        return ""
+    told = ErrorInfo(str(error.get("code", "")), str(error.get("message", "")), error_type=error.get("error_type"))
+    return (told.summary.splitlines() or [told.code])[0]

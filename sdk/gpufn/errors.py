@@ -47,6 +47,12 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     stage: str | None = None
     node: str | None = None
 
+    @property
+    def summary(self) -> str:
+        """The message, led by the type of the user's exception."""
+        kind = self.error_type
+        return f"{kind}: {self.message}" if kind and not self.message.startswith(f"{kind}:") else self.message
+
 
 class GpufnError(Exception):
     """Something went wrong in gpufn."""

@@ -61,6 +61,8 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         if self.missed not in tuple(Missed):
             raise InvalidSpec(f"schedule: missed is 'skip', 'once' or 'all', not {self.missed!r}")
         msgspec.structs.force_setattr(self, "missed", Missed(self.missed))
+        if not isinstance(self.arguments, dict):
+            raise InvalidSpec(f"schedule: arguments are named, such as {{'full': True}}, not {self.arguments!r}")
         if self.cron:
             _check(self.cron, self.timezone)
 
@@ -112,7 +114,9 @@ def _check(cron: str, timezone: str) -> None:
 
     zone = _zone(timezone)
     if len(cron.split()) != _FIELDS:
-        raise InvalidSpec(f"schedule: a cron line has five fields (minute hour day month weekday), unlike {cron!r}")
+        raise InvalidSpec(
+            f"schedule: a cron line has five fields (minute hour day month weekday), unlike {cron[:40]!r}"
+        )
     try:
         next(_simulate(cron, datetime.datetime(2000, 1, 1, tzinfo=zone), reverse=False))
     except CronSimError as error:

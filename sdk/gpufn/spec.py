@@ -36,6 +36,7 @@ _MOST_MODULES = 256
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
+_LONGEST_DELAY_S = 3600.0  # between two attempts
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -75,7 +76,7 @@ def _exception_name(kind: object) -> str:
 
 def _number(option: str, value: float, low: float, high: float) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InvalidSpec(f"{option} is a number from {low:g} to {high:g}, not {value!r}")
+        raise InvalidSpec(f"{option} is a number from {low:g} to {high:.10g}, not {value!r}")
     return value
 
 
@@ -138,7 +139,7 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_wait_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _number("batch.max_size", self.max_size, 1, 4096)
+        _whole("batch.max_size", self.max_size, 1, 4096)
         _number("batch.max_wait_ms", self.max_wait_ms, 0, 60_000)
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
@@ -151,7 +152,8 @@ else:
 
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ...
+    """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ... seconds,
+    an hour at most.
 
     `on` names the exceptions that are worth another attempt; empty means all of them. A worker that dies counts as a
     failed attempt. Write the classes themselves: ``Retry(3, on=(IOError,))``.
@@ -166,17 +168,19 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: _Exceptions = ()
 
     def __post_init__(self) -> None:
-        _number("retries.attempts", self.attempts, 0, 100)
-        _number("retries.delay_s", self.delay_s, 0, 3600)
+        _whole("retries.attempts", self.attempts, 0, 100)
+        _number("retries.delay_s", self.delay_s, 0, _LONGEST_DELAY_S)
         _number("retries.backoff", self.backoff, 1, 100)
         if self.on and not self.attempts:
             raise InvalidSpec("retries: on=... says what to try again, and attempts=0 to try nothing again")
+        if not isinstance(self.on, (tuple, list)):
+            raise InvalidSpec("retries.on takes several exception classes: write on=(OSError,)")
         names = tuple(kind if isinstance(kind, str) else _exception_name(kind) for kind in self.on)
         msgspec.structs.force_setattr(self, "on", names)
 
     def delay_before(self, attempt: int) -> float:
         """Seconds to wait before `attempt` (2 is the first retry)."""
-        return min(self.delay_s * self.backoff ** max(attempt - 2, 0), 3600.0)
+        return min(self.delay_s * self.backoff ** max(attempt - 2, 0), _LONGEST_DELAY_S)
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -195,9 +199,9 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     park_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        _number("min_workers", self.min_workers, 0, 1000)
-        _number("max_workers", self.max_workers, 0, 1000)
-        _number("buffer_workers", self.buffer_workers, 0, 1000)
+        _whole("min_workers", self.min_workers, 0, 1000)
+        _whole("max_workers", self.max_workers, 0, 1000)
+        _whole("buffer_workers", self.buffer_workers, 0, 1000)
         _number("idle_timeout", self.idle_timeout_s, 0, 7 * 86400)
         _number("target", self.target, 0.05, 1.0)
         _number("scaledown_window", self.scaledown_window_s, 0, 3600)
@@ -296,7 +300,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
-        _number("concurrency", self.concurrency, 1, 1000)
+        _whole("concurrency", self.concurrency, 1, 1000)
         _number("timeout", self.timeout_s, 0.001, 7 * 86400)
         _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
         if self.queue_timeout_s is not None:

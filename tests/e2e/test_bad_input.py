@@ -233,7 +233,7 @@ def test_ids_and_waits_that_make_no_sense(picky: Platform) -> None:
 def test_an_id_of_another_functions_call_is_not_taken_over(picky: Platform) -> None:
     mine = picky.client.post("/v1/functions/add/submit", json={"x": 1}, headers={"idempotency-key": "k"}).json()["id"]
     taken = picky.client.put(f"/v1/functions/echo/invocations/{mine}", json={})
-    assert refusal(taken)[:2] == (409, "conflict")
+    assert refusal(taken)[:2] == (409, "idempotency_mismatch")
     assert taken.json()["retryable"] is False, "another try fails the same way"
     other = picky.client.post("/v1/functions/echo/submit", json={}, headers={"idempotency-key": "k"}).json()["id"]
     assert other != mine, "a key belongs to its function"

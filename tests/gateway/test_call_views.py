@@ -34,9 +34,13 @@ def record(**fields: Any) -> CallRecord:
 @pytest.mark.parametrize(
     ("place", "status", "eta_s"),
     [
-        (1, {"ready": 2, "service_s": 0.5}, 0.0),
-        (9, {"ready": 2, "service_s": 0.5}, 1.0),  # 8 before it, 4 slots
-        (9, {"ready": 0, "wanted": 1, "service_s": 0.5, "waiting": STARTING}, 4.0),
+        (1, {"ready": 2, "running": 0, "service_s": 0.5}, 0.0),
+        (1, {"ready": 2, "running": 3}, 0.0),  # one of 4 slots is free
+        (1, {"ready": 2, "running": 4, "service_s": 0.5}, 0.125),  # the first of 4 has to end
+        (9, {"ready": 2, "running": 4, "service_s": 0.5}, 1.125),
+        (9, {"ready": 2, "service_s": 0.5}, 1.125),
+        (1, {"ready": 2, "running": 4}, None),
+        (9, {"ready": 0, "wanted": 1, "service_s": 0.5, "waiting": STARTING}, 3.75),  # 2 slots
         (1, {"ready": 0, "wanted": 1, "cold_start_s": 3.0}, 3.0),
         (1, {"ready": 0, "wanted": 1}, None),
         (2, {"ready": 1}, None),  # nobody knows how long a call takes

@@ -17,6 +17,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
 from gpufn.protocol.records import AttemptRecord, CallRecord
+from gpufn.spec import Retry
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
 
@@ -175,10 +176,39 @@ async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make:
             view = (await gateway.http.get(f"/v1/invocations/{made[number]}")).json()
             return view["state"], view["place"], view["eta_s"], view["waiting"]["reason"], view["waiting"]["detail"]
 
-        assert await told(0) == ("queued", 1, 0.0, "others", "it is next: it waits for a free slot")
-        assert await told(2) == ("queued", 3, 4.0, "others", "2 calls are before it")
+        assert await told(0) == ("queued", 1, 2.0, "others", "it is next: it waits for a free slot")
+        assert await told(2) == ("queued", 3, 6.0, "others", "2 calls are before it")
         await gateway.http.delete(f"/v1/invocations/{made[1]}")
         assert (await told(2))[1] == 2
+
+
+async def test_a_cancelled_call_tells_that_it_ran(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("ran"), DIGEST)
+        runs, waits = [await submit(gateway, "ran") for _ in range(2)]
+        runner = Holder(gateway.bus)
+        await take(gateway.bus, "ran")
+        runner.start(runs)
+        told = [(await gateway.http.delete(f"/v1/invocations/{each}")).json() for each in (runs, waits)]
+        assert [(each["state"], each["worker"], each["started_at"]) for each in told] == [
+            ("cancelled", "w-1", 5.0),
+            ("cancelled", "", None),
+        ]
+
+
+async def test_the_time_in_the_queue_does_not_limit_later_attempts(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("later", queue_timeout_s=2.0, retries=Retry(1, delay_s=9.0)), DIGEST)
+        record = await record_of(gateway, await submit(gateway, "later"))
+        stored = await streams.message_at(gateway.bus, subjects.ASYNC, record.queue_seq)
+        assert stored is not None
+        message = unpack_invocation(stored.payload)[0]
+        again = msgspec.structs.replace(message, attempt=2)
+        year_s = 366 * 86400.0
+        assert (message.has_expired(2.0, gateway.clock.time() + year_s), again.has_expired(2.0, year_s * 100)) == (
+            True,
+            False,
+        )
 
 
 async def test_runners_are_asked_for_a_call_that_was_delivered_only(nats: Any, make: Any) -> None:

@@ -270,6 +270,9 @@ async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: 
         answer = await put(gateway, "picky", map_id, 0, lines("a") + b'{"texts":[1]}\n')
         assert problem(answer) == (422, "invalid_input")
         assert answer.json()["field"] == "items[1].texts[0]"
+        assert answer.json()["detail"] == "items[1].texts[0]: expected str, got int"
+        no_object = await put(gateway, "picky", map_id, 0, lines("a") + b"[1]\n")
+        assert (no_object.json()["field"], no_object.json()["detail"][:10]) == ("items[1]", "items[1]: ")
         assert await maps.last(gateway.bus, map_id) is None
         too_many = await put(gateway, "picky", map_id, 0, lines("a") * 1000)
         assert problem(too_many) == (413, "payload_too_large")

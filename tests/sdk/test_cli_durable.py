@@ -130,6 +130,16 @@ def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: Stub
     assert json.loads(_gpufn("status", ID, "--json").stdout)["eta_s"] == 1.5
 
 
+def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_list_does(gateway: StubGateway) -> None:
+    call = {"id": ID, "function": "f", "state": "failed", "error": LETTER["error"]}
+    gateway.on(f"GET /v1/invocations/{ID}", call)
+    gateway.on("GET /v1/calls", {"calls": [call]})
+    gateway.on("GET /v1/maps", {"maps": []})
+    assert "error" in (told := _gpufn("status", ID).stdout)
+    assert told.splitlines()[-1].split(maxsplit=1) == ["error", "ValueError: no"]
+    assert _gpufn("calls").stdout.rstrip().endswith("ValueError: no")
+
+
 def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: Path) -> None:
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
     for data, text in (

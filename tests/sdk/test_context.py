@@ -74,6 +74,12 @@ def test_the_next_attempt_gets_what_was_checkpointed_last(heard: Heard, state: A
     assert Context("i1", 2, None, heard).restored == state
 
 
+def test_progress_that_is_no_number_says_how_it_is_told(context: Context, heard: Heard) -> None:
+    with pytest.raises(InvalidInput, match=r"as in ctx\.progress\(0\.4, 'text'\), not 'half'"):
+        context.progress("half")  # type: ignore[arg-type]
+    assert heard.told == []
+
+
 def test_what_was_restored_is_asked_for_once_and_none_is_none(context: Context, heard: Heard) -> None:
     assert context.restored is None
     assert (context.restored, heard.asked) == (None, 1)

@@ -102,6 +102,8 @@ def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted(
         calls = [increased.spawn(1), breaks.spawn("no"), increased.spawn(3)]
         assert gather(calls[0], calls[2]) == [1, 3]
         assert gather() == []
+        with pytest.raises(InvalidInput, match=r"waits for what \.spawn"):
+            gather(1)  # type: ignore[arg-type]
         with pytest.raises(FunctionRaised, match="no"):
             gather(*calls)
         one, error, three = gather(*calls, return_exceptions=True)

@@ -124,6 +124,8 @@ def test_one_that_runs_once_is_due_once() -> None:
         ({"cron": "* * * * *", "timezone": "Mars/Olympus"}, "there is no time zone 'Mars/Olympus'"),
         ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "there is no time zone"),
         ({"cron": "* * * * *", "missed": "some"}, "missed is 'skip', 'once' or 'all'"),
+        ({"cron": "* * * * *", "arguments": [1]}, "arguments are named"),
+        ({"cron": "* * * * " + "x" * 99 + " *"}, "unlike '* * * * " + "x" * 32 + "'"),
         ({}, "give a cron line"),
         ({"cron": "* * * * *", "at": 5.0}, "give a cron line"),
     ],

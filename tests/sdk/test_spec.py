@@ -66,10 +66,20 @@ def test_an_environment_has_a_size_that_is_too_much() -> None:
 @pytest.mark.parametrize("seconds", [0, 31 * 86400, "1h"])
 def test_a_retention_has_bounds(seconds: Any) -> None:
     assert spec(retention_s=3600.0).retention_s == 3600.0
-    with pytest.raises(InvalidSpec, match="retention is a number from 1 to"):
+    with pytest.raises(InvalidSpec, match="retention is a number from 1 to 2592000"):
         spec(retention_s=seconds)
 
 
-def test_a_retry_policy_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(InvalidSpec, match="attempts=0 to try nothing again"):
-        Retry(0, on=(IOError,))
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ({"attempts": 0, "on": (IOError,)}, "attempts=0 to try nothing again"),
+        ({"attempts": 1.5}, "retries.attempts is a whole number from 0 to 100, not 1.5"),
+        ({"attempts": 3, "on": IOError}, r"write on=\(OSError,\)"),
+        ({"attempts": 3, "on": "OSError"}, r"write on=\(OSError,\)"),
+        ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number from 0 to 3600, not 7200"),
+    ],
+)
+def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=said):
+        Retry(**policy)

@@ -72,7 +72,8 @@ def number(request: Request, name: str, default: float, low: float, high: float)
     except ValueError:
         value = math.nan
     if not low <= value <= high:
-        raise InvalidInput(f"{name} is a number from {low:g} to {high:g}, not {text[:40]!r}", field=name)
+        bounds = f"from {low:g} on" if high == math.inf else f"from {low:g} to {high:g}"
+        raise InvalidInput(f"{name} is a number {bounds}, not {text[:40]!r}", field=name)
     return value
 
 

@@ -42,7 +42,7 @@ class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
         at = self.at
         if self.in_s is not None:
             if not 0 < self.in_s <= _LONGEST_DELAY_S:
-                raise InvalidInput("in_s is a number of seconds above 0, at most a year", field="in_s")
+                raise InvalidInput("a delay is longer than 0 s, and at most a year", field="in_s")
             at = now + self.in_s
         elif at is not None and not now < at <= now + _LONGEST_DELAY_S:
             raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")

@@ -114,7 +114,6 @@ class Schedules:
         invocation = new_invocation_id()
         if at is not None:
             invocation = invocation_id_for(record.function, f"schedule {record.id}", f"{at:.0f}")
-        queue_timeout_s = target.revision.spec.queue_timeout_s
         return await records.submit(
             self._bus,
             target.revision,
@@ -123,7 +122,7 @@ class Schedules:
             msgspec.json.encode(schedule.arguments),
             invocation=invocation,
             accept=media.JSON,
-            deadline=0.0 if queue_timeout_s is None else now + target.budget_s,
+            deadline=0.0,
             now=now,
         )
 

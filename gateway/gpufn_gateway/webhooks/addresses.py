@@ -8,6 +8,7 @@ they resolve to at the moment of the connection (`post`), so that a name which c
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from gpufn.urls import check_webhook
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+_NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")  # what ends with it is no name: 2130706433 and 0x7f.1 are 127.0.0.1
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -45,6 +47,10 @@ class Addresses:
         try:
             why = self.refusal(host)
         except ValueError:
+            if _NUMBER.fullmatch(host.rpartition(".")[2]):
+                raise InvalidInput(
+                    f"no webhook is sent to {host}: write the address as 192.0.2.1", field="webhook"
+                ) from None
             return  # a name
         if why is not None:
             raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {why}", field="webhook")

@@ -104,7 +104,8 @@ class Deliveries:
             return None
         again_after_s = None if why.is_final else tries.delay_after(tried)
         if again_after_s is None:
-            self._give_up(record, f"the webhook to {record.webhook.url} was given up after {tried} tries: {why.text}")
+            after = "one try" if tried == 1 else f"{tried} tries"
+            self._give_up(record, f"the webhook to {record.webhook.url} was given up after {after}: {why.text}")
         return again_after_s
 
     async def _try(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:

@@ -134,6 +134,7 @@ class Ends:
         self.failed += 1
         outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
         if not _hands_back(attempt, outcome):
+            self.log_failure(attempt.link, outcome.error, attempt.message.id)
             run_s = self._clock.monotonic() - attempt.began
             self._charge(attempt, outcome, run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())

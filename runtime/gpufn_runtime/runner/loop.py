@@ -278,11 +278,11 @@ class Runner:
     def _on_where(self, message: Message) -> None:
         wanted = _where.decode(message.payload).invocation
         if not wanted and message.reply:
-            for each in self._running.values():
+            for each in (self._settler.unsettled | self._running).values():
                 if each.is_submitted:
                     self._bus.publish(message.reply, encode(self._held(each)))
             return
-        attempt = self._running.get(wanted)
+        attempt = self._running.get(wanted) or self._settler.unsettled.get(wanted)
         if attempt is not None and message.reply:
             self._bus.publish(message.reply, encode(self._held(attempt)))
 

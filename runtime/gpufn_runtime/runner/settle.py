@@ -51,6 +51,7 @@ class Settler:
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
         self._tasks = Tasks("settle")
         self.dropped_outcomes = 0  # ends that came second
+        self.unsettled: dict[str, Attempt] = {}  # by id: of submitted calls, ended, and their records do not say so
         bus.on_reconnect(self._send_kept)
 
     def settle(
@@ -68,6 +69,8 @@ class Settler:
         submitted call, in our own."""
         message = attempt.message
         spec = attempt.link.revision.spec
+        if attempt.is_submitted:
+            self.unsettled[message.id] = attempt
         if not attempt.items and settlement_for(outcome, spec.retries, message.attempt) is Settlement.RETRY:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
@@ -190,6 +193,7 @@ class Settler:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
                 if not message.reply:
                     await records.retry(self._bus, message, body, stored.seq)
+                    self.unsettled.pop(message.id, None)
                 break
             except GpufnError as error:
                 log.warning("the retry of %s waits: %s", message.id, error)
@@ -217,6 +221,7 @@ class Settler:
             except GpufnError as error:
                 log.warning("the end of %s waits: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
+        self.unsettled.pop(record.id, None)
         if parcel:
             self._parcels.kept(parcel).unlink(missing_ok=True)
         await self._bury_and_ack(delivery, record)
@@ -266,6 +271,6 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRe
         worker=attempt.link.worker,
         gpu_s=attempt.gpu_s,
         code="" if error is None else error.code,
-        message="" if error is None else error.message[:_KEPT_MESSAGE_CHARS],
+        message="" if error is None else error.summary[:_KEPT_MESSAGE_CHARS],
     )
     return (*attempt.message.attempts, this)[-_KEPT_ATTEMPTS:]

@@ -43,12 +43,11 @@ def calls(
         return
     rows = []
     for call in found:
-        note = call.waiting.detail if call.waiting else (call.error or {}).get("message", "")
-        first_line = (str(note).splitlines() or [""])[0]
+        note = call.waiting.detail if call.waiting else call.cause
         told = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
         whose = () if name else (call.function,)
         times = ago(call.submitted_at), duration(call.queue_s), duration(call.run_s)
-        rows.append((call.submitted_at, (call.id, *whose, told, *times, first_line)))
+        rows.append((call.submitted_at, (call.id, *whose, told, *times, note)))
     for each in maps:
         whose = () if name else (each.function,)
         note = f"a map: {each.ended:,} of {each.accepted:,} items have ended"

@@ -93,7 +93,7 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
             ("progress", progress),
             ("submitted", ago(call.submitted_at)),
             ("took", ", ".join(f"{phase.removesuffix('_s')} {duration(s)}" for phase, s in call.timings.items())),
-            ("error", (call.error or {}).get("message")),
+            ("error", call.cause),
         ]
     )
     if len(call.attempts) > 1:

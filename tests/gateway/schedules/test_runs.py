@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import records, streams
+from gpufn.errors import InvalidSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.records import ScheduleRecord
@@ -177,6 +178,16 @@ async def test_a_schedule_that_cannot_be_is_refused(
         wanted = {"function": "strict", "arguments": {"texts": ["a"]}} | fields
         assert problem(await gateway.http.post("/v1/schedules", json=wanted)) == answer
         assert await gateway.buckets.schedules.keys() == []
+
+
+async def test_a_function_whose_schedule_calls_it_wrongly_is_refused(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        no_text, no_such = ({"texts": [1]}, "expected str, got int"), ({"texts": [], "y": 1}, "y: there is no such")
+        for arguments, said in (no_text, no_such):
+            spec = make.spec("wrong", schedule=Schedule("* * * * *", arguments=arguments))
+            with pytest.raises(InvalidSpec, match=said):
+                await gateway.deploys.deploy(spec, DIGEST)
+        assert "wrong" not in gateway.registry.functions
 
 
 async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(

@@ -62,6 +62,8 @@ def test_the_operator_allows_networks(address: str, is_allowed: bool) -> None:
     ("url", "said"),
     [
         ("http://127.0.0.1:80/x", "no webhook is sent to 127.0.0.1: 127.0.0.1 is a loopback address"),
+        ("http://2130706433/x", "no webhook is sent to 2130706433: write the address as 192.0.2.1"),
+        ("http://0x7F.1/x", "no webhook is sent to 0x7f.1"),
         ("http://localhost/x", "no webhook is sent to localhost: 127.0.0.1 is a loopback address"),
         ("http://a.localhost/x", "no webhook is sent to a.localhost"),
         ("http://[::1]/x", "no webhook is sent to ::1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -238,6 +239,34 @@ def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> N
         await reconnected.wait()
         worker.answer(run, body)
         assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_has_ended_is_held_until_its_record_says_so(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_called, may_end, end = asyncio.Event(), asyncio.Event(), records.end
+
+    async def end_later(*given: Any) -> bool:
+        is_called.set()
+        await may_end.wait()
+        return await end(*given)
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("settles")
+        worker = await node.worker(revision)
+        invocation = (await node.submit(revision)).id
+        monkeypatch.setattr(records, "end", end_later)
+        worker.answer(*(await worker.run()))
+        await is_called.wait()
+        held = await records.where(node.bus, invocation)
+        assert held is not None
+        assert held.worker == "w-1", "else its status would be queued again"
+        assert list(await records.held(node.bus)) == [invocation]
+        may_end.set()
+        await records.wait(node.bus, invocation, 10)
+        assert await records.held(node.bus) == {}
 
     on_node(url, tmp_path, test)
 

@@ -53,6 +53,7 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
             (2, OutcomeKind.LOST, "w-1", "worker_lost"),
             (3, OutcomeKind.SUCCEEDED, "w-2", ""),
         ]
+        assert record.attempts[0].message == "ValueError: no"
         assert await dead_letters.read(node.bus, "attempts", call.id) is None
 
     on_node(url, tmp_path, test)

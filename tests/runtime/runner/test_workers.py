@@ -13,6 +13,7 @@ from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import WorkerEvent
 from gpufn.workers import Desired, Exit, WorkerState
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
@@ -22,6 +23,11 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
     async def test(node: Node) -> None:
         revision = await node.deploy("dies")
         worker = await node.worker(revision)
+        logged: list[LogLine] = []
+        node.bus.subscribe(
+            subjects.logs("dies"),
+            lambda message: logged.append(msgspec.msgpack.decode(message.payload, type=LogLine)),
+        )
         call = node.invoke(revision)
         await worker.run()
         worker.die()
@@ -33,6 +39,8 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
         assert reply.error.retryable
         assert "was killed by SIGSEGV" in reply.error.message
         assert "Segmentation fault" in reply.error.message
+        await node.bus.flush()
+        assert [(line.stream, line.text.splitlines()[0][:12]) for line in logged] == [("error", "worker_lost:")]
 
     on_node(url, tmp_path, test)
 
