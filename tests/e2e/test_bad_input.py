@@ -309,7 +309,7 @@ def test_a_bundle_that_was_damaged_on_its_way(picky: Platform) -> None:
         ({"name": "Bad Name"}, "'Bad Name' is not a function name: use a to z, 0 to 9 and hyphens"),
         ({"name": "../add"}, "is not a function name"),
         ({"scaling": {"min_workers": 5, "max_workers": 1}}, "min_workers=5 is more than max_workers=1"),
-        ({"concurrency": 0}, "concurrency is a number from 1 to 1000, not 0"),
+        ({"concurrency": 0}, "concurrency is a whole number from 1 to 1000, not 0"),
         ({"timeout_s": "soon"}, "`$.timeout_s`"),
         ({"methods": []}, "there is nothing to call"),
         ({"methods": [{"kind": "generator"}], "batch": {"max_size": 4}}, "contradict each other"),
@@ -396,7 +396,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "status", "code", "said"),
     [
-        ("scale", {"min_workers": -1}, 422, "invalid_spec", "min_workers is a number from 0 to 1000, not -1"),
+        ("scale", {"min_workers": -1}, 422, "invalid_spec", "min_workers is a whole number from 0 to 1000, not -1"),
         ("scale", {"max_workers": 1.5}, 422, "invalid_input", "max_workers: "),
         ("scale", {"workers": 2}, 422, "invalid_input", "it takes min_workers, max_workers"),
         ("scale", {"min_workers": 9}, 422, "invalid_spec", "min_workers=9 is more than max_workers=4"),

@@ -322,7 +322,7 @@ async def test_the_same_id_or_key_is_the_same_call(nats: Any, make: Any, problem
             answer = await gateway.http.put(f"/v1/functions/once/invocations/{spelling}", content=GOOD)
             assert (answer.status_code, answer.json()["id"]) == (202, own)
         answer = await gateway.http.put(f"/v1/functions/twice/invocations/{own}", content=GOOD)
-        assert problem(answer) == (409, "conflict")
+        assert problem(answer) == (409, "idempotency_mismatch")
         assert answer.json()["retryable"] is False
         answer = await gateway.http.put("/v1/functions/once/invocations/not-a-ulid", content=GOOD)
         assert problem(answer) == (422, "invalid_input")
