@@ -32,6 +32,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
+TURNS_PER_GPU: Final = 2  # unless a node's operator says otherwise
+
 _WEIGHT: Final = 0.2  # of the newest turn in the mean
 _LEAST_S: Final = 0.001  # that a turn is charged: one that costs nothing could go on for ever
 

@@ -2,8 +2,9 @@
 
 1. Filter: GPUs of the kind that are healthy and that the share can be had of. A GPU is in the mode of its first tenant
    until it is empty; workers that are parked keep it in theirs.
-2. Order: a shared GPU that is shared already, and of those the fullest, so that whole ones stay free; of whole ones the
-   smallest that does, the closest to each other, and those whose going tears the fewest links.
+2. Order: a part by MPS of a GPU that is shared already, and of those the fullest, so that whole ones stay free; by time
+   one where a turn is free, and of those one that is shared already; of whole ones the smallest that does, the closest
+   to each other, and those whose going tears the fewest links.
 
 Sizes and trust domains come last: many workers differ in nothing else, and look through the same `Opening`s.
 """
@@ -20,6 +21,7 @@ import msgspec
 from gpufn.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share
 from gpufn.protocol.reports import NodeReport
 from gpufn.spec import Resources
+from gpufn.turns import TURNS_PER_GPU
 
 from .leases import GpuUse, Used
 from .limits import Limits
@@ -32,11 +34,11 @@ Score = tuple[float, ...]  # lower is better
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """Room for one more on a GPU that is shared, or will be. `sm_percent` is what the ceilings there add up to.
-    `domain` is the trust domain of those who may come; None: all may."""
+    """Room for one more on a GPU that is shared, or will be; the one with the lowest `rank` is taken. `sm_percent` is
+    what the ceilings there add up to. `domain` is the trust domain of those who may come; None: all may."""
 
     device: Device
-    is_unused: bool
+    rank: Score
     left_bytes: int
     sm_percent: int
     domain: str | None
@@ -131,9 +133,14 @@ def openings(
         use = used.gpus.get(device.uuid)
         if lack(resources, device, use, limits, contained=contained) is None:
             sm_percent = use.sm_percent if use is not None else 0
-            domain = domain_of(use, limits)
-            found.append(Opening(device, use is None, left_bytes(device, use), sm_percent, domain))
-    return tuple(sorted(found, key=lambda each: (each.is_unused, each.left_bytes, each.device.uuid)))
+            left = left_bytes(device, use)
+            rank: Score = (use is None, left)
+            if resources.share is Share.TIME:
+                workers = use.workers if use is not None else 0
+                waits = max(0, workers - TURNS_PER_GPU + 1)  # for a turn, when all want one
+                rank = (waits, *rank)
+            found.append(Opening(device, rank, left, sm_percent, domain_of(use, limits)))
+    return tuple(sorted(found, key=lambda each: (each.rank, each.device.uuid)))
 
 
 def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
@@ -149,7 +156,7 @@ def part(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
         best = best or each
     if best is None:
         return None
-    return GpuFit((best.device,), (best.sm_percent > most_percent, best.is_unused, best.left_bytes - vram_bytes))
+    return GpuFit((best.device,), (best.sm_percent > most_percent, *best.rank))
 
 
 def whole(free: Sequence[Device], count: int, links: Iterable[DeviceLink]) -> GpuFit | None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpufn.home import Home
 from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.turns import TURNS_PER_GPU
 
 _MOST_TURNS: Final = 48
 
@@ -21,7 +22,7 @@ class RunnerSettings:
     nats_url: str
     node: str
     home: Home
-    turns_per_gpu: int = 2
+    turns_per_gpu: int = TURNS_PER_GPU
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RunnerSettings:
@@ -30,7 +31,7 @@ class RunnerSettings:
 
 
 def _turns(environ: Mapping[str, str]) -> int:
-    text = environ.get("GPUFN_TURNS_PER_GPU") or "2"
+    text = environ.get("GPUFN_TURNS_PER_GPU") or str(TURNS_PER_GPU)
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_TURNS:
         raise InvalidSetting(f"GPUFN_TURNS_PER_GPU={text!r} is not a whole number from 1 to {_MOST_TURNS}.")
     return int(text)

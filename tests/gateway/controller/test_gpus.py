@@ -64,6 +64,32 @@ def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[
     assert found == outcome if isinstance(outcome, tuple) else str(outcome) in str(found)
 
 
+@pytest.mark.parametrize(
+    ("workers", "goes_to"),
+    [
+        ((0, 0, 0), "g1"),
+        ((0, 1, 0), "g2"),  # shared already, and a turn is free
+        ((2, 0, 0), "g2"),  # there it would wait for its turn
+        ((2, 1, 0), "g2"),
+        ((3, 2, 4), "g2"),  # nowhere is a turn free
+    ],
+)
+def test_who_shares_by_time_goes_where_a_turn_is_free_or_the_fewest_wait_for_one(
+    workers: tuple[int, ...], goes_to: str
+) -> None:
+    node = mps_node(*(gpu(f"g{n}") for n in (1, 2, 3)))
+    leases = [held(f"w{n}-{m}", f"g{n}", Share.TIME) for n, count in enumerate(workers, 1) for m in range(count)]
+    assert told(Resources(gpu=("any",), share=Share.TIME), node, *leases) == (goes_to,)
+
+
+def test_nodes_are_compared_by_the_turns_that_are_free() -> None:
+    crowded = [Lease(f"w{n}", "a", DeviceShare("cpu", 0.1, 1, ("g1",), Share.TIME)) for n in range(2)]
+    other = NodeReport("b", 0.0, (cpu(), gpu("h1")))
+    found = place(Resources(gpu=("any",), share=Share.TIME), [mps_node(gpu("g1")), other], LeaseBook(crowded))
+    assert isinstance(found, Placement)
+    assert found.node == "b"
+
+
 def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_so() -> None:
     node, tenant = mps_node(gpu("g")), held("w", "g", vram=1, domain="team-a")
     assert told(part(2, domain="team-b"), node, tenant) == "a: its GPU is shared within another trust domain"
