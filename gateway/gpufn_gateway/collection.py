@@ -33,7 +33,7 @@ from gpufn.errors import Conflict
 from gpufn.priority import QUEUES
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn_gateway import usage
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds
@@ -65,7 +65,7 @@ class Collection:
         *,
         registry: Registry,
         builds: Builds,
-        in_use: Callable[[], Set[tuple[str, int]] | None],
+        in_use: Callable[[], Set[RevisionKey] | None],
         kept_revisions: int,
         clock: Clock,
     ) -> None:

@@ -10,7 +10,7 @@
     ├─ FunctionRaised          the user's code raised: type, message, traceback text
     │  └─ ResultNotEncodable   it returned what cannot be sent
     ├─ CapacityError           come back later; carries retry_after_s
-    │  └─ QueueFull            NoCapacity           ColdStartTooSlow     RateLimited
+    │  └─ QueueFull            NoCapacity           RateLimited
     ├─ InvocationEnded         it did not finish
     │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
     ├─ FunctionStartFailed     its workers fail to start; the last error is the message
@@ -251,12 +251,6 @@ class NoCapacity(CapacityError):
     """No device has room for another worker of this function."""
 
     code = "no_capacity"
-
-
-class ColdStartTooSlow(CapacityError):
-    """No worker can be ready before the deadline."""
-
-    code = "cold_start_too_slow"
 
 
 class InvocationEnded(GpufnError):

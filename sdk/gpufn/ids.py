@@ -12,12 +12,9 @@ import re
 import time
 from typing import NewType
 
-FunctionName = NewType("FunctionName", str)
-RevisionNumber = NewType("RevisionNumber", int)
 InvocationId = NewType("InvocationId", str)
 MapId = NewType("MapId", str)
 WorkerId = NewType("WorkerId", str)
-NodeId = NewType("NodeId", str)
 Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u

@@ -32,7 +32,7 @@ _RESERVED_NAMES = frozenset(
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
 _LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
-_MOST_MODULES = 256
+MOST_MODULES = 256  # third-party ones of one revision
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
@@ -388,8 +388,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         for name in self.modules:
             if not is_module_name(name):
                 raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a module")
-        if len(self.modules) > _MOST_MODULES:
-            raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {_MOST_MODULES} allowed")
+        if len(self.modules) > MOST_MODULES:
+            raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MOST_MODULES} allowed")
 
     @property
     def slots(self) -> int:

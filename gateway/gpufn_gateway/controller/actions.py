@@ -8,12 +8,12 @@ from gpufn.device import DeviceShare
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.reports import FunctionStatus
-from gpufn.revision import Revision
+from gpufn.revision import Revision, RevisionKey
 
 from .placement import NoRoom
 from .policy import Demand, ScaleDecision
 from .rollout import Role
-from .views import Key, RevisionView
+from .views import RevisionView
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Need(msgspec.Struct):
     """A revision that lacks workers, on its way through placement."""
 
-    key: Key
+    key: RevisionKey
     spec: Revision
     view: RevisionView
     missing: int
@@ -94,7 +94,7 @@ class Need(msgspec.Struct):
 
 
 class Decided(msgspec.Struct):
-    key: Key
+    key: RevisionKey
     role: Role
     view: RevisionView
     decision: ScaleDecision

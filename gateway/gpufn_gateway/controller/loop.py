@@ -30,7 +30,7 @@ from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerEvent
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.workers import Assignment
 
 from .actions import Plan
@@ -235,7 +235,7 @@ class Controller:
         if not leads:
             return
         asked_at = self._clock.monotonic()
-        depths: dict[tuple[str, int], int] | None = None
+        depths: dict[RevisionKey, int] | None = None
         try:
             async with asyncio.timeout(_DEPTHS_TIMEOUT_S):
                 depths = {key: depth.total for key, depth in (await streams.depths(self._bus)).items()}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpufn.protocol.reports import NodeReport
+from gpufn.revision import RevisionKey
 from gpufn.workers import ParkedMemory, WorkerState
 
 from . import policy
@@ -17,7 +18,7 @@ from .actions import Need
 from .leases import LeaseBook
 from .limits import Limits
 from .placement import NoRoom, Placement, place, returns
-from .views import Key, WorkerView
+from .views import WorkerView
 from .world import World
 
 SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
@@ -58,7 +59,7 @@ class Room:
         self._book = world.leases.copy()
         self._granted = 0
         self._returned: set[str] = set()
-        self._parked: dict[Key, list[WorkerView]] = {}  # of revisions that were asked about
+        self._parked: dict[RevisionKey, list[WorkerView]] = {}  # of revisions that were asked about
 
     def grant(self, need: Need, nodes: list[NodeReport]) -> Return | Placement | NoRoom:
         """A parked worker that resumes, or a share for one that starts now, on one of `nodes`."""

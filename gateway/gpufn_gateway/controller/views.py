@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection
 
 from gpufn.protocol.reports import NodeReport, RevisionTraffic, WorkerEvent
+from gpufn.revision import RevisionKey
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
 
 from .circuit import Circuit
@@ -20,8 +21,6 @@ _AVERAGE_S = 60.0
 _COLD_STARTS_KEPT = 15
 _SERVICE_WEIGHT = 0.1  # of one call in the running average
 _LEAST_SAVED_S = 0.1  # by a resume: what nobody has measured is worth something
-
-Key = tuple[str, int]  # function, revision
 
 
 class WorkerView:
@@ -50,7 +49,7 @@ class WorkerView:
         return f"<WorkerView {self.assignment.worker} {self.state}>"
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RevisionKey:
         return self.assignment.function, self.assignment.revision
 
     @property
@@ -78,7 +77,7 @@ class NodeView:
         self.seen_at = now  # the last report, or since when one is awaited
         self.report: NodeReport | None = None
         self.runner = ""
-        self.counters: dict[Key, RevisionTraffic] = {}  # as the runner told them last
+        self.counters: dict[RevisionKey, RevisionTraffic] = {}  # as the runner told them last
         self.runner_seen_at: float | None = None
 
 

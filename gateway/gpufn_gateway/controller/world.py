@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 
 from .holdings import Holdings
 from .leases import LeaseBook
 from .policy import Demand, Workers
-from .views import OF_PARKING, Key, NodeView, RevisionView, WorkerView
+from .views import OF_PARKING, NodeView, RevisionView, WorkerView
 
 NODE_LOST_S = 10.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
@@ -31,16 +31,15 @@ DEPTHS_STALE_S = 5.0
 class World:
     def __init__(self, now: float) -> None:
         self.functions: dict[str, Function] = {}
-        self.revisions: dict[Key, Revision] = {}
-        self.views: dict[Key, RevisionView] = {}
+        self.revisions: dict[RevisionKey, Revision] = {}
+        self.views: dict[RevisionKey, RevisionView] = {}
         self.workers: dict[str, WorkerView] = {}
         self.nodes: dict[str, NodeView] = {}
         self.holdings = Holdings()
         self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
         self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
-        self._depths: dict[Key, int] | None = None
+        self._depths: dict[RevisionKey, int] | None = None
         self._depths_at = now
-        self._depths_asked_at = now
         self._rung: dict[str, float] = {}
         self._unknown_since: dict[str, float] = {}  # functions with calls that no longer exist
 
@@ -61,7 +60,7 @@ class World:
             self.functions[name] = function
             self._unknown_since.pop(name, None)
 
-    def on_revision(self, key: Key, revision: Revision | None) -> None:
+    def on_revision(self, key: RevisionKey, revision: Revision | None) -> None:
         if revision is None:
             self.revisions.pop(key, None)
         else:
@@ -185,11 +184,10 @@ class World:
         """A call was queued for a function without READY workers: at least one waits, whatever the last depths say."""
         self._rung[function] = now
 
-    def on_depths(self, depths: dict[Key, int] | None, asked_at: float, now: float) -> None:
+    def on_depths(self, depths: dict[RevisionKey, int] | None, asked_at: float, now: float) -> None:
         """Calls stored per revision, queued and running; None when they could not be read."""
         self._depths = depths
         self._depths_at = now
-        self._depths_asked_at = asked_at
         self._rung = {name: at for name, at in self._rung.items() if at > asked_at}
         if depths is None:
             return
@@ -226,7 +224,7 @@ class World:
 
     # --- what follows from it ---
 
-    def view(self, key: Key) -> RevisionView:
+    def view(self, key: RevisionKey) -> RevisionView:
         found = self.views.get(key)
         if found is None:
             found = self.views[key] = RevisionView()
@@ -237,20 +235,20 @@ class World:
         """The revisions of a function that anything is remembered of."""
         return self._numbers.get(function, set())
 
-    def calls(self, key: Key, now: float) -> int | None:
+    def calls(self, key: RevisionKey, now: float) -> int | None:
         """Queued and running; None when unknown."""
         if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
             return None
         return self._depths.get(key, 0) + self._direct(key)
 
-    def in_use(self, now: float) -> set[Key] | None:
+    def in_use(self, now: float) -> set[RevisionKey] | None:
         """Revisions that have workers or calls; None when unknown."""
         if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
             return None
         with_calls = {key for key, count in self._depths.items() if count}
         return with_calls | {worker.key for worker in self.workers.values()}
 
-    def _direct(self, key: Key) -> int:
+    def _direct(self, key: RevisionKey) -> int:
         """Calls that came past the queue, as last reported."""
         return sum(node.counters[key].direct for node in self.nodes.values() if key in node.counters)
 
@@ -270,7 +268,7 @@ class World:
             running += worker.in_use
         return running
 
-    def demand(self, key: Key, now: float) -> Demand | None:
+    def demand(self, key: RevisionKey, now: float) -> Demand | None:
         """None when nobody knows."""
         view = self.view(key)
         function = self.functions.get(key[0])
@@ -350,7 +348,7 @@ class World:
 
     # --- inside ---
 
-    def _start_failed(self, key: Key, error: ErrorInfo, now: float) -> None:
+    def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float) -> None:
         function = self.functions.get(key[0])
         took_a_place = False
         if function is not None and key[1] == function.active != function.serving:
@@ -378,7 +376,7 @@ class World:
             worker.is_gone = True
         return was != (worker.state, worker.idle_since is None)
 
-    def _forget_if_unused(self, key: Key, view: RevisionView, calls: int) -> None:
+    def _forget_if_unused(self, key: RevisionKey, view: RevisionView, calls: int) -> None:
         function = self.functions.get(key[0])
         is_used = function is not None and key[1] in (function.serving, function.active)
         if is_used or view.workers or calls:

@@ -23,7 +23,7 @@ from gpufn.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
 from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.spec import FunctionSpec, Packaging, is_module_name
+from gpufn.spec import MOST_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.launchers.sandbox import Limits
@@ -32,7 +32,6 @@ from gpufn_runtime.agent.standbys import ContainerUse, Use
 log = logging.getLogger(__name__)
 
 COLLECT_EVERY_S = 600.0
-_MOST_MODULES = 256  # of one revision
 _RUN_MODELS = ("numpy", "onnxruntime")  # known before a worker tells; a first cold start takes 25 ms instead of 150
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -150,7 +149,7 @@ class Preparation:
         """Each worker tells what its template lacked. It is the user's process that tells: anything may be a name."""
         known = self._reported_modules.get(revision, frozenset())
         more = known.union(filter(is_module_name, modules))
-        if known < more and len(more) <= _MOST_MODULES:
+        if known < more and len(more) <= MOST_MODULES:
             self._reported_modules[revision] = more
             self._changes.set()
 

@@ -7,7 +7,7 @@ import msgspec
 from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.errors import FunctionNotFound
 from gpufn.protocol import subjects
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.spec import function_name
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -21,7 +21,7 @@ class Directory:
         self._functions = functions
         self._revisions = revisions
         self._serving: dict[str, int] = {}
-        self._known: dict[tuple[str, int], Revision] = {}
+        self._known: dict[RevisionKey, Revision] = {}
         self._watch: Watch | None = None
 
     async def open(self) -> None:

@@ -20,7 +20,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, lane, subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.messages import InvocationMessage, ResultReply
-from gpufn.revision import Revision
+from gpufn.revision import Revision, RevisionKey
 from gpufn.sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Lane:
         self._path = path
         self._take = take
         self._cancel = cancel
-        self._rooms: dict[tuple[str, int], lane.Room] = {}
+        self._rooms: dict[RevisionKey, lane.Room] = {}
         self._gateways: set[_Gateway] = set()
         self._server: asyncio.Server | None = None
 
@@ -110,7 +110,7 @@ class Lane:
 
     def room(self, revision: Revision, calls: int) -> None:
         """So many calls of this revision may be under way at a time; 0 closes the lane for it."""
-        key = (revision.function, revision.number)
+        key = revision.key
         known = self._rooms.get(key)
         if (known.calls if known is not None else 0) == calls:
             return
@@ -144,9 +144,7 @@ class _Gateway(asyncio.Protocol):
         try:
             self.send(lane.Ended(reply), body)
         except PayloadTooLarge as error:
-            info = ResultNotEncodable(f"the result is too large to send: {error.message}").info()
-            failed = msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")
-            self.send(lane.Ended(failed))
+            self.send(lane.Ended(too_large(reply, error)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
@@ -182,3 +180,9 @@ class _Gateway(asyncio.Protocol):
         if delivery is not None:
             delivery.is_withdrawn = True
             self._lane._cancel(invocation)
+
+
+def too_large(reply: ResultReply, error: PayloadTooLarge) -> ResultReply:
+    """What is told in place of a result that cannot be sent."""
+    info = ResultNotEncodable(f"the result is too large to send: {error.message}").info()
+    return msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")

@@ -25,7 +25,7 @@ from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel, HeldBy, StreamCredit, WhereIs
 from gpufn.protocol.reports import RunnerReport, WorkerReport
-from gpufn.revision import Revision
+from gpufn.revision import Revision, RevisionKey
 from gpufn.workers import Assignment, Desired
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
@@ -88,7 +88,7 @@ class Runner:
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
         self._departed = Departed(bus, self._running, self._cancel_attempt)
-        self._queues: dict[tuple[str, int], RevisionQueue] = {}
+        self._queues: dict[RevisionKey, RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
         self._attach_again: set[str] = set()
@@ -192,7 +192,7 @@ class Runner:
     async def _attach(self, assignment: Assignment) -> None:
         try:
             revision = await self._directory.revision(assignment.function, assignment.revision)
-            queue = self._queues.get((revision.function, revision.number))
+            queue = self._queues.get(revision.key)
             if queue is None:
                 queue = self._open_queue(revision)
             link = WorkerLink(
@@ -233,7 +233,7 @@ class Runner:
             on_room=self._lane.room,
             on_start=self._tell_start,
         )
-        self._queues[revision.function, revision.number] = queue
+        self._queues[revision.key] = queue
         queue.open()
         return queue
 

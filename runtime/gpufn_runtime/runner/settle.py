@@ -31,7 +31,7 @@ from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invoc
 from gpufn.protocol.records import AttemptRecord, CallRecord
 from gpufn.tasks import Tasks
 from gpufn_runtime.runner.attempt import Attempt
-from gpufn_runtime.runner.lane import DirectDelivery
+from gpufn_runtime.runner.lane import DirectDelivery, too_large
 from gpufn_runtime.runner.parcels import NodeParcels
 
 log = logging.getLogger(__name__)
@@ -151,9 +151,7 @@ class Settler:
         try:
             self._bus.publish(message.reply, pack(reply, body))
         except PayloadTooLarge as error:
-            info = ResultNotEncodable(f"the result is too large to send: {error.message}").info()
-            failed = msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")
-            self._bus.publish(message.reply, pack(failed))
+            self._bus.publish(message.reply, pack(too_large(reply, error)))
         except BusUnavailable:
             self._kept.append((message.reply, pack(reply, body)))
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, cast
@@ -26,6 +25,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
 from gpufn.sockets import Outbox, peer_uid
+from gpufn.spec import MOST_MODULES, is_module_name
 from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.busy_time import BusyTime
@@ -34,8 +34,6 @@ from gpufn_runtime.runner.slots import SlotPool
 
 log = logging.getLogger(__name__)
 
-_MODULE = re.compile(r"[A-Za-z_]\w{0,99}")
-_MAX_MODULES = 256  # that are remembered of one worker
 _LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 _LONGEST_PROGRESS = 500  # characters
@@ -198,7 +196,7 @@ class WorkerLink:
             self._leftovers += 1
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
-        self.modules = tuple(name for name in ready.modules[:_MAX_MODULES] if _MODULE.fullmatch(name))
+        self.modules = tuple(filter(is_module_name, ready.modules[:MOST_MODULES]))
         if ready.parked is not None:
             self._is_parked(ready.parked)
             return

@@ -209,9 +209,6 @@ class Caller:
     def pending(self) -> int:
         return len(self._pending)
 
-    def pending_of(self, function: str) -> int:
-        return sum(call.function == function for call in self._pending.values())
-
     def invoke(self, request: CallRequest) -> PendingCall:
         """Have it run, for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)

@@ -15,7 +15,6 @@ import msgspec
 
 from gpufn.protocol.messages import InvocationMessage, ResultReply
 
-BEAT_S = 1.0
 SILENCE_S = 3.5  # without a word the other end takes the runner to be gone
 
 

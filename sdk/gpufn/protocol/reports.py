@@ -90,7 +90,6 @@ class NodeReport(msgspec.Struct, frozen=True):
     hostname: str = ""
     python: str = ""
     platform: str = ""
-    runner_pid: int | None = None
     container_trouble: str = ""  # why no container can be started there
     contains_all: bool = False  # functions without an image live in containers there, too
 

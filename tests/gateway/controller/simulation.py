@@ -19,13 +19,12 @@ from gpufn.protocol.reports import (
     WorkerEventKind,
     WorkerReport,
 )
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
 from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.plan import plan
-from gpufn_gateway.controller.views import Key
 from gpufn_gateway.controller.world import World
 
 GIB = 1 << 30
@@ -77,7 +76,7 @@ class Sim:
         service_s: float = 0.4,
         start_s: float = 0.3,
         limits: Limits | None = None,
-        fails: Callable[[Key], bool] = lambda key: False,
+        fails: Callable[[RevisionKey], bool] = lambda key: False,
         parked_bytes: int = GIB,
     ) -> None:
         self.now = 1000.0
@@ -91,12 +90,12 @@ class Sim:
         self.parking: set[str] = set()
         self.parked: set[str] = set()
         self.resuming: set[str] = set()
-        self.queues: dict[Key, list[float]] = {}
+        self.queues: dict[RevisionKey, list[float]] = {}
         self.running: dict[str, float] = {}  # worker → when its call ends
         self.starting: dict[str, float] = {}
         self.idle_since: dict[str, float] = {}
         self.draining: set[str] = set()
-        self.traffic: dict[Key, tuple[int, float]] = {}
+        self.traffic: dict[RevisionKey, tuple[int, float]] = {}
         self.done: dict[str, int] = {}
         self.waits: list[float] = []
         self.history: list[Action] = []
