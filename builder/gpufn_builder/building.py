@@ -31,7 +31,7 @@ from gpufn_builder.exchange import (
     Told,
 )
 from gpufn_builder.identity import Target
-from gpufn_builder.process import Work, environment
+from gpufn_builder.process import Work, disk_failed, environment
 from gpufn_builder.report import BuildReport, CandidateRow, StageRow, failed_row, found_row
 from gpufn_builder.store import Store
 
@@ -135,6 +135,8 @@ class Building:
             if result.engines:
                 found = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
                 run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, found))
+        except OSError as error:
+            raise disk_failed(error, BuildStage.INGEST) from error
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import select
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -211,15 +213,28 @@ def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec
             lines, encode(line) + b"\n"
         )  # a line fits a pipe's atomic write, so a compiler's threads may tell as well
 
-    try:
-        result = work(request, lambda stage, progress, detail: say(Told(stage, progress, detail[:500])))
-    except GpufnError as error:
+    def fail(error: GpufnError) -> int:
         info = error.info()
         said = info.traceback[-2000:] if info.traceback else None
         say(Failed(msgspec.structs.replace(info, message=info.message[:1000], traceback=said)))
         return _FAILED
-    (path.parent / _RESULT).write_bytes(msgspec.msgpack.encode(result))
+
+    try:
+        result = work(request, lambda stage, progress, detail: say(Told(stage, progress, detail[:500])))
+        (path.parent / _RESULT).write_bytes(msgspec.msgpack.encode(result))
+    except GpufnError as error:
+        return fail(error)
+    except OSError as error:  # on a disk that is full, what it prints is lost as well
+        return fail(disk_failed(error))
     return 0
+
+
+def disk_failed(error: OSError, stage: BuildStage | str = "") -> BuildFailed:
+    """What a file that cannot be written, or read, means to the build."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BuildFailed("the builder's disk is full: make room there and build again", stage=stage)
+    why = error.strerror or str(error)
+    return BuildFailed(f"a file of the build cannot be read or written: {why}", stage=stage, log=traceback.format_exc())
 
 
 def _how(code: int, said: str, memory_limit_bytes: int | None) -> str:

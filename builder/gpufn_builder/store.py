@@ -21,10 +21,11 @@ from gpufn.bus.kv import KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
 from gpufn.engine import BuildStage, EngineManifest
-from gpufn.errors import BuildFailed, Conflict, GpufnError, PlatformError
+from gpufn.errors import ArtifactUnavailable, BuildFailed, Conflict, GpufnError, PlatformError
 from gpufn.model import ModelFile
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
+from gpufn_builder.process import disk_failed
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Store:
             try:
                 await objects.get_file(self._bus, subjects.MODEL_FILES, file.digest, folder / file.name)
             except PlatformError as error:
+                if isinstance(error, ArtifactUnavailable) and isinstance(error.__cause__, OSError):
+                    raise disk_failed(error.__cause__, BuildStage.INGEST) from error
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
     async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:

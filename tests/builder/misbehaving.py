@@ -54,6 +54,10 @@ def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
         case "crash while measuring":
             tell(BuildStage.MEASURE, 0.8, "")
             ctypes.string_at(0)
+        case "fill the disk":
+            with Path(request.folder).open("wb") as file:
+                while file.write(bytes(1 << 16)):
+                    file.flush()
         case "eat memory":
             bytearray(8 << 30)
         case "hang":

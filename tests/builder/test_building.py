@@ -24,6 +24,7 @@ from gpufn_builder.building import Ended
 from gpufn_builder.exchange import Told
 from gpufn_builder.identity import Target
 from tests.builder import bench, models
+from tests.e2e.small_disk import fill, small_disk
 
 CPU = identity.cpu_target()
 
@@ -202,6 +203,20 @@ async def test_a_disk_that_is_full_publishes_nothing(connect: Any, nats: Any, tm
     assert "the engine cannot be stored: " in ended.error.message
     assert await store.find(_key(spec)) is None
     assert (await building.run(bench.build_of(spec), CPU, _ignore)).engines == (_key(spec),)
+
+
+async def test_a_disk_with_no_room_to_build_in_fails_the_build_once(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats)
+    with small_disk(tmp_path, mebibytes=1) as disk:
+        building, _ = await bench.open_building(bus, disk)
+        spec = await bench.upload(bus, bench.scaled(4.5))
+        fill(disk)
+        ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert (ended.error.stage, ended.error.message) == (
+        "ingest",
+        "the builder's disk is full: make room there and build again",
+    )
 
 
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gpufn_builder.exchange import CandidateRequest, CandidateResult, MeasurePla
 from gpufn_builder.identity import Target
 from gpufn_builder.process import Work, environment
 from tests.builder import misbehaving
+from tests.e2e.small_disk import small_disk
 
 PROCESS = "tests.builder.misbehaving"
 SPEC = ModelSpec(parameter="net", files=(ModelFile("m.onnx", "a" * 64, 1),))
@@ -97,6 +98,12 @@ def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
 def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match="onnxruntime-cpu needs more memory than the 1,024 MiB that it may use"):
         _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
+
+
+def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:
+    with small_disk(tmp_path, mebibytes=1) as disk, pytest.raises(BuildFailed, match="the builder's disk is full: ") as it:
+        _run(disk, "fill the disk")
+    assert it.value.stage == "compile"
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
