@@ -273,6 +273,7 @@ def _with_parents(name: str) -> Iterable[str]:
 def where_it_failed(error: BaseException, file: Path, root: Path) -> str:
     """One line: which of the user's lines, its text, and the error."""
     what = error.message if isinstance(error, GpufnError) else traceback.format_exception_only(error)[-1].strip()
+    what = what.partition("\n")[0]
     if isinstance(error, SyntaxError) and error.filename:
         where, line = Path(error.filename), error.lineno or 0
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from gpufn.errors import GpufnError, InvalidSpec
 
 
 def main(file: str, factory: str, onnx: str) -> None:
-    module = _bundle.load(Path(file)).module
-    make = getattr(module, factory, None)
+    project = _bundle.load(Path(file))
+    make = getattr(project.module, factory, None)
     if not callable(make):
         raise InvalidSpec(f"{file} has no function {factory}")
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:
         raise InvalidSpec("torch is not installed here: pip install torch onnx onnxscript") from error
-    network, inputs = made_by(make(), torch.nn.Module)
-    export(torch, network, inputs, Path(onnx))
+    try:
+        network, inputs = made_by(make(), torch.nn.Module)
+        export(torch, network, inputs, Path(onnx))
+    except GpufnError:
+        raise
+    except Exception as error:
+        raise InvalidSpec(_bundle.where_it_failed(first_cause(error), Path(file).resolve(), project.root)) from error
 
 
 def made_by(made: Any, kind: type) -> tuple[Any, tuple[Any, ...] | dict[str, Any]]:
@@ -45,6 +51,21 @@ def made_by(made: Any, kind: type) -> tuple[Any, tuple[Any, ...] | dict[str, Any
     return network, tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
 
 
+def check_tensors(named: Mapping[str, Any], kind: type) -> None:
+    for name, value in named.items():
+        if not isinstance(value, kind):
+            raise InvalidSpec(
+                f"the example input {name} is no tensor but {type(value).__name__}: make it a constant of the module"
+            )
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """torch wraps what went wrong in errors of its own, which say where to ask for help."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def export(torch: Any, network: Any, inputs: tuple[Any, ...] | dict[str, Any], onnx: Path) -> None:
     """With the first dimension of every input dynamic, so that calls can share a run; inputs keep their names.
 
@@ -54,6 +75,7 @@ def export(torch: Any, network: Any, inputs: tuple[Any, ...] | dict[str, Any], o
     rows = torch.export.Dim("rows", min=1, max=65_536)
     names = list(inspect.signature(network.forward).parameters)
     named = inputs if isinstance(inputs, dict) else dict(zip(names, inputs, strict=False))
+    check_tensors(named, torch.Tensor)
     doubled = {
         name: torch.cat([value, value]) if value.dim() and value.shape[0] == 1 else value
         for name, value in named.items()
@@ -76,4 +98,6 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except GpufnError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         sys.exit(error.message)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gpufn._torch_export import made_by
+from gpufn._torch_export import check_tensors, made_by
 from gpufn._views import BuildView
 from gpufn.cli import app
 from gpufn.cli._progress import phrase, watched
@@ -406,6 +406,35 @@ def test_a_factory_returns_a_module_and_its_inputs(made: Any, inputs: Any) -> No
 def test_what_a_factory_must_not_return_is_said(made: Any, message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
         made_by(made, _Module)
+
+
+def test_an_example_input_that_is_no_tensor_is_named() -> None:
+    with pytest.raises(InvalidSpec, match="the example input k is no tensor but int: make it a constant"):
+        check_tensors({"x": "", "k": 3}, str)
+
+
+_TORCH = """
+class Module:
+    def eval(self): ...
+
+nn = type("nn", (), {"Module": Module})
+"""
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        ("raise ValueError('no\\nmore')", "line 4, `raise ValueError('no\\nmore')`: ValueError: no"),
+        ("raise RuntimeError('see above') from KeyError('linear')", "KeyError: 'linear'"),
+    ],
+)
+def test_an_export_that_fails_is_told_in_one_line_with_its_first_cause(
+    project: Project, raises: str, said: str
+) -> None:
+    project({"torch.py": _TORCH, "app.py": f"import torch\n\ndef make_model():\n    {raises}\n"})
+    ended = _gpufn("build", "app.py:make_model")
+    assert (ended.exit_code, ended.stderr.count("\n")) == (1, 1)
+    assert ended.stderr.startswith(f"gpufn: cannot export app.py:make_model: {said}"), ended.stderr
 
 
 def test_a_torch_module_is_exported_with_dynamic_rows(platform: StubGateway, project: Project) -> None:
