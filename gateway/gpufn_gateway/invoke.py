@@ -17,11 +17,13 @@ from gpufn_gateway import problems
 from gpufn_gateway.answers import OWN, Wording, reply_headers, send_problem, send_result
 from gpufn_gateway.bodies import Receive, Scope, Send
 from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.kept_streams import KeptStreams
 from gpufn_gateway.sse import CallStream
-from gpufn_gateway.submit import WEBHOOK, Submissions
+from gpufn_gateway.submit import WEBHOOK, Submissions, id_of_key
 
 # Sooner than this most calls are over, and a watcher would cost more than it saves.
 _WATCH_AFTER_S: Final = 0.2
+_LONGEST_NUMBER: Final = 18
 
 
 class _Flight:
@@ -45,6 +47,7 @@ class Invoke:
         self._calls = calls
         self._submissions = submissions
         self._flights: set[_Flight] = set()
+        self._kept = KeptStreams(calls.clock)
 
     async def serve(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises GpufnError while nothing has been sent."""
@@ -60,16 +63,27 @@ class Invoke:
             )
         accept = headers.get(b"accept")
         if accept is not None and (b"event-stream" in accept or b"gpufn.items" in accept):
-            if b"idempotency-key" in headers:
-                what = "a stream cannot be taken up again: leave out Idempotency-Key"
-                raise InvalidInput(what, field="Idempotency-Key")
-            stream = CallStream(self._calls, await self._calls.prepare(name, headers, receive), accept)
-            await stream.run(receive, send)
+            await self._stream(await self._calls.prepare(name, headers, receive), headers, accept, receive, send)
             return
         if b"idempotency-key" in headers:
             await self._submissions.invoke(name, headers, receive, send)
             return
         await self.answer(await self._calls.prepare(name, headers, receive, may_be_parcel=True), receive, send, OWN)
+
+    async def _stream(
+        self, call: PreparedCall, headers: dict[bytes, bytes], accept: bytes, receive: Receive, send: Send
+    ) -> None:
+        stream = CallStream(self._calls, call, accept)
+        id_ = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
+        if id_ is None:
+            await stream.run(receive, send)
+        elif call.target.method.kind.streams:
+            await stream.run_kept(self._kept, id_, _last_event(headers.get(b"last-event-id")), receive, send)
+        else:
+            what = (
+                f"{call.target.name} is no generator, whose stream could be taken up again: leave out Idempotency-Key"
+            )
+            raise InvalidInput(what, field="Idempotency-Key")
 
     async def submit(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         await self._submissions.submit(name, dict(scope["headers"]), receive, send)
@@ -100,7 +114,9 @@ class Invoke:
         await self._ended(call, reply, body, send, wording)
 
     def tick(self, now: float) -> None:
-        """Watch the clients of slow calls. `now` is monotonic; call it about ten times a second."""
+        """Watch the clients of slow calls, and those of streams that may come again. `now` is monotonic; call it about
+        ten times a second."""
+        self._kept.sweep(now)
         for flight in self._flights:
             if flight.watcher is None and now - flight.call.since > _WATCH_AFTER_S:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
@@ -127,3 +143,12 @@ class Invoke:
         self._calls.telemetry.of(call.target.name).failed(error.code)
         about = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
         await send_problem(send, wording, problems.problem_of(error), about)
+
+
+def _last_event(header: bytes | None) -> int | None:
+    """The number of the last item that a reader has. Raises InvalidInput."""
+    if header is None:
+        return None
+    if not header.isdigit() or len(header) > _LONGEST_NUMBER:
+        raise InvalidInput("Last-Event-ID is the id of the last item that came, a whole number", field="Last-Event-ID")
+    return int(header)

@@ -16,6 +16,7 @@ import msgspec
 
 from gpufn import media
 from gpufn.bus.calls import PendingCall, PendingStream
+from gpufn.bus.records import request_digest
 from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.media import RecordKind
@@ -23,6 +24,7 @@ from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import negotiation, problems
 from gpufn_gateway.bodies import Receive, Send
 from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.kept_streams import KeptStreams, Reader
 from gpufn_gateway.problems import Headers, Problem
 
 _HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
@@ -82,48 +84,58 @@ class CallStream:
         self._calls = calls
         self._call = call
         self._encoding: Events | Records = Events() if b"event-stream" in accept else Records()
+        self._streams = call.target.method.kind.streams
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Raises GpufnError while nothing has been sent."""
+        """The call ends with the client. Raises GpufnError while nothing has been sent."""
+        pending = self._calls.start_stream(self._call) if self._streams else self._calls.start(self._call)
+        pending.future.add_done_callback(self._count)
+        try:
+            await self._send(pending, receive, send)
+        finally:
+            # A task that is cancelled cancels the future that it awaits.
+            if not pending.future.done() or pending.future.cancelled():
+                pending.cancel()
+
+    async def run_kept(self, kept: KeptStreams, key: str, after: int | None, receive: Receive, send: Send) -> None:
+        """The client may come again, and go on behind item `after`. Raises as `run`."""
         call = self._call
-        streams = call.target.method.kind.streams
-        pending = self._calls.start_stream(call) if streams else self._calls.start(call)
+        digest = request_digest(call.target.name, call.target.method.name, call.body)
+        with kept.reading(key, digest, after, self._begin) as reader:
+            await self._send(reader, receive, send)
+
+    def _begin(self) -> PendingStream:
+        pending = self._calls.start_stream(self._call)
+        pending.future.add_done_callback(self._count)
+        return pending
+
+    async def _send(self, pending: PendingCall | Reader, receive: Receive, send: Send) -> None:
         headers = [
             (b"content-type", self._encoding.content_type),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             (b"x-gpufn-invocation", pending.id.encode()),
-            (b"x-gpufn-revision", call.target.revision_header),
-            *self._calls.limits(call),
+            (b"x-gpufn-revision", self._call.target.revision_header),
+            *self._calls.limits(self._call),
         ]
-        try:
-            await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
-        finally:
-            # A task that is cancelled cancels the future that it awaits.
-            if not pending.future.done() or pending.future.cancelled():
-                pending.cancel()
-            else:
-                pending.future.exception()  # the client left before it could be told
+        await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
 
-    async def _chunks(self, pending: PendingCall) -> AsyncIterator[bytes]:
-        encoding, stats, items = self._encoding, self._calls.telemetry.of(self._call.target.name), 0
+    async def _chunks(self, pending: PendingCall | Reader) -> AsyncIterator[bytes]:
+        encoding, items = self._encoding, 0
         try:
-            if isinstance(pending, PendingStream):
+            if isinstance(pending, (PendingStream, Reader)):
                 async with contextlib.aclosing(pending.items()) as arrived:  # type: ignore[type-var]
                     async for item, body in arrived:
                         yield encoding.item(item.number, item.content_type, body)
-                        items += 1
+                        items = item.number + 1
             reply, body = await pending.future
         except GpufnError as error:
-            problem = problems.problem_of(self._public(error))
-            stats.failed(problem.code)
-            yield encoding.error(problem)
+            yield encoding.error(problems.problem_of(self._public(error)))
             return
-        self._count(reply)
         if reply.kind is not OutcomeKind.SUCCEEDED:
             yield encoding.error(problems.from_outcome(reply.kind, reply.error))
             return
-        if not isinstance(pending, PendingStream):
+        if not self._streams:
             yield encoding.item(0, reply.content_type, body)
             items = 1
         yield encoding.end(items)
@@ -131,8 +143,14 @@ class CallStream:
     def _public(self, error: GpufnError) -> GpufnError:
         return self._calls.queue_full(self._call.target) if isinstance(error, QueueFull) else error
 
-    def _count(self, reply: ResultReply) -> None:
+    def _count(self, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
         stats = self._calls.telemetry.of(self._call.target.name)
+        if ended.cancelled():
+            return
+        if (error := ended.exception()) is not None:
+            stats.failed(problems.problem_of(self._public(error)).code if isinstance(error, GpufnError) else "")
+            return
+        reply, _ = ended.result()
         stats.ended(reply.kind, self._calls.clock.time() - self._call.now, reply.queue_s)
         if reply.cold_start is not None:
             stats.started_cold(reply.cold_start)

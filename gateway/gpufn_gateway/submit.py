@@ -49,7 +49,7 @@ class Submissions:
                 raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
         call = await self._calls.prepare(name, headers, receive, waits=False)
         key = headers.get(b"idempotency-key")
-        own = invocation or _id(call.target.name, call.principal, key)
+        own = invocation or id_of_key(call.target.name, call.principal, key)
         webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
         record = await self._submit(call, own, call.submit_deadline, webhook)
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
@@ -105,7 +105,7 @@ class Submissions:
         the same Idempotency-Key, or fetch its outcome by id."""
         call = await self._calls.prepare(name, headers, receive, waits=False)  # it may have an outcome already
         key = headers.get(b"idempotency-key")
-        record = await self._submit(call, _id(call.target.name, call.principal, key), call.deadline)
+        record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)
         client = asyncio.ensure_future(left(receive))
         waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + _LATE_S))
         try:
@@ -216,7 +216,7 @@ class Submissions:
         return found
 
 
-def _id(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId | None:
+def id_of_key(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId | None:
     """None without a key."""
     if idempotency_key is None:
         return None

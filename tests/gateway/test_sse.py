@@ -181,6 +181,94 @@ async def test_a_client_that_does_not_read_holds_the_generator_back(
     await task
 
 
+class KeptStream:
+    """One that a test's clients read under the key `k`, one after the other."""
+
+    def __init__(self, streaming: Any, connection: Any, settle: Any) -> None:
+        self.streaming = streaming
+        self._connection = connection
+        self._settle = settle
+
+    async def read(self, body: bytes = b"{}", **headers: str) -> Any:
+        """What a client has been sent so far, who has left then."""
+        client = self._connection(URL, body, accept=EVENTS, idempotency_key="k", **headers)
+        task = client.start(self.streaming.app)
+        await self._settle()
+        client.left.set()
+        await task
+        return client
+
+    async def ids(self, **headers: str) -> list[int]:
+        body = (await self.read(b"{}", **headers)).body
+        return [int(line[4:]) for line in body.splitlines() if line.startswith(b"id: ")]
+
+    async def refusal(self, body: bytes = b"{}", **headers: str) -> tuple[int, str]:
+        client = await self.read(body, **headers)
+        return client.sent[0]["status"], msgspec.json.decode(client.body)["code"]
+
+    def items(self, numbers: range) -> None:
+        for number in numbers:
+            item(self.streaming.streams[0], number, b"1234")
+
+
+@pytest.fixture
+def kept(streaming: Any, connection: Any, settle: Any) -> KeptStream:
+    return KeptStream(streaming, connection, settle)
+
+
+async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: KeptStream) -> None:
+    assert await kept.ids() == []
+    kept.items(range(3))
+    assert await kept.ids() == [0, 1, 2]
+    kept.items(range(3, 5))
+    assert await kept.ids(last_event_id="0") == [1, 2, 3, 4]
+    assert await kept.ids(last_event_id="4") == []
+    end(kept.streaming.streams[0], 5)
+    assert (await kept.read(last_event_id="3")).body.endswith(b'event: end\ndata: {"items":5}\n\n')
+    assert (len(kept.streaming.streams), kept.streaming.caller.abandoned) == (1, [])
+
+
+async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: KeptStream) -> None:
+    await kept.ids()
+    kept.streaming.clock.now += 59
+    kept.streaming.invoke.tick(kept.streaming.clock.now)
+    assert kept.streaming.caller.abandoned == []
+    kept.streaming.clock.now += 2
+    kept.streaming.invoke.tick(kept.streaming.clock.now)
+    assert kept.streaming.caller.abandoned == ["i0"]
+    assert await kept.refusal(last_event_id="0") == (404, "invocation_not_found")
+    await kept.ids()
+    assert len(kept.streaming.streams) == 2
+
+
+async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept: KeptStream, settle: Any) -> None:
+    await kept.ids()
+    kept.items(range(128))
+    await settle()
+    assert len(kept.streaming.caller.credits) == 2, "64 are taken, and 64 are under way"
+    assert await kept.ids() == list(range(128))
+    assert len(kept.streaming.caller.credits) == 4
+
+
+async def test_a_kept_stream_that_cannot_go_on_says_so(kept: KeptStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn_gateway.kept_streams._KEPT_BYTES", 8)
+    assert await kept.refusal(last_event_id="0") == (404, "invocation_not_found")
+    assert await kept.refusal(last_event_id="-1") == (422, "invalid_input")
+    await kept.ids()
+    kept.items(range(4))
+    await kept.ids()
+    assert await kept.ids(last_event_id="1") == [2, 3]
+    assert await kept.refusal(last_event_id="0") == (409, "conflict")
+    assert await kept.refusal(last_event_id="9") == (409, "conflict")
+    assert await kept.refusal(b'{"n":2}') == (409, "idempotency_mismatch")
+
+
+async def test_only_a_generators_stream_can_be_taken_up_again(gateway: Any, connection: Any) -> None:
+    client = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept=EVENTS, idempotency_key="k")
+    await client.start(gateway.app)
+    assert (client.sent[0]["status"], b"is no generator" in client.body) == (422, True)
+
+
 async def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch, connection: Any) -> None:
     monkeypatch.setattr("gpufn_gateway.sse._HEARTBEAT_S", 0.001)
     client = connection("/")
