@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn import media
 from gpufn._answers import error_of
@@ -22,8 +22,19 @@ WINDOW = 10_000
 _TELL_EACH = 64  # results that are taken before the Outbox hears of it
 
 
+class MapKeywords(TypedDict, total=False):
+    """MapOptions, as `map` and `starmap` are given them."""
+
+    ordered: bool
+    return_exceptions: bool
+    window: int | None
+    progress: bool
+    id: str | None
+    after: str | None
+
+
 class MapOptions(NamedTuple):
-    """What `map` and `starmap` can be asked for. `window` None is as many as usual."""
+    """What a map can be asked for. `window` None is as many as usual."""
 
     ordered: bool = True
     return_exceptions: bool = False

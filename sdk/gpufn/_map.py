@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from gpufn import _map_calls, _transport
-from gpufn._kept_map import KeptMap, MapOptions
+from gpufn._kept_map import KeptMap, MapKeywords, MapOptions
 from gpufn._map_progress import Bar
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
@@ -158,10 +158,14 @@ class Mapped(Protocol):
 
 
 def begin(
-    mapped: Mapped, call: Callable[..., Any], arguments: Iterable[Iterable[Any]], total: int | None, options: MapOptions
+    mapped: Mapped,
+    call: Callable[..., Any],
+    arguments: Iterable[Iterable[Any]],
+    total: int | None,
+    keywords: MapKeywords,
 ) -> Map[Any]:
     """A map of `arguments`, which are `total`; `call` makes one call by itself."""
-    options = options.checked()
+    options = MapOptions(**keywords).checked()
     target = mapped.target()
     kept = None
     transport = _transport.current()
@@ -181,10 +185,10 @@ def begin_async(
     call: Callable[..., Awaitable[Any]],
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     total: int | None,
-    options: MapOptions,
+    keywords: MapKeywords,
 ) -> AsyncMap[Any]:
     """As `begin`, when its first result is asked for."""
-    options = options.checked()
+    options = MapOptions(**keywords).checked()
     kept = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):

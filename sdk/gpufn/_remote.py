@@ -23,6 +23,9 @@ from gpufn.priority import Priority, priority_of
 from gpufn.spec import CallKind
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from gpufn._kept_map import MapKeywords
     from gpufn._map import AsyncMap, Map
 
 P = ParamSpec("P")
@@ -81,44 +84,22 @@ class Remote(Generic[P, R, V]):
             raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
         return self._items(*self._encode(args, kwargs))
 
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> Map[V]:
-        """One call per item: their results in the order of the arguments, or `ordered=False` as they come.
+    def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> Map[V]:
+        """One call per item: their results in the order of the arguments, or with `ordered=False` as they come.
 
-        An item's failure is raised when its turn comes, or with `return_exceptions` takes its result's place. At most
-        `window` items are ahead of what was read (10,000), so the arguments may be endless. With the `id` of a map it
-        goes on behind the items that were accepted of it, and gives results `after` its cursor.
+        An item's failure is raised when its turn comes, or with `return_exceptions=True` takes its result's place. At
+        most `window` items (10,000) are ahead of what was read, so the arguments may be endless. `progress=True` shows
+        a bar. With the `id` of a map it goes on behind the items that were accepted of it, and gives results `after`
+        its cursor.
         """
         from gpufn import _map  # noqa: PLC0415
-        from gpufn._kept_map import MapOptions  # noqa: PLC0415
 
-        options = MapOptions(ordered, return_exceptions, window, progress, id, after)
         return _map.begin(self, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
-    def starmap(
-        self,
-        arguments: Iterable[Iterable[Any]],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> Map[V]:
+    def starmap(self, arguments: Iterable[Iterable[Any]], **options: Unpack[MapKeywords]) -> Map[V]:
         """As `map`, with a tuple of arguments per call."""
         from gpufn import _map  # noqa: PLC0415
-        from gpufn._kept_map import MapOptions  # noqa: PLC0415
 
-        options = MapOptions(ordered, return_exceptions, window, progress, id, after)
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def target(self) -> MapTarget:
@@ -204,37 +185,16 @@ class AsyncRemote(Generic[P, R, V]):
             if callable(close := getattr(items, "close", None)):
                 await in_thread(close)
 
-    def map(
-        self,
-        *iterables: Iterable[Any],
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
-    ) -> AsyncMap[V]:
+    def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> AsyncMap[V]:
         from gpufn import _map  # noqa: PLC0415
-        from gpufn._kept_map import MapOptions  # noqa: PLC0415
 
-        options = MapOptions(ordered, return_exceptions, window, progress, id, after)
         return _map.begin_async(self._remote, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
     def starmap(
-        self,
-        arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
-        *,
-        ordered: bool = True,
-        return_exceptions: bool = False,
-        window: int | None = None,
-        progress: bool = False,
-        id: str | None = None,  # noqa: A002
-        after: str | None = None,
+        self, arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], **options: Unpack[MapKeywords]
     ) -> AsyncMap[V]:
         from gpufn import _map  # noqa: PLC0415
-        from gpufn._kept_map import MapOptions  # noqa: PLC0415
 
-        options = MapOptions(ordered, return_exceptions, window, progress, id, after)
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 
