@@ -20,6 +20,14 @@ class NodeParcels:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._near: set[str] = set()  # callers that were found here: each call asks
+
+    def reach(self, message: InvocationMessage) -> bool:
+        """Whether its caller is on this host, and takes a large result by reference."""
+        caller = message.parcels
+        if caller not in self._near and self._is_here(caller):
+            self._near.add(caller)
+        return caller in self._near
 
     def give(self, message: InvocationMessage, worker: str) -> str:
         """The call's parcel for its worker: the name of it there, empty when there is none. The caller keeps its own
@@ -85,7 +93,9 @@ class NodeParcels:
         return Parcels(self._root / worker)
 
     def _of_caller(self, message: InvocationMessage) -> Parcels:
-        folder = self._root / message.parcels
-        if _CALLER.fullmatch(message.parcels) is None or not folder.is_dir():
+        if not self._is_here(message.parcels):
             raise ArtifactUnavailable("the caller of this call keeps its large bodies on another host")
-        return Parcels(folder)
+        return Parcels(self._root / message.parcels)
+
+    def _is_here(self, caller: str) -> bool:
+        return _CALLER.fullmatch(caller) is not None and (self._root / caller).is_dir()

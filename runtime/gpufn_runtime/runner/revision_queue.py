@@ -73,6 +73,7 @@ class RevisionQueue:
         self._nested = nested
         self._output = output
         self._running = running  # by invocation id, over all revisions of this runner
+        self._parcels = parcels
         self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
         self._on_room = on_room  # how many calls the lane may bring at a time
@@ -214,10 +215,11 @@ class RevisionQueue:
         self._started += 1
         if message.stream and attempt.method.kind.streams:
             attempt.granted = frames.STREAM_WINDOW
+        takes_parcel = attempt.is_submitted or self._parcels.reach(message)
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-                attempt.granted > 0, attempt.granted, attempt.parcel, bool(message.parcels) or attempt.is_submitted,
+                attempt.granted > 0, attempt.granted, attempt.parcel, takes_parcel,
                 attempt.started_at + attempt.must_end_at - attempt.began,
             ),
             body,

@@ -114,6 +114,22 @@ def test_a_caller_without_a_folder_here_is_sent_no_parcel(url: str, tmp_path: Pa
     on_node(url, tmp_path, test)
 
 
+def test_a_caller_on_another_host_is_sent_no_parcel(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("far")
+        worker = await node.worker(revision)
+        caller = Caller(node.bus, name="gw-far", clock=node.clock)
+        caller.start(parcels="gw-far", drop=lambda name: None)  # a folder that is on its own host
+        call = invoke(caller, node, revision)
+        run, _ = await worker.run()
+        assert not run.takes_parcel
+        worker.answer(run, b"inside the message")
+        reply, body = await call.future
+        assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"inside the message")
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_result_for_a_call_that_had_ended_is_dropped(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("late")
