@@ -1,4 +1,4 @@
-"""How the ends of a map's items are written, in the order in which they ended. Pure.
+"""How the ends of a map's items are written, in the order in which they ended.
 
     application/x-ndjson             a line each: index, cursor, state, and result or error; for people and curl
     application/vnd.gpufn.outcomes   `gpufn.media.OUTCOME`, for the SDK

@@ -2,7 +2,7 @@
 
 A credit takes half a millisecond to become a delivery: as long as many a call. So once calls are known to be short, a
 runner takes a few milliseconds' worth of them more than it has free slots. When one turns out to last, the line is
-closed, and who stands in it is handed back. Pure: times are passed in.
+closed, and who stands in it is handed back. Times are passed in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where one Revision's calls can be on this node: in the slots of its workers, and in line for them. Pure."""
+"""Where one Revision's calls can be on this node: in the slots of its workers, and in line for them."""
 
 from __future__ import annotations
 
