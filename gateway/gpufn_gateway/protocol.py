@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn.errors import RequestError
 from gpufn.parcels import LEAST_BYTES
+from gpufn_gateway.joined_writes import JoinedWrites
 from gpufn_gateway.large_body import LargeBody
 from gpufn_gateway.problems import Problem
 
@@ -62,6 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = JoinedWrites(transport)  # type: ignore[assignment]
         self._last_data = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
