@@ -75,7 +75,7 @@ REPORT = BuildReport(
             0.0031,
             cpu_nodes=49,
             nodes={"Conv on CPUExecutionProvider": 20, "Relu on CPUExecutionProvider": 29},
-            notes=("1 threads: 8.1 ms", "2 threads: 4.4 ms", "4 threads: 3.1 ms"),
+            notes=("1 thread: 8.1 ms", "2 threads: 4.4 ms", "4 threads: 3.1 ms"),
         ),
     ),
 )

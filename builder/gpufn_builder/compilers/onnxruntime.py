@@ -11,7 +11,6 @@ their cores, during a run and after it, and a worker on two cores serves half as
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
 from gpufn_builder import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
+from gpufn_builder.compilers.threads import Trials, choose_threads, raced
 from gpufn_builder.tensors import Arrays
 
 _ENGINE: Final = "model.onnx"
@@ -41,9 +41,6 @@ _LEVELS: Final = {
 _ERRORS_ONLY: Final = 3
 _CPU: Final = "CPUExecutionProvider"
 _CUDA: Final = "CUDAExecutionProvider"
-# What more threads are to save of a run: they are the whole machine's.
-_WORTH_SHARE: Final = 0.1
-_WORTH_S: Final = 50e-6
 
 
 def compiler(backend: Backend) -> OnnxRuntime:
@@ -122,20 +119,17 @@ class OnnxRuntime:
 
     def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
         """The fewest that more of them do not beat by much."""
-        notes: dict[int, str] = {}
+        trials = Trials()
 
         def with_threads(threads: int) -> Compiled:
             return msgspec.structs.replace(compiled, settings=compiled.settings | {"intra_op_threads": threads})
 
         def race(fewer: int, more: int) -> tuple[float, float]:
             with self.load(job, with_threads(fewer)) as one, self.load(job, with_threads(more)) as other:
-                seconds = _in_turns(one.bind(job.golden), other.bind(job.golden), job.trial_s)
-            for threads, its_s in zip((fewer, more), seconds, strict=True):
-                notes[threads] = f"{threads} threads: {its_s * 1e3:.3g} ms"
-            return seconds
+                return trials.judge(fewer, more, raced(one.bind(job.golden), other.bind(job.golden), job.trial_s))
 
         chosen = with_threads(choose_threads(len(os.sched_getaffinity(0)), race))
-        return msgspec.structs.replace(chosen, notes=tuple(notes.values()))
+        return msgspec.structs.replace(chosen, notes=trials.notes())
 
 
 class OrtEngine:
@@ -164,34 +158,3 @@ class OrtEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del self._session
-
-
-def choose_threads(cores: int, race: Callable[[int, int], tuple[float, float]]) -> int:
-    """The least number of threads that is about as quick as more. `race` has the seconds of a run with each of two.
-
-    >>> choose_threads(4, lambda fewer, more: (8 / fewer, max(8 / more, 3.9)))
-    2
-    """
-    best = 1
-    for threads in sorted({count for count in (2, 4, 8, 16, 32, cores) if 1 < count <= cores}):
-        if not _is_worth(*race(best, threads)):
-            break
-        best = threads
-    return best
-
-
-def _is_worth(before_s: float, after_s: float) -> bool:
-    return before_s - after_s > max(_WORTH_S, before_s * _WORTH_SHARE)
-
-
-def _in_turns(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> tuple[float, float]:
-    """Seconds of the fastest run of each, after the first two: what else the machine does only adds. They take turns,
-    so that it meets both."""
-    taken: tuple[list[float], list[float]] = ([], [])
-    end = time.monotonic() + 2 * trial_s
-    while len(taken[1]) < 5 or time.monotonic() < end:
-        for run, its in zip((one, other), taken, strict=True):
-            started = time.perf_counter()
-            run()
-            its.append(time.perf_counter() - started)
-    return min(taken[0][2:]), min(taken[1][2:])

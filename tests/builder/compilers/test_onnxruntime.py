@@ -12,7 +12,6 @@ from gpufn.engine import Backend
 from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
 from gpufn_builder.compilers.base import CompileJob, compiler_for
-from gpufn_builder.compilers.onnxruntime import choose_threads
 from tests.builder import models
 
 X, Y = TensorSpec("x", "FP32", (-1, 8)), TensorSpec("y", "FP32", (-1, 4))
@@ -86,25 +85,3 @@ def test_cudas_libraries_are_loaded_for_a_gpus_engine_only(tmp_path: Path, monke
     with pytest.raises(BuildFailed):
         compiler_for(Backend.ORT_CUDA).compile(job, _ignore)
     assert loaded == ["CUDA"]
-
-
-@pytest.mark.parametrize(
-    ("cores", "seconds", "chosen"),
-    [
-        (1, {1: 8.0}, 1),
-        (4, {1: 8.0, 2: 7.9}, 1),
-        (4, {1: 8.0, 2: 4.1, 4: 2.2}, 4),
-        (4, {1: 8.0, 2: 4.1, 4: 4.0}, 2),
-        (4, {1: 80e-6, 2: 40e-6}, 1),
-        (6, {1: 8.0, 2: 4.0, 4: 2.0, 6: 1.0}, 6),
-    ],
-)
-def test_threads_have_to_be_worth_it(cores: int, seconds: dict[int, float], chosen: int) -> None:
-    raced = []
-
-    def race(fewer: int, more: int) -> tuple[float, float]:
-        raced.append(more)
-        return seconds[fewer], seconds[more]
-
-    assert choose_threads(cores, race) == chosen
-    assert [1, *raced] == list(seconds)

@@ -1,0 +1,74 @@
+"""How many threads an engine gets, on a machine that is quiet and on one that is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufn_builder.compilers.threads import Race, Run, Trials, choose_threads, raced
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "chosen"),
+    [
+        (1, {1: 8.0}, 1),
+        (4, {1: 8.0, 2: 7.9}, 1),
+        (4, {1: 8.0, 2: 4.1, 4: 2.2}, 4),
+        (4, {1: 8.0, 2: 4.1, 4: 4.0}, 2),
+        (4, {1: 80e-6, 2: 40e-6}, 1),
+        (6, {1: 8.0, 2: 4.0, 4: 2.0, 6: 1.0}, 6),
+    ],
+)
+def test_threads_have_to_be_worth_it(cores: int, seconds: dict[int, float], chosen: int) -> None:
+    raced = []
+
+    def race(fewer: int, more: int) -> tuple[float, float]:
+        raced.append(more)
+        return seconds[fewer], seconds[more]
+
+    assert choose_threads(cores, race) == chosen
+    assert [1, *raced] == list(seconds)
+
+
+def _judged(waited_s: float, fewer: list[Run], more: list[Run]) -> tuple[int, tuple[str, ...]]:
+    """What is chosen of one and two threads, and what is told of it."""
+    trials = Trials()
+    chosen = choose_threads(2, lambda one, two: trials.judge(one, two, Race(fewer, more, waited_s)))
+    return chosen, trials.notes()
+
+
+# A run of 4 ms of work, alone and by two threads, which on a busy machine wait for each other's core.
+ALONE = [Run(4.1e-3, 4.0e-3, 4.0e-3), Run(9.0e-3, 4.0e-3, 4.0e-3), Run(4.0e-3, 4.0e-3, 4.0e-3)]
+APART = [Run(9.6e-3, 2.0e-3, 4.2e-3), Run(20e-3, 3.0e-3, 4.2e-3), Run(12e-3, 1.9e-3, 4.2e-3)]
+
+
+def test_on_a_quiet_machine_the_fastest_run_by_the_clock_counts() -> None:
+    assert _judged(0.1e-3, ALONE, APART) == (1, ("1 thread: 4 ms", "2 threads: 9.6 ms"))
+    together = [Run(3.9e-3, 2.0e-3, 4.2e-3), Run(2.2e-3, 2.0e-3, 4.2e-3)]
+    assert _judged(0.1e-3, ALONE, together) == (2, ("1 thread: 4 ms", "2 threads: 2.2 ms"))
+
+
+def test_on_a_busy_machine_threads_that_share_the_work_are_not_blamed_for_waiting() -> None:
+    assert _judged(40e-3, ALONE, APART) == (
+        2,
+        ("1 thread: 4 ms", "2 threads: 2.2 ms", "the machine was busy, so reckoned from CPU time"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("own_s", "cpu_s"),
+    [
+        (3.9e-3, 4.0e-3),  # the calling thread does it all
+        (2.0e-3, 6.0e-3),  # to share it costs as much as it saves
+    ],
+)
+def test_on_a_busy_machine_as_well_threads_have_to_be_worth_it(own_s: float, cpu_s: float) -> None:
+    assert _judged(40e-3, ALONE, [Run(9.6e-3, own_s, cpu_s)] * 3)[0] == 1
+
+
+def test_the_first_runs_of_each_do_not_count() -> None:
+    ran: list[str] = []
+    race = raced(lambda: ran.append("one"), lambda: ran.append("other"), trial_s=0.0)
+    assert ran == ["one", "other"] * 5
+    assert (len(race.fewer), len(race.more)) == (3, 3)
+    assert all(run.clock_s >= 0 and run.own_s >= 0 and run.cpu_s >= 0 for run in (*race.fewer, *race.more))
+    assert race.waited_s >= 0
