@@ -26,8 +26,9 @@ from gpufn.errors import BusUnavailable
 from gpufn.home import Home
 
 ROOT = Path(__file__).parent.parent
-# Fast ones first: what is wrong in a table of decisions shows before any process is started.
-_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "e2e", "conformance", "examples", "gpu")
+# Fast ones first: what is wrong in a table of decisions shows before any process is started. Of those that start some,
+# the longest first: what several processes share out ends for all at about the same time.
+_ORDER = ("repo", "sdk", "gateway", "runtime", "builder", "bus", "benchmarks", "conformance", "examples", "e2e", "gpu")
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -51,6 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return item.get_closest_marker("e2e") is not None, place
 
     items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several processes one takes whole files, in our order, and all of those that share a Docker daemon."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            folder, _, file = super()._split_scope(nodeid).rpartition("/")
+            return folder if folder.endswith("/docker") else f"{folder}/{file}"
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 
-_TEST_TIMEOUT_S = 20
+_TEST_TIMEOUT_S = 60
 
 
 class Connect:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.bus import link, objects, streams
+from gpufn.bus import consumer, feed, link, objects, streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.kv import Entry, KeyValue
@@ -68,7 +68,7 @@ async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothi
     started = time.monotonic()
     await bus.publish_stored(queue, b"1", msg_id="1")
     await until(lambda: got)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < consumer._HEARTBEAT_S, "not only when it has been silent"
     pull.grant(1)
     await bus.flush()
     pull.withdraw()
@@ -99,7 +99,7 @@ async def test_5_a_watch_hears_of_changes_at_once_after_a_restart(connect: Any, 
     started = time.monotonic()
     await bus.publish_stored(kv.subject("a"), b"1", msg_id="a")
     await until(lambda: told)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < feed._HEARTBEAT_S, "not only when it has been silent"
     watch.stop()
 
 
@@ -115,7 +115,7 @@ async def test_6_a_blob_without_its_chunks_fails_at_once(connect: Any, nats: Any
             assert chunk is not None
             await streams.delete_message(bus, "OBJ_guard6", chunk.seq + 9)
         with pytest.raises(ArtifactUnavailable, match="lacks chunks"):
-            await asyncio.wait_for(objects.get(bus, "guard6", digest), 2)
+            await asyncio.wait_for(objects.get(bus, "guard6", digest), 10)
 
 
 async def test_7_a_time_to_live_is_rounded_up_and_headers_stay_the_callers(connect: Any, nats: Any) -> None:

@@ -38,7 +38,7 @@ from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 
-_TEST_TIMEOUT_S = 20
+_TEST_TIMEOUT_S = 60
 CALL_LIMIT = 4096
 
 ARGUMENTS = {

@@ -75,12 +75,16 @@ def test_an_ordinary_bundle_is_accepted() -> None:
         (zipped([("zeros", bytes(4 << 20))]), "100 times its size"),
         (claims(0xFFFFFFF0), "100 times its size"),
         (zipped([("a", b"x")], zipfile.ZIP_BZIP2), "does not unpack"),
-        (zipped([(str(number), b"") for number in range(MAX_ENTRIES + 1)], zipfile.ZIP_STORED), "more than 10,000"),
     ],
 )
 def test_what_could_harm_a_node_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidBundle, match=reason):
         check(data)
+
+
+def test_there_are_not_too_many_entries() -> None:
+    with pytest.raises(InvalidBundle, match="more than 10,000"):
+        check(zipped([(str(number), b"") for number in range(MAX_ENTRIES + 1)], zipfile.ZIP_STORED))
 
 
 def test_many_files_may_not_add_up_to_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:

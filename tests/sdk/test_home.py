@@ -70,8 +70,9 @@ def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: 
     assert deep.logs.exists()
 
 
-def test_a_run_folder_of_its_own_stays(tmp_path: Path) -> None:
-    home = Home(tmp_path)
+def test_a_run_folder_of_its_own_stays(tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = Home(tmp_path_factory.mktemp("h"))
+    assert home.run.is_relative_to(home.root)
     home.ensure()
     home.forget_running()
     assert home.run.exists()

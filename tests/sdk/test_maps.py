@@ -144,7 +144,7 @@ class Sent:
 
     def wait(self, what: Callable[[], bool]) -> None:
         with self.changed:
-            assert self.changed.wait_for(what, timeout=10)
+            assert self.changed.wait_for(what, timeout=30)
 
     @property
     def items(self) -> list[bytes]:
@@ -392,7 +392,7 @@ def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
     cursor = results.cursor
     results.close()
     keeper.changed.acquire()
-    keeper.changed.wait_for(lambda: keeper.is_closed, timeout=10)
+    keeper.changed.wait_for(lambda: keeper.is_closed, timeout=30)
     keeper.changed.release()
     rest = Map.from_id(results.id or "", after=cursor)
     assert list(rest) == [x * x for x in range(6, len(keeper.arguments))]

@@ -105,7 +105,7 @@ class Stage:
         await self.assigned.delete(subjects.assignment_key("a", worker))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not holds():
                 self.changed.clear()
                 await self.changed.wait()

@@ -132,7 +132,7 @@ class Node:
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
         maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory))
-        shares = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=5.0)
+        shares = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
         agent = Agent(
             node=self.name,
             home=self.home,
@@ -239,7 +239,7 @@ class Node:
         with contextlib.suppress(GpufnError):
             await self.bus.flush()
 
-    async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
         """Wait until something heard makes `condition` true."""
         async with asyncio.timeout(timeout_s):
             while not (value := condition()):
@@ -275,7 +275,7 @@ class Node:
         try:
             if key in known:
                 gone.clear()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await gone.wait()
         finally:
             watch.stop()

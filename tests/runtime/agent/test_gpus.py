@@ -25,7 +25,7 @@ def test_metrics_are_told_apart_from_the_nodes_report(on_node: Any) -> None:
         decode = msgspec.msgpack.Decoder(DeviceReport).decode
         node.bus.subscribe(subjects.device_report(node.name), lambda message: heard.put_nowait(decode(message.payload)))
         await node.start(inventory=_inventory(node, FakeGpu("GPU-0", utilisation=70)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             report = await heard.get()
         assert [(metrics.uuid, metrics.utilisation) for metrics in report.devices] == [("GPU-0", 0.7)]
         assert [device.uuid for device in node.reports[-1].devices] == [f"cpu-{node.name}", "GPU-0"]

@@ -90,7 +90,7 @@ def test_the_real_worker_is_started_outlives_a_killed_agent_and_ends_with_the_ne
             await node.assign(worker)
             event = await node.event(worker, "started")
             assert event.cold_start.standby is True
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await node.connected[worker].wait()
             pid = await node.pid(worker)
             agent.kill()
@@ -126,7 +126,7 @@ def test_a_cold_start_of_the_real_worker(on_node: Any, nats: Any, tmp_path: Path
             server = await listen(node, "w-cold00000000")
             began = time.monotonic()
             await node.assign("w-cold00000000")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await node.connected["w-cold00000000"].wait()
             print(f"cold: connected after {time.monotonic() - began:.3f} s")
             server.close()

@@ -29,7 +29,7 @@ async def is_taken(folder: Path, owner: int) -> bool:
     try:
         reader, writer = await asyncio.open_unix_connection(folder / "s")
         writer.write(frames.encode(frames.Hello(PROTOCOL, "w-1", True, 0)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not link.was_ready:
                 reading = asyncio.ensure_future(reader.read(1))
                 done, _ = await asyncio.wait([reading], timeout=0.01)

@@ -68,6 +68,7 @@ class MpsDaemons:
         look_every_s: float = _LOOK_EVERY_S,
         linger_s: float = _LINGER_S,
         leave_s: float = _LEAVE_S,
+        evict_s: float = _EVICT_S,
     ) -> None:
         self._maker = maker
         self._clock = clock
@@ -75,6 +76,7 @@ class MpsDaemons:
         self._look_every_s = look_every_s
         self._linger_s = linger_s
         self._leave_s = leave_s
+        self._evict_s = evict_s
         self._gpus: dict[str, _Gpu] = {}
         self._gpu_of: dict[str, str] = {}  # by worker
         self.suspects = Suspects()
@@ -131,7 +133,7 @@ class MpsDaemons:
         if uuid is None:
             return
         try:
-            async with asyncio.timeout(_EVICT_S):
+            async with asyncio.timeout(self._evict_s):
                 await self._gpus[uuid].daemon.terminate(pids)
         except (ControlFailed, TimeoutError) as error:
             log.info("%s: %s is ended without MPS's help: %s", uuid, worker, error)

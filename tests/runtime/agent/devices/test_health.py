@@ -90,7 +90,7 @@ async def _sampled(inventory: Any) -> list[DeviceMetrics]:
     told: asyncio.Queue[tuple[DeviceMetrics, ...]] = asyncio.Queue()
     watch = DeviceWatch(inventory, SystemClock(), period_s=0.001)
     watch.start(told.put_nowait)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         metrics = await told.get()
     watch.stop()
     return list(metrics)
@@ -109,7 +109,7 @@ def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
         watch.start(lambda metrics: None)
         begun = watch.begun
         watch.hurry()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await came.wait()
         watch.stop()
         return begun, watch.seen

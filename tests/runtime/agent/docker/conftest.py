@@ -1,11 +1,13 @@
 """A Docker daemon of the tests' own, which they may stop as they please, and a platform whose workers it holds.
 
-The daemon needs root, Debian's docker.io, and the file that GPUFN_TEST_BASE_IMAGE names, which `.ci/base-image` makes.
+The daemon needs root, Debian's docker.io, and the file that GPUFN_TEST_BASE_IMAGE names, which `.ci/base-image` makes,
+or has begun to make.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -26,7 +28,7 @@ from tests.conftest import Platform, running_platform
 BASE = "gpufn-test-base:latest"
 APPS = Path(__file__).parent / "apps"
 PROGRAMS = Path(__file__).parent / "programs"
-_WITHIN_S = 30.0
+_WITHIN_S = 60.0
 
 
 def lacking(what: str) -> NoReturn:
@@ -128,6 +130,10 @@ def running_daemon() -> Iterator[Daemon]:
     base = os.environ.get("GPUFN_TEST_BASE_IMAGE", "")
     if not base:
         lacking("GPUFN_TEST_BASE_IMAGE names no base image; `.ci/base-image FILE.tar` makes one")
+    with contextlib.suppress(FileNotFoundError), open(f"{base}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)  # while it is being made
+    if not Path(base).exists():
+        lacking(f"there is no {base}: `.ci/base-image` did not make it")
     for program in ("unshare", "dockerd", "docker"):
         if shutil.which(program) is None:
             lacking(f"there is no {program}")

@@ -11,7 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpufn_runtime.agent.mps.control import Control
+
 _PROGRAMS = Path(__file__).parent / "programs"
+
+
+class PatientControl(Control):
+    """Waits for whoever answers, on a busy machine too, and not for a daemon that hangs."""
+
+    def __init__(self, machine: Machine, pipe: Path) -> None:
+        super().__init__(pipe)
+        self._machine, self._pipe = machine, pipe
+
+    async def ask(self, question: str) -> str:
+        self._timeout_s = 0.3 if self._machine.state(self._pipe).get("hangs") else 30.0
+        return await super().ask(question)
 
 
 class Machine:
@@ -29,6 +43,9 @@ class Machine:
         (self.folder / "machine.json").write_text(json.dumps(what))
 
     # --- one GPU's daemon, by its pipe directory ---
+
+    def control(self, pipe: Path) -> Control:
+        return PatientControl(self, pipe)
 
     def state(self, pipe: Path) -> dict[str, Any]:
         return _read(self._file(pipe))
@@ -102,7 +119,9 @@ class Machine:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """While nobody writes it."""
+    """While nobody writes it; there may be none yet."""
+    if not path.exists():
+        return {}
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         found: dict[str, Any] = json.loads(file.read() or "{}")

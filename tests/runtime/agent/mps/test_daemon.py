@@ -21,8 +21,8 @@ Work = Callable[[Daemon], Coroutine[Any, Any, None]]
 
 
 def _on_daemon(tmp_path: Path, work: Work, **options: Any) -> None:
-    daemon = Daemon(GPU, tmp_path / "mps", **{"uid": os.getuid(), **options})
-    daemon.control = Control(daemon.pipe, timeout_s=options.pop("timeout_s", 5.0))
+    daemon = Daemon(GPU, tmp_path / "mps", **{"uid": os.getuid(), "start_timeout_s": 30.0, **options})
+    daemon.control = Control(daemon.pipe, timeout_s=30.0)
 
     async def main() -> None:
         try:
@@ -100,7 +100,7 @@ def test_what_is_wrong_is_told_apart(machine: Machine, tmp_path: Path) -> None:
         await daemon.start()
         machine.fault(daemon.pipe)
         assert await daemon.observe() is Condition.FAULT
-        daemon.control = Control(daemon.pipe, timeout_s=0.3)
+        daemon.control = machine.control(daemon.pipe)
         machine.hang(daemon.pipe)
         assert await daemon.observe() is Condition.HUNG
         machine.kill_daemon(daemon.pipe)
@@ -137,7 +137,7 @@ def test_a_hung_daemon_is_started_anew(machine: Machine, tmp_path: Path) -> None
     async def work(daemon: Daemon) -> None:
         await daemon.start()
         first = daemon.process
-        daemon.control = Control(daemon.pipe, timeout_s=0.3)
+        daemon.control = machine.control(daemon.pipe)
         machine.hang(daemon.pipe)
         await daemon.restart()
         assert daemon.process != first

@@ -15,7 +15,6 @@ from gpufn.device import DeviceShare, Health, Share
 from gpufn.errors import DeviceFailed, FunctionStartFailed
 from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import Joining
-from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
@@ -45,7 +44,6 @@ class Node:
         self.told = asyncio.Event()
         self.root = root
         self.elsewhere = Elsewhere(root.with_name("elsewhere"), root.with_name("memory"))
-        self.timeout_s = 5.0
         self.shares = self.agent()
 
     def agent(self) -> MpsDaemons:
@@ -55,8 +53,8 @@ class Node:
         return shares
 
     def _make(self, gpu: str, folder: Path, *, uid: int, elsewhere: Elsewhere | None) -> Daemon:
-        daemon = Daemon(gpu, folder, uid=uid, elsewhere=elsewhere, stop_timeout_s=0.3)
-        daemon.control = Control(daemon.pipe, self.timeout_s)
+        daemon = Daemon(gpu, folder, uid=uid, elsewhere=elsewhere, start_timeout_s=30.0, stop_timeout_s=0.3)
+        daemon.control = self.machine.control(daemon.pipe)
         return daemon
 
     def _end(self, worker: str, reason: str) -> None:
@@ -155,7 +153,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
             await node.shares.evict("w-1", [101])
             node.shares.left("w-1")
 
-        node.shares._leave_s = 10.0
+        node.shares._leave_s = 30.0
         await asyncio.gather(node.shares.look("GPU-1"), leave())
         assert machine.state(pipe)["daemon"] == daemon
         assert machine.state(pipe)["terminated"] == [101]
@@ -168,7 +166,6 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
 @pytest.mark.parametrize("how", ["hang", "kill_daemon"])
 def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
-        node.timeout_s = 0.5
         pipe = await node.start("w-1")
         before = machine.state(pipe)
         getattr(machine, how)(pipe)
