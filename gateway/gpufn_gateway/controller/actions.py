@@ -82,7 +82,7 @@ class Need(msgspec.Struct):
     """A revision that lacks workers, on its way through placement."""
 
     key: RevisionKey
-    spec: Revision
+    revision: Revision
     view: RevisionView
     missing: int
     calls: int
@@ -99,5 +99,5 @@ class Decided(msgspec.Struct):
     view: RevisionView
     decision: ScaleDecision
     demand: Demand | None
-    spec: Revision | None
+    revision: Revision | None
     need: Need | None = None

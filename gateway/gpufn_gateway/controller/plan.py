@@ -187,7 +187,7 @@ class _Step:
             return
         one.need = Need(
             key=one.key,
-            spec=record,
+            revision=record,
             view=one.view,
             missing=allowed,
             calls=calls,
@@ -231,8 +231,8 @@ class _Step:
         held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker.assignment.worker not in self.leaving]
         surplus = len(held) - one.decision.count
-        if one.spec is not None:
-            overdue_s = one.spec.spec.startup_timeout_s + START_OVERDUE_S
+        if one.revision is not None:
+            overdue_s = one.revision.spec.startup_timeout_s + START_OVERDUE_S
             for worker in held:
                 if worker.state is WorkerState.STARTING and self.now - worker.since > overdue_s:
                     self._drain(worker, f"not ready after {self.now - worker.since:.0f} s")
@@ -253,9 +253,9 @@ class _Step:
         if one.role is not Role.SERVING and one.demand is not None and not one.demand.calls:
             for worker in parked:
                 self._drain(worker, "its revision is replaced")
-        if one.role is not Role.SERVING or one.spec is None:
+        if one.role is not Role.SERVING or one.revision is None:
             return
-        spec = one.spec.spec
+        spec = one.revision.spec
         for worker in parked:
             idle_s = self.world.idle_for(worker, self.now) or 0.0
             if idle_s >= spec.scaling.idle_timeout_s + spec.park_timeout_s:

@@ -157,7 +157,7 @@ class Room:
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
 
     def _has_calls(self, worker: WorkerView) -> bool:
-        return self._world.calls(worker.key, self._now) != 0 or self._world.has_rung(worker.key[0])
+        return self._world.calls(worker.key, self._now) != 0 or self._world.depths.has_rung(worker.key[0])
 
     def _find(
         self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, explain: bool = False
@@ -186,12 +186,12 @@ class Room:
         book.release(assignment.worker)
         used = book.used(assignment.node)
         book.grant(assignment.worker, assignment.node, assignment.share, worker.parked)
-        return returns(need.spec.spec.resources, assignment.share, report, used, self._limits)
+        return returns(need.revision.spec.resources, assignment.share, report, used, self._limits)
 
     def _place(
         self, need: Need, nodes: list[NodeReport], book: LeaseBook, *, explain: bool = False
     ) -> Placement | NoRoom:
-        revision = need.spec
+        revision = need.revision
         return place(
             revision.spec.resources,
             nodes,

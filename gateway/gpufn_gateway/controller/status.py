@@ -51,16 +51,16 @@ class Teller:
 
     def _parked(self, one: Decided) -> str:
         """How long those that are parked are kept, or why none is."""
-        if one.spec is None or not one.spec.spec.park_timeout_s:
+        if one.revision is None or not one.revision.spec.park_timeout_s:
             return ""
         if parked := one.view.in_state(WorkerState.PARKED):
-            return f"{len(parked)} parked, {one.spec.spec.park_timeout_s:g} s at most"
+            return f"{len(parked)} parked, {one.revision.spec.park_timeout_s:g} s at most"
         return f"none is parked: {one.view.cannot_park}" if one.view.cannot_park else ""
 
     def _waiting(self, one: Decided, counts: dict[WorkerState, int]) -> Waiting | None:
         """Why calls wait, if any do."""
         demand = one.demand
-        slots = one.spec.spec.slots if one.spec is not None else 1
+        slots = one.revision.spec.slots if one.revision is not None else 1
         ready = counts[WorkerState.READY]
         if gpus := {worker.waits_on for worker in one.view.in_state(WorkerState.READY)} - {""}:
             return Waiting(WaitReason.TURN, f"waits for its turn on {min(gpus)}")

@@ -18,6 +18,7 @@ from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, Worker
 from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 
+from .depths import Depths
 from .holdings import Holdings
 from .leases import LeaseBook
 from .policy import Demand, Workers
@@ -25,7 +26,6 @@ from .views import OF_PARKING, NodeView, RevisionView, WorkerView
 
 NODE_LOST_S = 10.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
-DEPTHS_STALE_S = 5.0
 
 
 class World:
@@ -38,9 +38,7 @@ class World:
         self.holdings = Holdings()
         self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
         self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
-        self._depths: dict[RevisionKey, int] | None = None
-        self._depths_at = now
-        self._rung: dict[str, float] = {}
+        self.depths = Depths(now)
         self._unknown_since: dict[str, float] = {}  # functions with calls that no longer exist
 
     def __repr__(self) -> str:
@@ -181,14 +179,12 @@ class World:
                 pass
 
     def on_doorbell(self, function: str, now: float) -> None:
-        """A call was queued for a function without READY workers: at least one waits, whatever the last depths say."""
-        self._rung[function] = now
+        """A call was queued for a function without READY workers."""
+        self.depths.ring(function, now)
 
     def on_depths(self, depths: dict[RevisionKey, int] | None, asked_at: float, now: float) -> None:
         """Calls stored per revision, queued and running; None when they could not be read."""
-        self._depths = depths
-        self._depths_at = now
-        self._rung = {name: at for name, at in self._rung.items() if at > asked_at}
+        self.depths.read(depths, asked_at, now)
         if depths is None:
             return
         for key in depths:
@@ -213,13 +209,13 @@ class World:
         for node in self.nodes.values():
             node.seen_at = now
             node.runner_seen_at = None
-        self._depths = None
+        self.depths.forget()
 
     def take_over(self, now: float) -> None:
         """We lead from now on: the workers that there are become the floor for one window (see `plan`)."""
         for view in self.views.values():
             view.forget()
-        self._depths = None
+        self.depths.forget()
         self._unknown_since.clear()
 
     # --- what follows from it ---
@@ -237,24 +233,17 @@ class World:
 
     def calls(self, key: RevisionKey, now: float) -> int | None:
         """Queued and running; None when unknown."""
-        if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
-            return None
-        return self._depths.get(key, 0) + self._direct(key)
+        stored = self.depths.of(key, now)
+        return None if stored is None else stored + self._direct(key)
 
     def in_use(self, now: float) -> set[RevisionKey] | None:
         """Revisions that have workers or calls; None when unknown."""
-        if self._depths is None or now - self._depths_at > DEPTHS_STALE_S:
-            return None
-        with_calls = {key for key, count in self._depths.items() if count}
-        return with_calls | {worker.key for worker in self.workers.values()}
+        with_calls = self.depths.with_calls(now)
+        return None if with_calls is None else with_calls | {worker.key for worker in self.workers.values()}
 
     def _direct(self, key: RevisionKey) -> int:
         """Calls that came past the queue, as last reported."""
         return sum(node.counters[key].direct for node in self.nodes.values() if key in node.counters)
-
-    def has_rung(self, function: str) -> bool:
-        """Whether a doorbell rang that the last depths do not cover."""
-        return function in self._rung
 
     def running(self, view: RevisionView, now: float) -> int | None:
         """Calls that run, as far as every runner concerned has told lately."""
@@ -273,7 +262,7 @@ class World:
         view = self.view(key)
         function = self.functions.get(key[0])
         calls = self.calls(key, now)
-        if self.has_rung(key[0]) and function is not None and function.serving == key[1]:
+        if self.depths.has_rung(key[0]) and function is not None and function.serving == key[1]:
             if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
                 return None
             calls = max(calls or 0, 1)

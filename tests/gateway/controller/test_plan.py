@@ -100,9 +100,9 @@ def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
     empty = world()
     empty.on_doorbell("f", 100.1)
     empty.on_depths({}, 100.0, 100.2)
-    assert empty.has_rung("f")
+    assert empty.depths.has_rung("f")
     empty.on_depths({}, 100.3, 100.4)
-    assert not empty.has_rung("f")
+    assert not empty.depths.has_rung("f")
 
 
 def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_report() -> None:
