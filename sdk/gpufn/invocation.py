@@ -7,11 +7,14 @@ RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
 from gpufn.errors import ErrorInfo
 from gpufn.spec import Retry
+
+DELIVERIES_ON_FAILED_GPUS: Final = 3  # of one Invocation: it may be what makes GPUs fail
 
 
 class InvocationState(enum.StrEnum):

@@ -19,7 +19,7 @@ from gpufn.errors import (
     ResultNotEncodable,
     WorkerLost,
 )
-from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind
 from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
@@ -34,7 +34,6 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
-_MOST_ON_FAILED_GPUS = 3  # deliveries of one call: it may be what makes GPUs fail
 
 
 class Ends:
@@ -175,7 +174,7 @@ class Ends:
 def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
     """Its GPU failed under it, or under its neighbour: it runs again, on another one."""
     is_gpus = outcome.error is not None and outcome.error.code == DeviceFailed.code
-    if not is_gpus or attempt.items or attempt.delivery.delivered >= _MOST_ON_FAILED_GPUS:
+    if not is_gpus or attempt.items or attempt.delivery.delivered >= DELIVERIES_ON_FAILED_GPUS:
         return False
     with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
         attempt.delivery.nak()

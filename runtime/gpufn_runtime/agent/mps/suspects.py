@@ -3,6 +3,9 @@
 MPS does not say which client made its server fault. Who was there at each of a GPU's last `INCIDENTS` faults is
 quarantined: it starts no more on this node's shared GPUs. Several that were always there together cannot be told apart,
 and are quarantined together. A new revision starts with nothing against it.
+
+A call whose GPU fails under it runs again, so one that makes GPUs fail is there at several faults, and always with the
+same neighbours: it takes one fault more than that before anybody is kept out.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS
 from gpufn.revision import RevisionKey
 
-INCIDENTS = 3
+INCIDENTS = DELIVERIES_ON_FAILED_GPUS + 1
 FORGOTTEN_S = 3600.0
 
 
 class Suspects:
     """
     >>> suspects = Suspects()
-    >>> for now, tenants in enumerate([("f", "g"), ("f", "h"), ("f", "g")]):
+    >>> for now, tenants in enumerate([("f", "g"), ("f", "h"), ("f", "g"), ("f",)]):
     ...     suspects.record("GPU-1", [(name, 1) for name in tenants], now)
     >>> suspects.quarantined
     {('f', 1)}

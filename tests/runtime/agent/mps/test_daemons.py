@@ -178,9 +178,9 @@ def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: 
     on_node(work)
 
 
-def test_who_was_there_at_three_faults_in_a_row_starts_no_more(on_node: Any, machine: Machine) -> None:
+def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
-        for number in range(3):
+        for number in range(4):
             pipe = await node.start(f"w-{number}")
             if number == 1:
                 await node.start("w-other", G, 102)
