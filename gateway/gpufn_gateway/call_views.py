@@ -39,6 +39,8 @@ def status(record: CallRecord, held: HeldBy | None = None) -> dict[str, Any]:
         "revision": record.revision,
         "state": record.state,
         "priority": record.priority,
+        "parent": record.parent or None,
+        "trace": record.trace or None,
         "submitted_at": record.submitted_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,

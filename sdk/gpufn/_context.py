@@ -46,10 +46,13 @@ class Context:
     6
     """
 
-    def __init__(self, invocation: str, attempt: int, deadline: float | None, channel: Channel) -> None:
+    def __init__(
+        self, invocation: str, attempt: int, deadline: float | None, channel: Channel, *, trace: str | None = None
+    ) -> None:
         self.invocation = invocation
         self.attempt = attempt
         self.deadline = deadline
+        self.trace = trace  # the W3C traceparent that its caller sent; calls that it makes are of the same trace
         self._channel = channel
         self._latest = (0.0, "")
         self._told_at = -_PROGRESS_APART_S

@@ -187,6 +187,8 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     attempt: int = 1
     priority: Priority = Priority.NORMAL
+    parent: str | None = None  # the invocation that made this one
+    trace: str | None = None  # W3C traceparent
     progress: Progress | None = None
     queue_s: float | None = None
     run_s: float | None = None

@@ -162,6 +162,18 @@ async def test_a_deadline_travels_with_the_call(nats: Any, make: Any) -> None:
         assert unpack_invocation(stored.payload)[0].deadline == pytest.approx(deadline, abs=0.01)
 
 
+async def test_a_call_tells_its_trace_while_it_waits_and_when_it_has_ended(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("traced"), DIGEST)
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        made = await submit(gateway, "traced", traceparent=trace)
+        for _ in range(2):
+            told = (await gateway.http.get(f"/v1/invocations/{made}")).json()
+            assert (told["trace"], told["parent"]) == (trace, None)
+            await gateway.http.delete(f"/v1/invocations/{made}")
+        assert told["state"] == "cancelled"
+
+
 async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name in ("line", "aside"):

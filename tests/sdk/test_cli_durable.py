@@ -117,12 +117,14 @@ def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: Stub
         "waiting": waiting,
         "eta_s": 1.5,
         "attempts": LETTER["attempts"],
+        "parent": "01k9xq3zr7c8m2v5t0w4y6b1d4",
     }
     gateway.on(f"GET /v1/invocations/{ID}", call)
     lines = _gpufn("status", ID).stdout.splitlines()
-    assert [line.split(maxsplit=1) for line in lines[:4]] == [
+    assert [line.split(maxsplit=1) for line in lines[:5]] == [
         ["call", "f@3"],
         ["state", "queued, attempt 3"],
+        ["called", "by  01k9xq3zr7c8m2v5t0w4y6b1d4"],
         ["waits", "attempt 3 starts in 1.5 s (retry)"],
         ["starts", "in  1.5 s"],
     ]

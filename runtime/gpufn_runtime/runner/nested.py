@@ -172,7 +172,7 @@ class NestedCalls:
         record = await records.submit(
             self._bus, revision, call.method, call.content_type, body,
             accept=call.accept, deadline=0.0, now=self._clock.time(), parent=_id(parent),
-            priority=_asked(revision, link, call, parent), owner=_owner(parent),
+            priority=_asked(revision, link, call, parent), owner=_owner(parent), trace=_trace(parent),
         )  # fmt: skip
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
@@ -232,7 +232,7 @@ class NestedCalls:
                 priority = parent.message.priority
         return CallRequest(
             revision, call.method, call.content_type, body, call.accept, self._deadline(revision, call, parent),
-            _id(parent), priority=priority, owner=_owner(parent),
+            _id(parent), priority=priority, owner=_owner(parent), trace=_trace(parent),
         )  # fmt: skip
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
@@ -249,6 +249,10 @@ class NestedCalls:
 
 def _id(parent: Attempt | None) -> str:
     return "" if parent is None else parent.message.id
+
+
+def _trace(parent: Attempt | None) -> str:
+    return "" if parent is None else parent.message.trace
 
 
 def _owner(parent: Attempt | None) -> str:

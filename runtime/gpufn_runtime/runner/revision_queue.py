@@ -220,7 +220,7 @@ class RevisionQueue:
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
                 attempt.granted > 0, attempt.granted, attempt.parcel, takes_parcel,
-                attempt.started_at + attempt.must_end_at - attempt.began,
+                attempt.started_at + attempt.must_end_at - attempt.began, message.trace,
             ),
             body,
         )  # fmt: skip

@@ -102,7 +102,9 @@ class NestedCalls:
             )
         if attempt.context is None:
             run = attempt.run
-            attempt.context = Context(run.invocation, run.number, run.deadline or None, _OwnCall(self, attempt))
+            attempt.context = Context(
+                run.invocation, run.number, run.deadline or None, _OwnCall(self, attempt), trace=run.trace or None
+            )
         return attempt.context
 
     def _ask(

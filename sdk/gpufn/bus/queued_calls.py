@@ -54,6 +54,8 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
         keep_s=message.keep_s,
         webhook=message.webhook,
         priority=message.priority,
+        parent=message.parent,
+        trace=message.trace,
     )
 
 

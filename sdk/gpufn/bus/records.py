@@ -48,21 +48,12 @@ _held_by = msgspec.msgpack.Decoder(HeldBy)
 def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecord:
     """The record of a call's end at `now`, with all that the message has for it; when and for how long it ran is for
     whoever ran it to add."""
-    return CallRecord(
-        id=message.id,
-        function=message.function,
-        revision=message.revision,
-        method=message.method,
+    return msgspec.structs.replace(
+        queued_calls.record(message, 0),
         state=state_after(outcome.kind),
-        submitted_at=message.submitted_at,
         ended_at=now,
-        attempt=message.attempt,
         error=outcome.error,
-        digest=message.digest,
-        attempts=message.attempts,
-        keep_s=message.keep_s,
-        webhook=message.webhook,
-        priority=message.priority,
+        not_before=0.0,
     )
 
 

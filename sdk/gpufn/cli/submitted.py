@@ -86,6 +86,8 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
             ("call", f"{call.function}@{call.revision}"),
             ("state", call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"),
             ("priority", None if call.priority is Priority.NORMAL else call.priority.value),
+            ("called by", call.parent),
+            ("trace", call.trace),
             ("waits", call.waiting and f"{call.waiting.detail} ({call.waiting.reason})"),
             ("place", call.place),
             ("starts in", None if call.eta_s is None else duration(call.eta_s)),

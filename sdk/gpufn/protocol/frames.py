@@ -38,7 +38,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     """Run one Attempt. `stream` asks for Items; `credits` is how many may be sent before a Credit.
 
     `parcel` is the input's name in the worker's folder of parcels, when it is not the body; `takes_parcel` allows the
-    result to be one. `deadline` is when the runner ends it, in unix seconds.
+    result to be one. `deadline` is when the runner ends it, in unix seconds; `trace` its caller's traceparent.
     """
 
     attempt: int
@@ -52,6 +52,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     parcel: str = ""
     takes_parcel: bool = False
     deadline: float = 0.0
+    trace: str = ""
 
 
 class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):

@@ -72,6 +72,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     size: int = 0
     webhook: Webhook | None = None
     priority: Priority = Priority.NORMAL
+    parent: str = ""  # the invocation that made this one
+    trace: str = ""  # W3C traceparent
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)

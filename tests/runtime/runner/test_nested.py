@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gpufn.bus import streams
+from gpufn.bus import records, streams
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
@@ -14,6 +14,8 @@ from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn.spec import CallKind
 from tests.runtime.runner.node import Node, on_node
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def call_of(parent: frames.Run, number: int = 1, timeout_s: float | None = None) -> frames.Call:
@@ -52,6 +54,29 @@ def test_a_call_keeps_its_own_shorter_time(url: str, tmp_path: Path) -> None:
         worker.send(call_of(run, timeout_s=3.0), b"{}")
         message = await queued(node)
         assert round(message.deadline - message.submitted_at, 1) == 3.0
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_calls_that_a_call_makes_are_of_its_trace_and_name_it(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await node.deploy("child")
+        revision = await node.deploy("parent")
+        worker = await node.worker(revision)
+        parent = await records.submit(
+            node.bus, revision, "", "application/json", b"{}",
+            accept="application/json", deadline=0.0, now=node.clock.time(), trace=TRACE,
+        )  # fmt: skip
+        run, _ = await worker.run()
+        assert run.trace == TRACE
+        worker.send(call_of(run), b"{}")
+        message = await queued(node)
+        assert (message.parent, message.trace) == (parent.id, TRACE)
+        worker.send(frames.Call(2, "submit", "child", "", "application/json", "", None, run.attempt), b"{}")
+        submitted = (await worker.next())[1].decode()
+        found = await records.read(node.bus, submitted)
+        assert found is not None
+        assert (found[0].parent, found[0].trace) == (parent.id, TRACE)
 
     on_node(url, tmp_path, test)
 
