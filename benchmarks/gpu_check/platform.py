@@ -24,6 +24,9 @@ from gpufn.device import Device, DeviceType
 from gpufn.home import Home
 
 _CALL_TIMEOUT_S = 60.0
+# Some virtual machines are given memory as they use it: what they have at first is no measure. A worker gets a quarter,
+# which takes a CUDA context and 10 GB that are parked.
+_MEMORY_GIB = 64
 _NOT_BUILT = "does not have"  # how gpufn refuses an option that it knows and has not built
 
 
@@ -135,9 +138,15 @@ def _problem(answer: httpx.Response) -> str:
 
 
 def declared(machine: Machine) -> dict[str, str]:
-    """GPUFN_DEVICES with the device that is measured, where the driver would tell of none, or of several."""
-    if not machine.pretended and len(machine.gpus) < 2:
-        return {}
-    gpu = machine.gpu()
-    device = Device(gpu.uuid, DeviceType.GPU, gpu.name, gpu.memory_bytes, compute_capability=gpu.compute_capability)
-    return {"GPUFN_DEVICES": json.dumps(msgspec.to_builtins((device,)))}
+    """What the platform is told of the machine: the device that is measured, where the driver would tell of none, or of
+    several; and memory, where the kernel may tell of too little."""
+    told: dict[str, str] = {}
+    if not machine.gpus:
+        return told
+    if machine.pretended or len(machine.gpus) > 1:
+        gpu = machine.gpu()
+        device = Device(gpu.uuid, DeviceType.GPU, gpu.name, gpu.memory_bytes, compute_capability=gpu.compute_capability)
+        told["GPUFN_DEVICES"] = json.dumps(msgspec.to_builtins((device,)))
+    if not machine.pretended and machine.about.get("memory_gib", _MEMORY_GIB) < _MEMORY_GIB:
+        told["GPUFN_MEMORY"] = f"{_MEMORY_GIB}Gi"
+    return told

@@ -104,6 +104,14 @@ def test_one_of_several_gpus_or_a_pretended_one_is_declared_to_the_platform() ->
     assert declared(machine.Machine()) == {}
 
 
+@pytest.mark.parametrize(("memory_gib", "told"), [(3.8, {"GPUFN_MEMORY": "64Gi"}), (125.9, {})])
+def test_a_machine_that_is_given_memory_as_it_uses_it_has_enough_for_what_is_tried(
+    memory_gib: float, told: dict[str, str]
+) -> None:
+    assert declared(machine.Machine(gpus=(GPU,), about={"memory_gib": memory_gib})) == told
+    assert declared(machine.Machine(why_no_gpu="none", about={"memory_gib": memory_gib})) == {}
+
+
 def test_what_a_device_does_not_tell_is_said_in_the_drivers_words() -> None:
     read = inventory.metrics(Driver(), "handle")
     assert (read["memory_total_mib"], read["temperature_c"]) == (80 << 10, 41)

@@ -89,7 +89,8 @@ def _read(nvml: Any, reader: Callable[[], Any]) -> Any:
 def _docker(machine: Machine) -> str:
     if "docker" not in machine.programs:
         return "there is no docker on the PATH"
-    command = [machine.programs["docker"], "info", "--format", "{{.ServerVersion}}, runtimes {{.Runtimes}}"]
+    asked = "{{.ServerVersion}}, runtimes{{range $name, $_ := .Runtimes}} {{$name}}{{end}}"
+    command = [machine.programs["docker"], "info", "--format", asked]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except subprocess.TimeoutExpired:

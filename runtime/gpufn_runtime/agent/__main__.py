@@ -181,7 +181,7 @@ def _shares(settings: AgentSettings, clock: SystemClock) -> MpsDaemons:
 
 
 def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
-    pool = cpu_pool(settings.node)
+    pool = cpu_pool(settings.node, memory_bytes=settings.memory_bytes)
     inventory: Inventory = DeclaredInventory(settings.devices, pool) if settings.devices else NvmlInventory(pool)
     return DeviceWatch(inventory, SystemClock(), facts=node_facts, also_ill=shares.trouble)
 

@@ -22,6 +22,8 @@ class AgentSettings:
     GPUFN_NATS_URL        the bus, with credentials; required
     GPUFN_HOME            where state is kept; ~/.gpufn when not given
     GPUFN_DEVICES         JSON array of devices, in place of what the drivers tell
+    GPUFN_MEMORY          memory of this host that workers may have, such as 64Gi; all that its kernel tells of when not
+                          given, which is too little on a virtual machine that is given memory as it uses it
     GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
     GPUFN_PARK_MEMORY     memory of the host for parked workers, such as 16Gi; 0 for none; a quarter when not given
     GPUFN_STOP_GRACE_S    seconds that workers have to end when the agent stops; 10 when not given
@@ -37,6 +39,7 @@ class AgentSettings:
     nats_url: str
     home: Home
     devices: tuple[Device, ...] = ()
+    memory_bytes: int | None = None
     templates: int = 4
     park_bytes: int | None = None
     stop_grace_s: float = 10.0
@@ -54,6 +57,7 @@ class AgentSettings:
             nats_url=bus_url(environ),
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
+            memory_bytes=_bytes(environ, "GPUFN_MEMORY"),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
             park_bytes=_bytes(environ, "GPUFN_PARK_MEMORY"),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),

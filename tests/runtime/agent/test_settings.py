@@ -44,6 +44,14 @@ def test_memory_for_parked_workers_is_a_size(given: str, park_bytes: int | None)
     assert AgentSettings.from_env({**URL, "GPUFN_PARK_MEMORY": given}).park_bytes == park_bytes
 
 
+def test_the_hosts_memory_is_what_the_operator_says_or_else_the_kernel() -> None:
+    assert AgentSettings.from_env(URL).memory_bytes is None
+    said = AgentSettings.from_env({**URL, "GPUFN_MEMORY": "64Gi"}).memory_bytes
+    assert said == 64 << 30
+    assert cpu_pool("n", memory_bytes=said).memory_bytes == said
+    assert 0 < cpu_pool("n").memory_bytes < 1 << 60
+
+
 def test_a_function_without_an_image_gets_one_only_where_docker_launches() -> None:
     assert AgentSettings.from_env(URL).default_image is None
     image = AgentSettings.from_env({**URL, "GPUFN_LAUNCHER": "docker"}).default_image

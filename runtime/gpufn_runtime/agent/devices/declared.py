@@ -15,13 +15,20 @@ from gpufn_runtime.agent.devices.base import Found, Sample
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
 
 
-def cpu_pool(node: str, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Device:
-    """All cores and memory that this process may use: affinity and cgroup limits count."""
+def cpu_pool(
+    node: str,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    *,
+    memory_bytes: int | None = None,
+) -> Device:
+    """All cores and memory that this process may use: affinity and cgroup limits count. `memory_bytes`: what of the
+    memory is for workers, as the operator says."""
     return Device(
         uuid=f"cpu-{node}",
         type=DeviceType.CPU,
         kind=_cpu_model(proc),
-        memory_bytes=min(_total_memory(proc), _memory_limit(cgroup)),
+        memory_bytes=memory_bytes or min(_total_memory(proc), _memory_limit(cgroup)),
         cores=min(float(len(os.sched_getaffinity(0))), _cpu_quota(cgroup)),
     )
 
