@@ -58,6 +58,9 @@ _LIMITS = {
 }
 
 
+_SPEC: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(FunctionSpec)}  # the defaults
+
+
 class PlainOptions(TypedDict, total=False):
     """Those that leave the function's parameters to its callers."""
 
@@ -122,14 +125,10 @@ def default_of(option: str) -> Any:
     if option in _SCALING:
         return getattr(ScalingPolicy(), _SCALING[option])
     if option in _LIMITS:
-        return _default(Settings, _LIMITS[option])
+        return _SPEC[_LIMITS[option]]
     if option == "share":
         return Share.EXCLUSIVE.value
-    return {"cpu": Resources().cpu, "egress": False, "priority": Priority.NORMAL.value}.get(option)
-
-
-def _default(struct: type[msgspec.Struct], field: str) -> Any:
-    return next(found.default for found in msgspec.structs.fields(struct) if found.name == field)
+    return {"cpu": Resources().cpu, "egress": _SPEC["egress"], "priority": _SPEC["priority"].value}.get(option)
 
 
 def signature() -> inspect.Signature:
@@ -142,23 +141,23 @@ def signature() -> inspect.Signature:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one function, checked: what a FunctionSpec holds besides the code."""
+    """The options of one function, checked: what a FunctionSpec holds besides the code, with its defaults."""
 
     name: str
     resources: Resources = Resources()
     scaling: ScalingPolicy = ScalingPolicy()
-    concurrency: int = 1
+    concurrency: int = _SPEC["concurrency"]
     batch: Batch | None = None
-    timeout_s: float = 300.0
-    startup_timeout_s: float = 600.0
+    timeout_s: float = _SPEC["timeout_s"]
+    startup_timeout_s: float = _SPEC["startup_timeout_s"]
     queue_timeout_s: float | None = None
     retries: Retry | None = None
-    priority: Priority = Priority.NORMAL
+    priority: Priority = _SPEC["priority"]
     schedule: Schedule | None = None
     webhook: str | None = None
-    retention_s: float = 86400.0
+    retention_s: float = _SPEC["retention_s"]
     env: dict[str, str] = {}
-    egress: bool = False
+    egress: bool = _SPEC["egress"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
 

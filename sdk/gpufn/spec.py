@@ -37,6 +37,7 @@ _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
+RETENTION_S = 86400.0
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
@@ -281,7 +282,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     priority: Priority = Priority.NORMAL  # of its calls, unless they say otherwise
     schedule: Schedule | None = None
     webhook: str | None = None  # where the ends of its submitted calls are told
-    retention_s: float = 86400.0  # how long a submitted call is remembered after its end, and its result kept
+    retention_s: float = RETENTION_S  # how long a submitted call is remembered after its end, and its result kept
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same
     models: tuple[ModelSpec, ...] = ()

@@ -16,8 +16,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from gpufn.cli._app import new_app
-
 # name → where it is, and its help (the first line of its docstring; a test compares them)
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("up:up", "Run the platform on this machine."),
@@ -118,6 +116,17 @@ def _version(wanted: bool) -> None:
 
         sys.stdout.write(f"gpufn {gpufn.__version__}\n")
         raise typer.Exit
+
+
+def new_app(**options: Any) -> typer.Typer:
+    """A group of commands that behaves as the others do."""
+    return typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
 
 
 app = new_app(cls=LazyGroup, no_args_is_help=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpufn.cli._app import new_app
+from gpufn.cli import new_app
 from gpufn.cli._render import Json, ago, duration, print_json, print_table, say
 
 app = new_app(help="List the builds of models, cancel one, or read its report.")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpufn.cli._app import new_app
+from gpufn.cli import new_app
 from gpufn.cli._render import Json, ago, print_json, print_table, say
 from gpufn.errors import InvalidInput
 

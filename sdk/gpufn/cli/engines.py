@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpufn.cli._app import new_app
+from gpufn.cli import new_app
 from gpufn.cli._render import Json, ago, duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpufn.cli._app import new_app
+from gpufn.cli import new_app
 from gpufn.cli._render import Json, duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._app import new_app
+from gpufn.cli import new_app
 from gpufn.cli._render import Json, duration, print_json, print_table, say
 from gpufn.errors import InvalidInput
 

@@ -14,6 +14,7 @@ from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
 from gpufn.protocol.records import AttemptRecord, Webhook
+from gpufn.spec import RETENTION_S
 from gpufn.workers import ColdStart
 
 
@@ -49,7 +50,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     webhook: Webhook | None = None
-    keep_s: float = 86400.0
+    keep_s: float = RETENTION_S
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
 

@@ -15,6 +15,7 @@ from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
 from gpufn.schedule import Schedule
+from gpufn.spec import RETENTION_S
 from gpufn.workers import ColdStart
 
 
@@ -67,7 +68,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     attempts: tuple[AttemptRecord, ...] = ()
     not_before: float = 0.0
-    keep_s: float = 86400.0
+    keep_s: float = RETENTION_S
     blob: str = ""
     size: int = 0
     webhook: Webhook | None = None
