@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import types
@@ -14,9 +15,11 @@ import pytest
 from gpu_check import machine
 from gpu_check.checks import inventory
 from gpu_check.machine import CannotRun, Gpu
+from gpu_check.mps import need_mps
 from gpu_check.platform import declared
 from gpufn.device import Device, DeviceType
 from gpufn_runtime.agent.devices.declared import parse_devices
+from tests.runtime.agent.mps.machine import Machine as Programs
 
 GPU = Gpu("GPU-1", "NVIDIA X", 80 << 30, "9.0")
 
@@ -102,6 +105,24 @@ def test_one_of_several_gpus_or_a_pretended_one_is_declared_to_the_platform() ->
         (device,) = parse_devices(declared(each)["GPUFN_DEVICES"])
         assert device == Device("GPU-1", DeviceType.GPU, "NVIDIA X", 80 << 30, compute_capability="9.0")
     assert declared(machine.Machine()) == {}
+
+
+def test_steps_with_mps_are_skipped_where_its_daemon_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = Programs(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{programs.folder}:{os.environ['PATH']}")
+    found = machine.Machine(gpus=(GPU,), programs={"nvidia-cuda-mps-control": str(programs.folder)})
+    try:
+        assert need_mps(found) == GPU
+        programs.set(broken=True)
+        with pytest.raises(CannotRun, match=r"MPS does not start here: GPU-1: .*driver and library do not match"):
+            need_mps(found)
+        assert programs.rests()
+    finally:
+        programs.end()
+    with pytest.raises(CannotRun, match="there is no nvidia-cuda-mps-control"):
+        need_mps(machine.Machine(gpus=(GPU,)))
 
 
 @pytest.mark.parametrize(("memory_gib", "told"), [(3.8, {"GPUFN_MEMORY": "64Gi"}), (125.9, {})])

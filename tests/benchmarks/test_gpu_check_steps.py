@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,11 +10,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gpu_check.checks import parking
+from gpu_check.checks import parking, sharing
 from gpu_check.findings import Finding, Result, State, Table
+from gpu_check.load import Seen
 from gpu_check.machine import CannotRun, Gpu, Machine
 from gpu_check.platform import up
 from gpu_check.steps import Step, is_running, perform, run
@@ -135,6 +139,23 @@ def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
     assert machine.torch_device == "cpu"
     with pytest.raises(CannotRun, match="pretended"):
         machine.real_gpu()
+
+
+def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(_platform: Any, count: int, _times: int) -> Seen:
+        if count == 8:
+            raise sharing._Refused("no room")
+        return Seen(1.0, [0.01] * count)
+
+    monkeypatch.setattr(
+        sharing, "up", lambda machine: contextlib.nullcontext(SimpleNamespace(deploy=lambda source: None))
+    )
+    monkeypatch.setattr(sharing, "_calibrated", lambda platform: 1)
+    monkeypatch.setattr(sharing, "_together", measured)
+    monkeypatch.setattr(Machine, "need_module", lambda machine, name: None)
+    found = sharing.by_time(Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),)))
+    assert found.figures["per_second"] == {"1": 1.0, "2": 2.0, "4": 4.0}
+    assert found.wrong == ["8 functions: no room"]
 
 
 def test_tests_of_gpus_that_can_be_run_are_not_held_up_by_a_package_that_others_need() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gpu_check.findings import Finding, Table
 from gpu_check.load import Caller, Seen
 from gpu_check.machine import Machine
+from gpu_check.mps import need_mps
 from gpu_check.platform import CallFailed, Platform, up
 
 # A device-side assertion spoils the CUDA context for good: the process has to go.
@@ -57,8 +58,7 @@ def by_time(machine: Machine) -> Finding:
 
 def by_mps(machine: Machine) -> Finding:
     """A fault on the device reaches every client of the same MPS server; then all must come back."""
-    vram = int(machine.real_gpu().memory_bytes * _SHARE_OF_MEMORY)
-    machine.need_program("nvidia-cuda-mps-control")
+    vram = int(need_mps(machine).memory_bytes * _SHARE_OF_MEMORY)
     return _broken(machine, "MPS", f"share='mps', vram={vram}", contained=False)
 
 

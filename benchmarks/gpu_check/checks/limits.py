@@ -6,6 +6,7 @@ from typing import Final
 
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
+from gpu_check.mps import need_mps
 from gpu_check.platform import up
 
 _VRAM_GIB: Final = 4
@@ -37,9 +38,8 @@ def look_{sm}(gib: int) -> dict[str, int | str]:
 
 
 def mps_limits(machine: Machine) -> Finding:
-    machine.real_gpu()
     machine.need_module("torch")
-    machine.need_program("nvidia-cuda-mps-control")
+    need_mps(machine)
     import torch
 
     whole = torch.cuda.get_device_properties(0).multi_processor_count

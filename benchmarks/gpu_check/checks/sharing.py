@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from gpu_check.findings import Finding, Plot, Table
 from gpu_check.load import Caller, Seen, all_at_once
-from gpu_check.machine import CannotRun, Machine
+from gpu_check.machine import Machine
+from gpu_check.mps import need_mps
 from gpu_check.platform import Platform, up
 
 _COUNTS: Final = (1, 2, 4, 8)
@@ -52,6 +54,13 @@ def tenant_{number}(times: int) -> float:
 """
 
 
+Measure = Callable[[Platform, int, int], Seen]
+
+
+class _Refused(Exception):
+    """A function did not get on the GPU beside the others."""
+
+
 def by_time(machine: Machine) -> Finding:
     return _shared(machine, "time", "share='time'")
 
@@ -61,8 +70,7 @@ def exclusively(machine: Machine) -> Finding:
 
 
 def by_mps(machine: Machine) -> Finding:
-    vram = int(machine.real_gpu().memory_bytes * _SHARE_OF_MEMORY)
-    machine.need_program("nvidia-cuda-mps-control")
+    vram = int(need_mps(machine).memory_bytes * _SHARE_OF_MEMORY)
     return _shared(machine, "MPS", f"share='mps', vram={vram}")
 
 
@@ -73,9 +81,9 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
     with up(machine) as platform:
         platform.deploy(_source(machine, share))
         times = _calibrated(platform)
-        seen = {count: measure(platform, count, times) for count in _COUNTS}
-    if not seen[1].calls_s:
-        raise RuntimeError(f"no call succeeded: {seen[1].failures[:3]}")
+        seen, refused = _up_to_most(measure, platform, times)
+    if not seen or not seen[1].calls_s:
+        raise RuntimeError(refused or f"no call succeeded: {seen[1].failures[:3]}")
     per_second = [each.per_second for each in seen.values()]
     p99 = [each.quantile_ms(0.99) for each in seen.values()]
     rows = [
@@ -83,9 +91,9 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
         for count, each in seen.items()
     ]
     failed = [f"{count} functions: {each.failures[0]}" for count, each in seen.items() if each.failures]
-    labels = [str(count) for count in _COUNTS]
+    labels = [str(count) for count in seen]
     return Finding(
-        summary=f"{how}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {_COUNTS[-1]} functions "
+        summary=f"{how}: {per_second[0]:.0f} calls/s alone, {per_second[-1]:.0f} with {labels[-1]} functions "
         f"(p99 {p99[0] or 0:.0f} → {p99[-1] or 0:.0f} ms)",
         figures={
             "times": times,
@@ -97,8 +105,19 @@ def _shared(machine: Machine, how: str, share: str) -> Finding:
             Plot("Calls per second by functions on one GPU", "calls/s", labels, {how: per_second}),
             Plot("p99 by functions on one GPU", "ms", labels, {how: p99}),
         ],
-        wrong=failed,
+        wrong=[*failed, refused] if refused else failed,
     )
+
+
+def _up_to_most(measure: Measure, platform: Platform, times: int) -> tuple[dict[int, Seen], str]:
+    """By the number of functions; and why there were no more of them, if one could not be called at all."""
+    seen: dict[int, Seen] = {}
+    for count in _COUNTS:
+        try:
+            seen[count] = measure(platform, count, times)
+        except _Refused as refused:
+            return seen, f"{count} functions: {refused}"
+    return seen, ""
 
 
 def _source(machine: Machine, share: str) -> str:
@@ -123,7 +142,7 @@ def _together(platform: Platform, count: int, times: int) -> Seen:
     callers = [Caller(platform.url, _name(number), {"times": times}) for number in range(count)]
     for number, caller in enumerate(callers):
         if why := caller.call():
-            raise CannotRun(_refusal(platform, number, why))
+            raise _Refused(f"{_name(number)} could not be called: {why}; {platform.why(_name(number))}")
     began = time.perf_counter()
     seen = all_at_once(callers, _SECONDS)
     return Seen.together(seen, time.perf_counter() - began)
@@ -137,10 +156,6 @@ def _in_turns(platform: Platform, count: int, times: int) -> Seen:
         caller = Caller(platform.url, _name(number), {"times": times})
         seen += [caller.once(), caller.for_seconds(_SECONDS / count)]
     return Seen.together(seen, time.perf_counter() - began)
-
-
-def _refusal(platform: Platform, number: int, why: str) -> str:
-    return f"{_name(number)} could not be called: {why}; {platform.why(_name(number))}"
 
 
 def _ms(seen: Seen, share: float) -> Any:
