@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import threading
@@ -26,7 +25,7 @@ from gpufn.engine import Backend
 from gpufn.errors import BuildFailed
 from gpufn.model import ShapeProfile
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
-from gpufn_builder.tensors import Array, Arrays, dtype_of
+from gpufn_builder.tensors import Arrays, dtype_of
 
 _ENGINE: Final = "engine.plan"
 _MOST_ERRORS: Final = 20
@@ -95,7 +94,7 @@ class TrtEngine:
         fed = _contiguous(inputs)
         outputs = self._prepare(fed)
         self._execute(fed, outputs)
-        return {name: output.host().copy() for name, output in outputs.items()}
+        return outputs
 
     def bind(self, inputs: Arrays) -> Callable[[], None]:
         fed = _contiguous(inputs)
@@ -111,8 +110,9 @@ class TrtEngine:
         self._release()
         self._cuda.destroy_stream(self._stream)
 
-    def _prepare(self, inputs: Arrays) -> dict[str, _Output]:
-        """Shapes and addresses of one set of inputs; the device memory of the last one is given back."""
+    def _prepare(self, inputs: Arrays) -> Arrays:
+        """Shapes and addresses of one set of inputs, and arrays for the outputs; the device memory of the last one is
+        given back."""
         self._release()
         self._addresses: dict[str, int] = {}
         self._context.set_optimization_profile_async(self._profile_for(inputs), self._stream)
@@ -123,15 +123,19 @@ class TrtEngine:
             self._context.set_tensor_address(name, self._addresses[name])
         if missing := self._context.infer_shapes():
             raise self._log.failed(f"TensorRT lacks shapes for {', '.join(missing)}", stage="verify")
-        outputs = {}
+        outputs: Arrays = {}
         for name in self._outputs:
-            output = outputs[name] = _Output(self._dtypes[name], tuple(self._context.get_tensor_shape(name)))
-            if -1 in output.shape:  # it depends on the data: TensorRT asks for memory, then tells the shape
-                output.allocator = _Allocator(output, self._allocate)
-                self._context.set_output_allocator(name, output.allocator)
-            else:
-                output.address = self._allocate(math.prod(output.shape) * output.dtype.itemsize)
-                self._context.set_tensor_address(name, output.address)
+            shape = tuple(self._context.get_tensor_shape(name))
+            if -1 in shape:  # it depends on the data; workers give each output its memory before a run
+                raise BuildFailed(
+                    f"the shape of {name} is known only after a run, which is not done with TensorRT here",
+                    stage="verify",
+                    node=name,
+                )
+            output = np.empty(shape, self._dtypes[name])
+            self._addresses[name] = self._allocate(output.nbytes)
+            self._context.set_tensor_address(name, self._addresses[name])
+            outputs[name] = output
         return outputs
 
     def _profile_for(self, inputs: Arrays) -> int:
@@ -140,16 +144,13 @@ class TrtEngine:
                 return index
         return 0
 
-    def _execute(self, inputs: Arrays, outputs: dict[str, _Output]) -> None:
+    def _execute(self, inputs: Arrays, outputs: Arrays) -> None:
         for name, array in inputs.items():
             self._cuda.copy(self._addresses[name], array.ctypes.data, array.nbytes, self._stream)
         if not self._context.execute_async_v3(self._stream):
             raise self._log.failed("TensorRT could not run the engine", stage="verify")
-        if any(output.allocator is not None for output in outputs.values()):
-            self._cuda.synchronize(self._stream)  # their shapes are known then
-        for output in outputs.values():
-            host = output.host()
-            self._cuda.copy(host.ctypes.data, output.address, host.nbytes, self._stream)
+        for name, output in outputs.items():
+            self._cuda.copy(output.ctypes.data, self._addresses[name], output.nbytes, self._stream)
         self._cuda.synchronize(self._stream)
 
     def _allocate(self, size: int) -> int:
@@ -162,38 +163,7 @@ class TrtEngine:
             self._cuda.free(self._held.pop())
 
 
-class _Output:
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.dtype = dtype
-        self.shape = shape
-        self.address: int = 0
-        self.allocator: _Allocator | None = None
-        self._host: Array = np.empty(0, dtype)
-
-    def host(self) -> Array:
-        """Memory of the host for the shape that is known by now."""
-        if self._host.shape != self.shape:
-            self._host = np.empty(self.shape, self.dtype)
-        return self._host
-
-
-class _Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # the bindings have no types
-    def __init__(self, output: _Output, allocate: Callable[[int], int]) -> None:
-        trt.IOutputAllocator.__init__(self)
-        self._output = output
-        self._allocate = allocate
-        self._size = 0
-
-    def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-        if size > self._size or not self._output.address:
-            self._output.address, self._size = self._allocate(size), size
-        return self._output.address
-
-    def notify_shape(self, name: str, shape: Any) -> None:
-        self._output.shape = tuple(shape)
-
-
-class _Log(trt.ILogger):  # type: ignore[misc]
+class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
     """Keeps what TensorRT calls errors: often the only place that tells why something returned None."""
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ A stand-in plays TensorRT; that its names are real is for test_tensorrt_names.py
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 import types
 from collections.abc import Iterator
@@ -52,6 +53,7 @@ class Script:
         self.plan: bytes | None = b"plan"
         self.logs: list[tuple[str, str]] = []
         self.loads = True
+        self.output_shape: tuple[int, ...] = (4, 3)
 
     def called(self, name: str) -> list[list[Any]]:
         return [list(call[1:]) for call in self.calls if call[0] == name]
@@ -115,13 +117,24 @@ def _stand_in(script: Script) -> Any:
         )
 
     inspector = Recorder(script, get_engine_information=lambda kind: '{"Layers": [{"LayerType": "Gemm"}, {}]}')
-    engine = Recorder(script, num_layers=2, create_engine_inspector=lambda: inspector)
+    context = Recorder(
+        script,
+        set_input_shape=lambda name, shape: True,
+        infer_shapes=list,
+        get_tensor_shape=lambda name: script.output_shape,
+        execute_async_v3=lambda stream: True,
+    )
+    engine = Recorder(
+        script,
+        num_layers=2,
+        create_engine_inspector=lambda: inspector,
+        create_execution_context=lambda: context,
+    )
     return types.SimpleNamespace(
         __name__="tensorrt",
         __version__="11.4.0",
         ILogger=ILogger,
         IProgressMonitor=Base,
-        IOutputAllocator=Base,
         Builder=builder,
         OnnxParser=parser,
         Runtime=lambda log: Recorder(script, deserialize_cuda_engine=lambda plan: engine if script.loads else None),
@@ -237,3 +250,35 @@ def test_progress_is_that_of_the_outermost_phase_and_never_raises(module: Any) -
     monitor.phase_finish("Tactics")
     assert told == [(0.25, "Building"), (1.0, "Building")]
     assert answers == [True] * 4
+
+
+@pytest.fixture
+def cuda(module: Any, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = itertools.count(1)
+    made = Recorder(script, allocate=lambda size: next(addresses), stream=lambda: 7)
+    monkeypatch.setattr(module, "Cuda", lambda: made)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_an_engine_runs_between_copies_both_ways(module: Any, script: Script, tmp_path: Path) -> None:
+    compiled = _compile(module, tmp_path)
+    with module.compiler(Backend.TENSORRT).load(_job(tmp_path), compiled) as engine:
+        outputs = engine.run({"x": np.zeros((4, 3), np.float32)})
+    assert {name: (array.shape, array.dtype) for name, array in outputs.items()} == {"y": ((4, 3), np.float32)}
+    assert script.called("set_tensor_address") == [["x", 1], ["y", 2]]
+    ran = [call[0] for call in script.calls if call[0] in ("copy", "execute_async_v3", "synchronize")]
+    assert ran == ["copy", "execute_async_v3", "copy", "synchronize"]
+    assert {tuple(call[-2:]) for call in script.called("copy")} == {(48, 7)}, "twelve floats, on its stream"
+    assert script.called("free") == [[2], [1]]
+
+
+@pytest.mark.usefixtures("cuda")
+def test_an_output_whose_size_depends_on_the_data_is_refused_as_workers_would(
+    module: Any, script: Script, tmp_path: Path
+) -> None:
+    compiled = _compile(module, tmp_path)
+    script.output_shape = (-1, 3)
+    with module.compiler(Backend.TENSORRT).load(_job(tmp_path), compiled) as engine, pytest.raises(BuildFailed) as it:
+        engine.run({"x": np.zeros((4, 3), np.float32)})
+    assert (it.value.stage, it.value.node) == ("verify", "y")
+    assert it.value.message == "the shape of y is known only after a run, which is not done with TensorRT here"
