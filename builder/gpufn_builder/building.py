@@ -196,11 +196,13 @@ class _Run:
     def take(self, manifest: EngineManifest, row: CandidateRow) -> None:
         """An engine that there is; one that is less exact than this Build asks for is none."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
-        if manifest.accuracy.within(self.build.model.accepted(manifest.arithmetic)):
+        beyond = manifest.accuracy.beyond(self.build.model.accepted(manifest.arithmetic))
+        if not beyond:
             self._manifests[manifest.backend] = manifest
             self._rows[manifest.backend] = row
         else:
-            self._inexact = BuildFailed(_too_far(manifest), stage=BuildStage.VERIFY)
+            said = f"the engine that was built before is less exact than asked for: {beyond}"
+            self._inexact = BuildFailed(said, stage=BuildStage.VERIFY)
             self._rows[manifest.backend] = failed_row(manifest.identity, self._inexact.info())
 
     def reject(self, rows: Mapping[Backend, CandidateRow]) -> None:
@@ -256,11 +258,3 @@ def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for inner in (MODEL, SAMPLES):
         (folder / inner).mkdir(parents=True)
-
-
-def _too_far(manifest: EngineManifest) -> str:
-    found = manifest.accuracy
-    return (
-        f"the engine that was built before is less exact than asked for: max_abs is {found.max_abs:.3g}, rel_l2 "
-        f"{found.rel_l2:.3g}, cosine {found.cosine:.6f}"
-    )

@@ -54,7 +54,7 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
     compiled = compiler.compile(job, lambda progress, detail: tell(BuildStage.COMPILE, progress * span, detail))
     done(BuildStage.COMPILE)
     with compiler.load(job, compiled) as engine:
-        tell(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} cases")
+        tell(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{len(cases)} case{'s' if len(cases) > 1 else ''}")
         found = [engine.run(inputs) for inputs, _ in cases.values()]
         comparison = verify.compare(list(cases), [wanted for _, wanted in cases.values()], found)
         verify.check(comparison, request.tolerance)

@@ -34,6 +34,7 @@ from gpufn_builder.exchange import (
     Told,
 )
 from gpufn_builder.ingest import IngestLimits, ingest
+from gpufn_builder.markup import size
 from gpufn_builder.normalise import NormalModel, normalise
 from gpufn_builder.process import Tell
 from gpufn_builder.profiles import resolve_profiles
@@ -300,8 +301,7 @@ def _file(path: Path) -> ModelFile:
 
 
 def _files(files: Sequence[ModelFile]) -> str:
-    size = sum(file.size for file in files)
-    return f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e6:.3g} MB"
+    return f"{len(files)} file{'s' if len(files) > 1 else ''}, {size(sum(file.size for file in files))}"
 
 
 def _signature(model: NormalModel) -> str:

@@ -71,12 +71,20 @@ class Accuracy(msgspec.Struct, frozen=True):
     rel_l2: float
     cosine: float
 
-    def within(self, tolerance: Tolerance) -> bool:
-        return (
-            (tolerance.max_abs is None or self.max_abs <= tolerance.max_abs)
-            and (tolerance.rel_l2 is None or self.rel_l2 <= tolerance.rel_l2)
-            and (tolerance.cosine is None or self.cosine >= tolerance.cosine)
-        )
+    def beyond(self, tolerance: Tolerance) -> str:
+        """What `tolerance` does not allow, in words; empty when it allows it.
+
+        >>> Accuracy(max_abs=0.1, rel_l2=2e-3, cosine=0.9).beyond(Tolerance(rel_l2=1e-3, cosine=0.8))
+        'rel_l2 is 0.002, and at most 0.001 is allowed'
+        """
+        found = []
+        if tolerance.max_abs is not None and not self.max_abs <= tolerance.max_abs:
+            found.append(f"max_abs is {self.max_abs:.6g}, and at most {tolerance.max_abs:g} is allowed")
+        if tolerance.rel_l2 is not None and not self.rel_l2 <= tolerance.rel_l2:
+            found.append(f"rel_l2 is {self.rel_l2:.6g}, and at most {tolerance.rel_l2:g} is allowed")
+        if tolerance.cosine is not None and not self.cosine >= tolerance.cosine:
+            found.append(f"cosine is {self.cosine:.6g}, and at least {tolerance.cosine:g} is allowed")
+        return "; ".join(found)
 
 
 class Latency(msgspec.Struct, frozen=True):

@@ -171,7 +171,8 @@ async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     ended = await building.run(bench.build_of(exact), CPU, _ignore)
     assert ended.error is not None
     assert (ended.engines, ended.cached, ended.error.stage) == ((), True, "verify")
-    assert ended.error.message.startswith("the engine that was built before is less exact than asked for: max_abs is ")
+    assert ended.error.message.startswith("the engine that was built before is less exact than asked for: rel_l2 is ")
+    assert ended.error.message.endswith(", and at most 1e-09 is allowed")
 
 
 async def test_two_builds_of_one_model_at_once_compile_once(connect: Any, nats: Any, tmp_path: Path) -> None:

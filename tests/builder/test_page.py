@@ -120,10 +120,17 @@ def test_a_page_tells_all_of_the_report() -> None:
     for told in (
         "resnet18.onnx", "succeeded", "fp16 on NVIDIA L4 · 8.9", "1.12 ms", "893", "it is not installed here",
         "[1, 3, 224, 224] to [32, 3, 224, 224], tuned for [8, 3, 224, 224]", "rel. L2 ≤ 0.005, cosine ≥ 0.9995",
-        "20 Convolution on TensorRT", "4 threads: 3.1 ms", "publish", "580.65.06", "b" * 64,
+        "TensorRT: 20 Convolution, 11 Reformat", "4 threads: 3.1 ms", "publish", "580.65.06", "b" * 64,
     ):  # fmt: skip
         assert told in read.text, told
     assert len([tag for tag, _ in read.tags if tag == "polyline"]) == 2
+
+
+def test_a_plot_of_runs_of_which_few_took_long_is_in_powers_of_ten() -> None:
+    row = msgspec.structs.replace(_row(Backend.ORT_CPU, 65e-6), latency=Latency(65e-6, 120e-6, 8.8e-3, 1e4, True))
+    read = _Reader(page.render(msgspec.structs.replace(REPORT, candidates=(row,))))
+    assert "10 µs100 µs1 ms10 ms" in read.text
+    assert "01 ms2 ms" not in read.text
 
 
 def test_a_failed_build_says_why_first() -> None:
