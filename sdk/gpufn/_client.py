@@ -45,6 +45,7 @@ from gpufn.errors import (
 )
 from gpufn.ids import Digest
 from gpufn.invocation import InvocationState
+from gpufn.priority import Priority
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.records import KeyLimits
 from gpufn.schedule import Schedule
@@ -205,17 +206,21 @@ class Client(CallRequests, MapRequests, ModelRequests):
         *,
         in_s: float | None = None,
         arguments: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
     ) -> ScheduleView:
-        """Call a function by itself, as `schedule` says; or once, `in_s` seconds from now, with `arguments`."""
+        """Call a function by itself, as `schedule` says; or once, `in_s` seconds from now, with `arguments` and as of
+        class `priority`.
+        """
         wanted: dict[str, Any] = {"function": function}
         if schedule is not None:
             given = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
             when = {"cron": schedule.cron} if schedule.cron else {"at": schedule.at}
             wanted |= given | when | {"arguments": dict(arguments or schedule.arguments)}
+            priority = priority or schedule.priority
         else:
             name, _, method = function.partition(".")
             wanted |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
-        body = msgspec.json.encode(wanted)
+        body = msgspec.json.encode(wanted | {"priority": priority})
         return self._json(ScheduleView, "POST", "/v1/schedules", content=body, headers=JSON_BODY)
 
     def remove_schedule(self, id: str) -> None:  # noqa: A002

@@ -263,6 +263,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str = "UTC"
     missed: Missed = Missed.ONCE
     arguments: dict[str, Any] = {}
+    priority: Priority | None = None
     paused: bool = False
     declared: bool = False
     created_at: float = 0.0

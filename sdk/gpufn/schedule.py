@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpufn.errors import InvalidSpec
+from gpufn.priority import Priority
 
 if TYPE_CHECKING:
     from cronsim import CronSim
@@ -36,8 +37,9 @@ class Missed(enum.StrEnum):
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Call a function by itself: `cron` is minute, hour, day of month, month and day of week, in `timezone`.
 
-    `arguments` are what it is called with, `method` which one of a class. Runs that were missed are made up for `once`
-    (the newest), not at all (`skip`), or `all` (the newest 100). `at`, in unix seconds, stands for a cron line in a
+    `arguments` are what it is called with, `method` which one of a class; `priority` is the class of its calls, else
+    the function's. Runs that were missed are made up for `once` (the newest), not at all (`skip`), or `all` (the newest
+    100). `at`, in unix seconds, stands for a cron line in a
     schedule that runs once; a function's own has a cron line.
 
     >>> Schedule("*/5 9-17 * * MON-FRI", timezone="Europe/Berlin", arguments={"full": False}).missed.value
@@ -54,6 +56,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     method: str = ""
     missed: Missed = Missed.ONCE
     at: float | None = None
+    priority: Priority | None = None
 
     def __post_init__(self) -> None:
         if bool(self.cron) == (self.at is not None):
@@ -61,6 +64,10 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         if self.missed not in tuple(Missed):
             raise InvalidSpec(f"schedule: missed is 'skip', 'once' or 'all', not {self.missed!r}")
         msgspec.structs.force_setattr(self, "missed", Missed(self.missed))
+        if self.priority is not None:
+            if self.priority not in tuple(Priority):
+                raise InvalidSpec(f"schedule: priority is 'hi', 'normal' or 'low', not {self.priority!r}")
+            msgspec.structs.force_setattr(self, "priority", Priority(self.priority))
         if not isinstance(self.arguments, dict):
             raise InvalidSpec(f"schedule: arguments are named, such as {{'full': True}}, not {self.arguments!r}")
         if self.cron:

@@ -11,6 +11,7 @@ import pytest
 from gpufn.bus import queues, records, streams
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
+from gpufn.schedule import Schedule
 from gpufn_gateway.auth import new_key
 from tests.gateway.test_durable import GOOD, die, submit
 from tests.gateway.whole import DIGEST, gateway_on, until
@@ -83,6 +84,34 @@ async def test_a_key_needs_the_scope_hi_to_deploy_a_function_of_that_class(nats:
         ]
         assert problem(answers[0]) == (403, "forbidden")
         assert answers[1].status_code == 201
+
+
+async def test_a_schedules_calls_are_of_its_class_which_takes_a_key_that_may_be_hi(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("timed"), DIGEST)
+        wanted = {"function": "timed", "cron": "0 0 1 1 *", "arguments": {"texts": []}}
+
+        async def add(priority: str, *scopes: str) -> Any:
+            headers = {"authorization": key_of(gateway, *scopes)[1]}
+            return await gateway.http.post("/v1/schedules", json=wanted | {"priority": priority}, headers=headers)
+
+        assert problem(await add("hi", "invoke:timed")) == (403, "forbidden")
+        assert problem(await add("urgent", "invoke:timed", "hi")) == (422, "invalid_input")
+        made = [(await add("hi", "invoke:timed", "hi")).json(), (await add("low", "invoke:timed")).json()]
+        assert [each["priority"] for each in made] == ["hi", "low"]
+        plain, admin = ({"authorization": key_of(gateway, scope)[1]} for scope in ("invoke:timed", "admin"))
+        high, low = (f"/v1/schedules/{each['id']}/run" for each in made)
+        assert problem(await gateway.http.post(high, headers=plain)) == (403, "forbidden")
+        assert (await gateway.http.post(low, headers=plain)).status_code == 202
+        assert (await gateway.http.post(high, headers=admin)).status_code == 202
+        stored = await streams.messages_per_subject(gateway.bus, subjects.ASYNC, subjects.async_queues("timed"))
+        assert {subjects.queue_class(each) for each in stored} == {HI, LOW}
+        schedule = Schedule("0 0 1 1 *", arguments={"texts": []}, priority=HI)
+        body = msgspec.json.encode({"spec": make.spec("own-class", schedule=schedule), "bundle": DIGEST})
+        headers = {"authorization": key_of(gateway, "deploy")[1]}
+        assert problem(await gateway.http.post("/v1/functions", content=body, headers=headers)) == (403, "forbidden")
 
 
 async def test_a_submitted_call_waits_in_the_queue_of_its_class_and_of_its_key(nats: Any, make: Any) -> None:

@@ -126,6 +126,7 @@ def test_one_that_runs_once_is_due_once() -> None:
         ({"cron": "* * * * *", "missed": "some"}, "missed is 'skip', 'once' or 'all'"),
         ({"cron": "* * * * *", "arguments": [1]}, "arguments are named"),
         ({"cron": "* * * * " + "x" * 99 + " *"}, "unlike '* * * * " + "x" * 32 + "'"),
+        ({"cron": "* * * * *", "priority": "urgent"}, "priority is 'hi', 'normal' or 'low', not 'urgent'"),
         ({}, "give a cron line"),
         ({"cron": "* * * * *", "at": 5.0}, "give a cron line"),
     ],

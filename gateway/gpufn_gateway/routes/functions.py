@@ -110,7 +110,7 @@ class FunctionRoutes:
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
-        if spec.priority is Priority.HI:
+        if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
         if spec.models:

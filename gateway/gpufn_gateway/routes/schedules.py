@@ -11,10 +11,11 @@ from starlette.routing import Route
 
 from gpufn.clock import Clock
 from gpufn.errors import InvalidInput
+from gpufn.priority import Priority
 from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Missed, Schedule, next_time
 from gpufn.spec import function_name
-from gpufn_gateway.auth import READ
+from gpufn_gateway.auth import HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
@@ -34,6 +35,7 @@ class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
     missed: Missed = Missed.ONCE
     method: str = ""
     arguments: dict[str, Any] = {}
+    priority: Priority | None = None
 
     def schedule(self, now: float) -> Schedule:
         """Raises InvalidInput, InvalidSpec."""
@@ -46,7 +48,7 @@ class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
             at = now + self.in_s
         elif at is not None and not now < at <= now + _LONGEST_DELAY_S:
             raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
-        return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at)
+        return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at, self.priority)
 
 
 class ScheduleRoutes:
@@ -78,6 +80,7 @@ class ScheduleRoutes:
     async def add(self, request: Request) -> Response:
         wanted = await read_json(request, _NewSchedule, self._bodies)
         principal_of(request).need_invoke(function_name(wanted.function))
+        self._check_class(request, wanted.function, wanted.priority)
         record = await self._schedules.add(wanted.function, wanted.schedule(self._clock.time()))
         return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
@@ -97,7 +100,9 @@ class ScheduleRoutes:
 
     async def run(self, request: Request) -> Response:
         """One call more, now; what the schedule would do by itself does not change."""
-        call = await self._schedules.submit(self._allowed(request))
+        record = self._allowed(request)
+        self._check_class(request, record.function, record.schedule.priority)
+        call = await self._schedules.submit(record)
         links = {"self": f"/v1/invocations/{call.id}", "result": f"/v1/invocations/{call.id}/result"}
         return json_answer({"id": call.id, "state": call.state, "links": links}, 202)
 
@@ -106,6 +111,11 @@ class ScheduleRoutes:
         record = self._schedules.get(request.path_params["id"])
         principal_of(request).need_invoke(record.function)
         return record
+
+    def _check_class(self, request: Request, function: str, priority: Priority | None) -> None:
+        """As of a call: `hi` is for keys that may, or for functions of that class."""
+        if priority is Priority.HI and self._registry.resolve(function).revision.spec.priority is not Priority.HI:
+            principal_of(request).need(HI)
 
     def _view(self, record: ScheduleRecord) -> dict[str, Any]:
         schedule = record.schedule
@@ -117,6 +127,7 @@ class ScheduleRoutes:
             "timezone": schedule.timezone,
             "missed": schedule.missed,
             "arguments": schedule.arguments,
+            "priority": schedule.priority,
             "paused": record.paused,
             "declared": record.declared,
             "created_at": record.created_at,

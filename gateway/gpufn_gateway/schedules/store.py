@@ -124,6 +124,7 @@ class Schedules:
             accept=media.JSON,
             deadline=0.0,
             now=now,
+            priority=schedule.priority,
         )
 
     def _on_change(self, key: str, entry: Entry | None) -> None:

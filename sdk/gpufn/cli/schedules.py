@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from gpufn.cli import new_app
+from gpufn.cli._call import Class
 from gpufn.cli._render import Json, duration, print_json, print_table, say
 from gpufn.errors import InvalidInput
 
@@ -50,6 +51,7 @@ def add(  # noqa: PLR0917  Typer passes them by name
     delay: Annotated[str | None, typer.Option("--in", help="Once, after so long: 90s, 10m, 2h or 3d.")] = None,
     timezone: Annotated[str, typer.Option(help="What the cron line's times are in, such as Europe/Berlin.")] = "UTC",
     missed: Annotated[str, typer.Option(help="Of runs that were missed: skip, once or all.")] = "once",
+    priority: Class = None,
     json: Json = False,
 ) -> None:
     """Call a function by itself: again and again with --cron, or once with --in."""
@@ -64,9 +66,9 @@ def add(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         if cron is not None:
             name, _, method = function.partition(".")
-            view = client.add_schedule(name, Schedule(cron, timezone, given, method, Missed(missed)))
+            view = client.add_schedule(name, Schedule(cron, timezone, given, method, Missed(missed)), priority=priority)
         else:
-            view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=given)
+            view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=given, priority=priority)
     if json:
         print_json(view)
     else:
