@@ -43,6 +43,7 @@ from gpufn_runtime.agent.launchers.by_image import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.daemon import Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
@@ -132,7 +133,8 @@ class Node:
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
         maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory))
-        shares = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
+        by_daemons = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
+        shares: GpuShares = options.pop("shares", None) or by_daemons
         agent = Agent(
             node=self.name,
             home=self.home,

@@ -10,6 +10,7 @@ import pytest
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox, inside, sandbox
+from gpufn_runtime.agent.mps.base import Mounts
 
 
 def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
@@ -50,6 +51,19 @@ def test_only_its_parcels_are_mounted_to_be_written() -> None:
         ("/src/gpufn", "/gpufn/lib/gpufn", True),
     }
     assert host["tmpfs"] == {"/tmp": f"rw,nosuid,nodev,size={128 << 20},mode=1777"}
+
+
+@pytest.mark.parametrize(
+    ("mps", "mounted"),
+    [
+        (Mounts("/run/p", 7), {("/run/p", "/gpufn/mps", False)}),
+        (Mounts("/run/p", 7, "/dev/shm/m"), {("/run/p", "/gpufn/mps", False), ("/dev/shm/m", "/dev/shm", False)}),
+    ],
+)
+def test_who_shares_a_gpu_has_what_makes_it_a_client(mps: Mounts, mounted: set[tuple[str, str, bool]]) -> None:
+    without, mounts = (made(Limits(1 << 30, 1.0, mps=each)).host_config["mounts"] for each in (None, mps))
+    added = [mount for mount in mounts if mount not in without]
+    assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in added} == mounted
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 /gpufn/worker     its folder, read-only: config, the runner's socket, its output, `bundle/` and `engines/<key>/`
 /gpufn/parcels    large bodies of its calls, to read and to write
 /gpufn/lib        our package, read-only
-/gpufn/mps        of a worker that shares its GPU by MPS: where its daemon is found; /dev/shm is the daemon's then
+/gpufn/mps        of a worker that shares its GPU by MPS: where its daemon is found; /dev/shm may be the daemon's
 /tmp              its home and scratch space, in memory, which counts as its own
 """
 
@@ -65,7 +65,8 @@ def sandbox(
     ]
     if limits.mps is not None:
         mounts.append(_mount(limits.mps.pipe, PIPE_IN_CONTAINER, writable=True))
-        mounts.append(_mount(limits.mps.memory, "/dev/shm", writable=True))  # noqa: S108
+        if limits.mps.memory:
+            mounts.append(_mount(limits.mps.memory, "/dev/shm", writable=True))  # noqa: S108
     tmp_bytes = max(limits.memory_bytes // 2, _LEAST_TMP_BYTES)
     return Sandbox(
         container_config={

@@ -1,5 +1,10 @@
-"""What the agent asks of MPS. `daemons` answers by a control daemon per GPU (v2); MPS v3, with namespaces, would be
-another answer to the same questions."""
+"""What the agent asks of MPS. `daemons` answers by a control daemon per GPU (v2). MPS v3 would be another answer to the
+same questions, which `agent/__main__` would choose where `NodeFacts.mps` says that it is there:
+
+    prepare   a server for the GPU, a namespace with the share's limits; its folder of pipes is the only mount
+    evict     `client terminate`
+    left      the namespace goes
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,12 @@ from gpufn_runtime.agent.devices.base import Trouble
 
 @dataclass(frozen=True)
 class Mounts:
-    """What a container needs to be a client, beside its environment: the daemon's folder of pipes, the memory that the
-    daemon shares with its clients, and whose processes they are. Paths of this host."""
+    """What a container needs to be a client, beside its environment: the folder of pipes, whose processes clients are,
+    and the memory that the daemon shares with them; empty where it shares none. Paths of this host."""
 
     pipe: str
-    memory: str
     uid: int
+    memory: str = ""
 
 
 @dataclass(frozen=True)

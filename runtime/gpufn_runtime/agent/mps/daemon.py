@@ -105,7 +105,7 @@ class Daemon:
         """What containers of its clients have of it; None when they are processes."""
         if self._elsewhere is None:
             return None
-        return Mounts(os.fspath(self.pipe), os.fspath(self._elsewhere.memory), self._uid)
+        return Mounts(os.fspath(self.pipe), self._uid, os.fspath(self._elsewhere.memory))
 
     def take_over(self, file: DaemonFile) -> None:
         """Be the daemon that an earlier agent has started."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ from gpufn.device import Device, DeviceShare, DeviceType, Health, Share
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import RunnerReport, WorkerReport
+from gpufn.revision import RevisionKey
 from gpufn.workers import WorkerState
+from gpufn_runtime.agent.devices.base import Trouble
+from gpufn_runtime.agent.mps.base import GpuShares, Joining
 from tests.runtime.agent.mps.machine import Machine
 
 GPU = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, multiprocessors=58)
@@ -67,6 +72,73 @@ def test_after_a_fault_workers_are_evicted_ended_for_it_and_others_can_join(on_n
         await node.line(f"hello from {other}")
 
     on_node(run)
+
+
+class _Namespaces:
+    """Shares of GPUs in another way than by a daemon for each, as MPS v3 would have it: it keeps what it was asked."""
+
+    is_asking = False
+    pids: frozenset[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.end: Callable[[str, str], None] = lambda worker, reason: None
+        self.asked: list[str] = []
+        self.ill: Trouble | None = None
+
+    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> Joining:
+        self.asked.append(f"prepare {share.sm_percent} %")
+        return Joining({"CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f"})
+
+    def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
+        self.asked.append("joined")
+
+    def is_ready(self, worker: str) -> None:
+        self.asked.append("is_ready")
+
+    async def evict(self, worker: str, pids: Iterable[int]) -> None:
+        self.asked.append("evict")
+
+    def left(self, worker: str) -> None:
+        self.asked.append("left")
+
+    def trouble(self, gpu: str) -> Trouble | None:
+        return self.ill
+
+    async def take_over(self) -> None:
+        self.asked.append("take_over")
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.asked.append("stop")
+
+
+def test_gpus_may_be_shared_in_another_way_than_by_a_daemon_for_each(on_node: Any) -> None:
+    shares: GpuShares = _Namespaces()
+
+    async def run(node: Any) -> None:
+        assert isinstance(shares, _Namespaces)
+        await node.deploy("env")
+        await node.start(gpus=(GPU,), shares=shares)
+        worker = await node.assign(share=PART)
+        environment = json.loads((await node.line("ENV ")).removeprefix("ENV "))
+        assert {name: environment[name] for name in environment if name.startswith("CUDA")} == {
+            "CUDA_VISIBLE_DEVICES": "GPU-1",
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f",
+        }
+        _says_ready(node, worker)
+        await node.until(lambda: "is_ready" in shares.asked)
+        shares.ill = Trouble(Health.DEGRADED, "its server has gone")
+        await node.until(lambda: node.reports[-1].devices[-1].health_reason == "its server has gone")
+        shares.end(worker, "its server has gone")
+        assert (await node.event(worker, "exited")).exit.device_fault == "its server has gone"
+
+    on_node(run)
+    assert isinstance(shares, _Namespaces)
+    assert list(dict.fromkeys(shares.asked)) == [
+        "take_over", "prepare 25 %", "joined", "is_ready", "evict", "left", "stop",
+    ]  # fmt: skip
 
 
 def test_a_worker_that_is_killed_is_evicted_first(on_node: Any, machine: Machine) -> None:
