@@ -8,6 +8,7 @@ repeats what befell whom.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,30 @@ import pytest
 from gpufn.errors import PlatformError
 from gpufn.protocol import subjects
 from tests.conftest import Platform, running_platform
-from tests.e2e.chaos.callers import Call, Callers
+from tests.e2e.chaos.callers import Callers
+from tests.e2e.chaos.client import Call
 from tests.e2e.chaos.cluster import Cluster, behind, leader
 from tests.e2e.chaos.faults import Faults, Victim, of_up, workers
 from tests.e2e.chaos.gateway import Gateway, embedded_bus
-from tests.e2e.chaos.verdict import WITHIN_S, Stock, busy, eventually, outcomes, runs
+from tests.e2e.chaos.receiver import Receiver
+from tests.e2e.chaos.verdict import (
+    WITHIN_S,
+    Stock,
+    busy,
+    eventually,
+    misburied,
+    outcomes,
+    runs,
+    schedules,
+    untold,
+)
 
 pytestmark = pytest.mark.e2e
 
+ALLOWED = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
 APP = Path(__file__).parent / "apps" / "restless.py"
-# A kill repeats what ran then, on at most three workers and on the lane, and what stood in their line; a stop may, when
-# it lasts for longer than others wait.
-REPEATED_BY_ONE_FAULT = 64
+# A kill repeats what ran then, in twelve slots at most; a stop may, when it lasts for longer than others wait.
+REPEATED_BY_ONE_FAULT = 16
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def chaos_s(request: pytest.FixtureRequest) -> float:
 
 def test_whoever_dies_every_accepted_call_has_one_outcome(tmp_path: Path, seed: int, chaos_s: float) -> None:
     home = tmp_path / "home"
-    with running_platform(home) as platform, Gateway(home, embedded_bus(home)) as second:
+    with running_platform(home, environ=ALLOWED) as platform, Gateway(home, embedded_bus(home), ALLOWED) as second:
         victims = processes(home, second) | {"nats": Victim(of_up(home, "nats"), 2)}
         stock = Stock(home, embedded_bus(home, "admin"), second)
         survives(platform, second, Faults(victims, seed), stock, chaos_s=chaos_s, runs_at=tmp_path / "runs")
@@ -68,8 +81,8 @@ def test_with_a_bus_of_three_nodes_its_leaders_may_die_as_well(tmp_path: Path, s
 
     with (
         Cluster(tmp_path / "nats") as cluster,
-        running_platform(home, "--nats", cluster.url) as platform,
-        Gateway(home, cluster.url) as second,
+        running_platform(home, "--nats", cluster.url, environ=ALLOWED) as platform,
+        Gateway(home, cluster.url, ALLOWED) as second,
     ):
         victims = processes(home, second) | {"leader of the bus": Victim(a_leader, 6, revive)}
         stock = Stock(home, cluster.url, second)
@@ -94,13 +107,13 @@ def survives(
     platform: Platform, second: Gateway, faults: Faults, stock: Stock, *, chaos_s: float, runs_at: Path
 ) -> None:
     platform.gpufn("deploy", APP)
-    with httpx.Client(base_url=second.url, timeout=30) as other:
+    with httpx.Client(base_url=second.url, timeout=30) as other, Receiver() as receiver:
         clients = [platform.client, other]
         eventually(lambda: other.get("/v1/functions/nap").status_code != 200, "the second gateway knows no functions")
         call_each(clients, runs_at, 0)  # so that everything is there that a call makes
         eventually(lambda: busy(clients), "still at work")
         stock.take()
-        callers = Callers([platform.url, second.url], runs_at, faults.seed)
+        callers = Callers([platform.url, second.url], runs_at, faults.seed, receiver.url)
         callers.start()
         try:
             faults.run(chaos_s)
@@ -110,20 +123,22 @@ def survives(
         print(f"\n{story}")
         story += "\n".join(faults.told) + "\n"
         assert callers.wrong == [], story + "\n".join(callers.wrong)
-        every_call_has_one_outcome(clients, callers.calls, runs_at, faults, story)
+        eventually(lambda: schedules(clients), f"{story}schedules that have not made their calls")
+        accepted = [call for call in callers.calls if call.id]
+        ends = outcomes(clients, accepted)
+        wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
+        assert wrong == [], story + "\n".join(wrong)
+        eventually(lambda: untold(accepted, ends, receiver), f"{story}webhooks that have not heard, or not the truth")
+        eventually(lambda: misburied(clients, accepted), f"{story}dead letters")
+        none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")
         eventually(stock.grown, "left over")
-        call_each(clients, runs_at, 0)
+        call_each(clients, runs_at, -1)
 
 
-def every_call_has_one_outcome(
-    clients: list[httpx.Client], calls: list[Call], runs_at: Path, faults: Faults, story: str
+def none_ran_too_rarely_or_too_often(
+    accepted: list[Call], ends: dict[str, tuple[int, Any]], count: Counter[int], faults: Faults, story: str
 ) -> None:
-    accepted = [call for call in calls if call.id]
-    ends = outcomes(clients, accepted)
-    wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
-    assert wrong == [], story + "\n".join(wrong)
-    count = runs(runs_at)
     never = [str(call) for call in accepted if ends[call.id][0] == 200 and not count[call.number]]
     assert never == [], story + "\n".join(never)
     repeated = count.total() - len(count)
@@ -136,13 +151,17 @@ def is_right(call: Call, end: tuple[int, Any]) -> bool:
         was_cancelled = status != 200 and said["code"] == "invocation_cancelled"
         # "Not cancelled" may be the answer to a repeat of what was.
         return was_cancelled or (not call.is_cancelled and end == (200, call.number))
-    return end == (200, call.number) and set(call.answers) <= {call.number}
+    if call.fails == "always":
+        return status != 200 and said["code"] == "function_raised"
+    return (status, call.result(said)) == (200, call.number) and set(call.answers) <= {call.number}
 
 
 def call_each(clients: list[httpx.Client], runs_at: Path, number: int) -> None:
+    """Nothing befalls these: each runs once."""
     for client in clients:
         for name, more in (("mark", {}), ("series", {"count": 3}), ("nap", {"seconds": 0.0})):
             body = {"path": str(runs_at), "number": number, **more}
             answer = client.post(f"/v1/functions/{name}/invoke", json=body)
             assert answer.status_code == 200, answer.text
             assert answer.json() == ([0, 1, 2] if name == "series" else number)
+    assert runs(runs_at)[number] == 3 * len(clients)

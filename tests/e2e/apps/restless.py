@@ -6,11 +6,12 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from gpufn import Retry, gpu_function
+from gpufn import Retry, current, gpu_function
 
 IDLE_S = 3
-_RETRIES = Retry(50, delay_s=0.05, backoff=1.0)
+_RETRIES = Retry(50, delay_s=0.05, backoff=1.0, on=(OSError,))
 
 
 def _note(path: str, line: str) -> None:
@@ -21,10 +22,15 @@ def _note(path: str, line: str) -> None:
 
 
 @gpu_function(max_workers=2, concurrency=2, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
-def mark(path: str, number: int, seconds: float = 0.0) -> int:
+def mark(path: str, number: int, seconds: float = 0.0, fails: str = "", ballast: str = "") -> Any:
+    """`fails`: once, to be tried again, or always."""
     _note(path, str(number))
     time.sleep(seconds)
-    return number
+    if fails == "always":
+        raise ValueError("as it was asked to")
+    if fails == "once" and current().attempt == 1:
+        raise OSError("as it was asked to")
+    return [number, ballast] if ballast else number
 
 
 @gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, timeout=60)

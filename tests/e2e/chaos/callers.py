@@ -14,47 +14,24 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+from gpufn.ids import invocation_id_for, new_invocation_id
+from tests.e2e.chaos.client import BALLAST, Call, Client, Stopped
 
-from gpufn.ids import new_invocation_id
-
-_TIMEOUT_S = 15.0
-_LONGEST_PAUSE_S = 1.0
 _CHUNK = 10  # items of a map
-
-
-@dataclass
-class Call:
-    """One thing that a client wanted: `number` is what it asked for, and what its function writes down."""
-
-    kind: str
-    number: int
-    id: str = ""  # once it is known; the platform then owes an end
-    is_cancelled: bool = False  # by a DELETE that said so
-    answers: list[Any] = field(default_factory=list)  # results that came, as they came
-    said: list[str] = field(default_factory=list)
-
-    def note(self, what: str) -> None:
-        self.said.append(f"{time.monotonic():.2f} {what}")
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.number} ({self.id or 'no id'}):\n    " + "\n    ".join(self.said)
-
-
-class Stopped(Exception):
-    """The clients were told to stop before this call was accepted."""
+_LARGE = 0.1  # of the calls
+_ENDS_OF_STREAMS = {"", "end", "worker_lost", "bus_unavailable"}
 
 
 class Callers:
-    """A thread for each kind of client. `runs` is the file that the functions write to."""
+    """A thread for each kind of client. `runs` is the file that the functions write to, `webhook` is told of ends."""
 
-    def __init__(self, urls: list[str], runs: Path, seed: int) -> None:
+    def __init__(self, urls: list[str], runs: Path, seed: int, webhook: str) -> None:
         self._urls = urls
+        self._webhook = webhook
         self._runs = str(runs)
         self._seed = seed
         self._numbers = itertools.count(1)
@@ -71,6 +48,7 @@ class Callers:
             self.stream,
             self.cancel,
             self.map,
+            self.schedule,
         )
         self._threads = [
             threading.Thread(target=self._run, args=(kind, index), name=f"{kind.__name__} {index}", daemon=True)
@@ -103,41 +81,60 @@ class Callers:
         finally:
             client.close()
 
-    def _new(self, kind: str) -> Call:
-        call = Call(kind, next(self._numbers))
+    def _new(self, kind: str, **more: Any) -> Call:
+        call = Call(kind, next(self._numbers), **more)
         self.calls.append(call)
         return call
 
     def _body(self, call: Call, **more: Any) -> dict[str, Any]:
-        return {"path": self._runs, "number": call.number, **more}
+        body = {"path": self._runs, "number": call.number, **more}
+        if call.fails:
+            body["fails"] = call.fails
+        if call.is_large:
+            body["ballast"] = BALLAST
+        return body
 
     # --- what they do -------------------------------------------------------------------------------------------------
 
     def submit(self, client: Client) -> None:
-        """Under an id of its own, or with a key; again until it is accepted."""
-        call = self._new("submit")
-        body = self._body(call, seconds=client.dice.choice((0.0, 0.0, 0.01, 0.1)))
-        if client.dice.random() < 0.5:
-            own = new_invocation_id()
-            accepted = client.insist(call, "PUT", f"/v1/functions/mark/invocations/{own}", json=body)
+        """Under an id of its own, or with a key; again until it is accepted, and now and then once more."""
+        dice = client.dice
+        call = self._new(
+            "submit",
+            fails=dice.choice(("",) * 8 + ("once", "always")),
+            is_large=dice.random() < _LARGE,
+            is_told=dice.random() < 0.5,
+        )
+        body = self._body(call, seconds=dice.choice((0.0, 0.0, 0.01, 0.1)))
+        headers = {"x-gpufn-webhook": self._webhook} if call.is_told else {}
+        if dice.random() < 0.5:
+            method, path = "PUT", f"/v1/functions/mark/invocations/{new_invocation_id()}"
         else:
-            key = {"idempotency-key": f"{self._seed} {call.number}"}
-            accepted = client.insist(call, "POST", "/v1/functions/mark/submit", json=body, headers=key)
-        if accepted.status_code != 202:
-            self.wrong.append(f"refused for good: {accepted.text}\n{call}")
-            return
-        call.id = accepted.json()["id"]
+            method, path = "POST", "/v1/functions/mark/submit"
+            headers["idempotency-key"] = f"{self._seed} {call.number}"
+        for _ in range(dice.choice((1, 1, 1, 2))):
+            accepted = client.insist(call, method, path, json=body, headers=headers)
+            if accepted.status_code != 202:
+                self.wrong.append(f"refused for good: {accepted.text}\n{call}")
+                return
+            self._is_known_as(call, accepted.json()["id"])
         client.stop.wait(0.01)
+
+    def _is_known_as(self, call: Call, id_: str) -> None:
+        if call.id not in ("", id_):
+            self.wrong.append(f"it became another call, {id_}: {call}")
+        call.id = id_
 
     def invoke(self, client: Client) -> None:
         """Once: what breaks is lost, and may have run."""
-        call = self._new("invoke")
+        call = self._new("invoke", is_large=client.dice.random() < _LARGE)
         body = self._body(call, seconds=client.dice.choice((0.0, 0.0, 0.01, 0.1)))
         answer = client.once(call, "POST", "/v1/functions/mark/invoke", json=body)
         if answer is None:
             return
         if answer.status_code == 200:
-            call.answers.append(answer.json())
+            if call.result(answer.json()) != call.number:
+                self.wrong.append(f"a wrong answer to {call}")
         elif not answer.json().get("retryable"):
             self.wrong.append(f"refused for good: {answer.text}\n{call}")
         else:
@@ -150,7 +147,7 @@ class Callers:
         body = self._body(call, seconds=client.dice.choice((0.0, 0.05, 0.2)))
         for _ in range(2):
             answer = client.insist(call, "POST", "/v1/functions/mark/invoke", json=body, headers=key)
-            call.id = answer.headers.get("x-gpufn-invocation", call.id)
+            self._is_known_as(call, answer.headers.get("x-gpufn-invocation", call.id))
             if answer.status_code != 200:
                 self.wrong.append(f"refused for good: {answer.text}\n{call}")
                 return
@@ -161,12 +158,15 @@ class Callers:
         call = self._new("stream")
         count = client.dice.choice((10, 100, 300))
         seen, end = client.items(call, "/v1/functions/series/invoke", self._body(call, count=count))
-        if seen != list(range(len(seen))) or (end == "end" and len(seen) != count):
+        if seen != list(range(len(seen))) or (end == "end" and len(seen) != count) or end not in _ENDS_OF_STREAMS:
             self.wrong.append(f"{len(seen)} items of {count} and then {end}: {seen}\n{call}")
         call.note(f"{len(seen)} items of {count}, then {end or 'the connection broke'}")
 
     def cancel(self, client: Client) -> None:
         """Submit one that takes long, and cancel it: while it waits, while it runs, or when it has ended."""
+        if client.dice.random() < 0.2:
+            self._cancel_map(client)
+            return
         call = self._new("cancel")
         body = self._body(call, seconds=client.dice.choice((0.0, 0.3, 30.0)))
         accepted = client.insist(call, "PUT", f"/v1/functions/nap/invocations/{new_invocation_id()}", json=body)
@@ -181,6 +181,41 @@ class Callers:
             self.wrong.append(f"cannot be cancelled: {answer.text}\n{call}")
         else:
             call.is_cancelled = answer.json()["cancelled"]
+
+    def _cancel_map(self, client: Client) -> None:
+        """Of items that would run for longer than they may."""
+        whole, own = self._new("map"), new_invocation_id()
+        items = [self._new("cancel") for _ in range(_CHUNK)]
+        body = "\n".join(json.dumps(self._body(item, seconds=300.0)) for item in items)
+        chunk = f"/v1/functions/nap/maps/{own}/items/0"
+        lines = {"content-type": "application/x-ndjson"}
+        answer = client.insist(whole, "PUT", chunk, may_stop=False, content=body, headers=lines)
+        if answer.status_code != 202:
+            self.wrong.append(f"refused for good: {answer.text}\n{whole}")
+            return
+        for index, item in enumerate(items):
+            item.id = f"{own}-{index}"
+        client.stop.wait(client.dice.choice((0.0, 0.3)))
+        answer = client.insist(whole, "DELETE", f"/v1/maps/{own}", may_stop=False)
+        if answer.status_code != 200:
+            self.wrong.append(f"cannot be cancelled: {answer.text}\n{whole}")
+
+    def schedule(self, client: Client) -> None:
+        """To run once, in a second. Who makes one knows the id of its call."""
+        call = self._new("schedule")
+        wanted = {"function": "mark", "in_s": 1.0, "arguments": self._body(call)}
+        answer = client.once(call, "POST", "/v1/schedules", json=wanted)
+        if answer is None:
+            return
+        if answer.status_code == 201:
+            made = answer.json()
+            if made["next_at"] is not None:  # its gateway stood still, and it is over
+                call.id = invocation_id_for("mark", f"schedule {made['id']}", f"{made['next_at']:.0f}")
+            client.stop.wait(0.2)
+        elif not answer.json().get("retryable"):
+            self.wrong.append(f"refused for good: {answer.text}\n{call}")
+        else:
+            client.pause(answer)
 
     def map(self, client: Client) -> None:
         """Chunks of items, each again until it is accepted; then their ends, going on behind the last one that came."""
@@ -209,85 +244,3 @@ class Callers:
                 items[end["index"]].answers.append(end.get("result"))
         if any(len(item.answers) > 1 for item in items):
             self.wrong.append("an end came twice\n" + "\n".join(map(str, [whole, *items])))
-
-
-class Client:
-    """One client's connections: each request goes to any of the gateways."""
-
-    def __init__(self, urls: list[str], dice: random.Random, stop: threading.Event) -> None:
-        self._clients = [httpx.Client(base_url=url, timeout=_TIMEOUT_S) for url in urls]
-        self.dice = dice
-        self.stop = stop
-
-    def close(self) -> None:
-        for client in self._clients:
-            client.close()
-
-    def once(self, call: Call, method: str, path: str, **request: Any) -> httpx.Response | None:
-        """The answer; None when the connection broke, or nothing came in time."""
-        number = self.dice.randrange(len(self._clients))
-        try:
-            answer = self._clients[number].request(method, path, **request)
-        except httpx.TransportError as error:
-            call.note(f"{method} at {number}: {type(error).__name__}")
-            self.stop.wait(0.05)
-            return None
-        call.note(f"{method} at {number}: {answer.status_code} {answer.text[:300]}")
-        return answer
-
-    def insist(self, call: Call, method: str, path: str, *, may_stop: bool = True, **request: Any) -> httpx.Response:
-        """Until there is an answer that no repeat would change. Raises Stopped."""
-        while True:
-            answer = self.once(call, method, path, **request)
-            if answer is not None:
-                if answer.status_code < 400 or not answer.json().get("retryable"):
-                    return answer
-                self.pause(answer)
-            if may_stop and self.stop.is_set():
-                raise Stopped
-
-    def pause(self, answer: httpx.Response) -> None:
-        self.stop.wait(min(float(answer.headers.get("retry-after", 0.1)), _LONGEST_PAUSE_S))
-
-    def lines(self, call: Call, path: str, query: dict[str, str]) -> Iterator[str]:
-        """Those of an answer, until it ends or the connection breaks."""
-        number = self.dice.randrange(len(self._clients))
-        try:
-            with self._clients[number].stream("GET", path, params=query) as answer:
-                if answer.status_code != 200:
-                    call.note(f"GET at {number}: {answer.status_code} {answer.read().decode()[:300]}")
-                    self.pause(answer)
-                    return
-                yield from answer.iter_lines()
-            call.note(f"GET at {number}: its end")
-        except httpx.TransportError as error:
-            call.note(f"GET at {number}: {type(error).__name__}")
-            self.stop.wait(0.05)
-
-    def items(self, call: Call, path: str, body: dict[str, Any]) -> tuple[list[int], str]:
-        """What a stream brought, and the event that ended it: `end`, `error`, or nothing."""
-        number = self.dice.randrange(len(self._clients))
-        seen: list[int] = []
-        event = ""
-        try:
-            with self._clients[number].stream(
-                "POST", path, json=body, headers={"accept": "text/event-stream"}
-            ) as answer:
-                if answer.status_code != 200:
-                    call.note(f"refused: {answer.read().decode()}")
-                    self.pause(answer)
-                    return seen, "error"
-                for line in answer.iter_lines():
-                    if self.stop.is_set():
-                        break
-                    if line.startswith("event: "):
-                        event = line.removeprefix("event: ")
-                    elif line.startswith("data: ") and event == "item":
-                        seen.append(json.loads(line.removeprefix("data: ")))
-                    elif line.startswith("data: "):
-                        call.note(line)
-                        return seen, event
-        except httpx.TransportError as error:
-            call.note(f"at {number}: {type(error).__name__}")
-            self.stop.wait(0.05)
-        return seen, ""

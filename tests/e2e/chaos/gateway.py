@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -36,9 +37,10 @@ def name_of(home: Path, pid: int) -> str:
 class Gateway:
     """`kill` and `start` again as often as needed: it keeps its port. Its output goes to a file in `home`."""
 
-    def __init__(self, home: Path, bus_url: str) -> None:
+    def __init__(self, home: Path, bus_url: str, environ: Mapping[str, str] = {}) -> None:
         self._home = home
         self._bus_url = bus_url
+        self._environ = environ
         self._log = home / "second-gateway.log"
         self._port = 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -65,7 +67,8 @@ class Gateway:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpufn_gateway"],
                 env=os.environ
-                | {"GPUFN_HOME": str(self._home), "GPUFN_NATS_URL": self._bus_url, "GPUFN_PORT": str(self._port)},
+                | {"GPUFN_HOME": str(self._home), "GPUFN_NATS_URL": self._bus_url, "GPUFN_PORT": str(self._port)}
+                | dict(self._environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from gpufn.bus.kv import KeyValue
 from gpufn.errors import PlatformError
 from gpufn.home import Home
 from gpufn.protocol import subjects
-from tests.e2e.chaos.callers import Call
+from tests.e2e.chaos.client import Call
 from tests.e2e.chaos.faults import pids_inside
 from tests.e2e.chaos.gateway import Gateway
+from tests.e2e.chaos.receiver import Receiver
 
 WITHIN_S = 90.0
 FUNCTIONS = ("mark", "series", "nap")
+_MOST_LETTERS = 1000  # that are listed
 
 
 def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
@@ -46,7 +48,7 @@ def outcomes(clients: list[httpx.Client], calls: Iterable[Call]) -> dict[str, tu
     does not end."""
     found = {}
     for call in calls:
-        ends = [_result(client, call) for client in (*clients, clients[0])]
+        ends = [_result(client, call) for client in clients]
         assert all(end == ends[0] for end in ends), f"one outcome each, not {ends} of {call}"
         found[call.id] = ends[0]
     return found
@@ -67,6 +69,36 @@ def _result(client: httpx.Client, call: Call) -> tuple[int, Any]:
         time.sleep(0.05)
     status = client.get(f"/v1/invocations/{call.id}").text
     raise AssertionError(f"it has not ended: {last}\n{status}\n{call}")
+
+
+def schedules(clients: Iterable[httpx.Client]) -> list[str]:
+    """Those that are not over."""
+    return [each["id"] for client in clients for each in client.get("/v1/schedules").json()["schedules"]]
+
+
+def untold(calls: Iterable[Call], ends: Mapping[str, tuple[int, Any]], receiver: Receiver) -> list[str]:
+    """Calls whose ends their webhook has not heard, or not as they were."""
+    return [
+        f"{letters} of {call}"
+        for call in calls
+        if call.is_told
+        for letters in [receiver.heard[call.id]]
+        if {letter["state"] for letter in letters} != {"succeeded" if ends[call.id][0] == 200 else "failed"}
+        or len({letter["ended_at"] for letter in letters}) != 1
+    ]
+
+
+def misburied(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[str]:
+    """Failed calls without a dead letter, and letters of calls that have not failed."""
+    failed = {call.id for call in calls if call.fails == "always"}
+    wrong = []
+    for client in clients:
+        letters = client.get("/v1/dlq", params={"limit": _MOST_LETTERS}).json()["letters"]
+        ids = {letter["id"] for letter in letters}
+        wrong += [f"not dead: {each}" for each in ids - failed]
+        if len(letters) < _MOST_LETTERS:
+            wrong += [f"no dead letter of {each}" for each in failed - ids]
+    return wrong
 
 
 def runs(path: Path) -> Counter[int]:
@@ -110,7 +142,9 @@ class Stock:
         return {
             "processes beside the platform's": len(inside),
             "worker folders": _entries(home.run / "w"),
-            "parcel folders": _entries(home.parcels),
+            # A result that came to a gateway for nobody stays there for an hour.
+            "folders of parcels": sum(1 for folder in home.parcels.iterdir() if folder.name != "kept"),
+            "parcels of workers": sum(1 for pattern in ("kept/*", "w-*/*") for _ in home.parcels.glob(pattern)),
             **{f"sockets of {name}": _sockets(pid) for name, pid in processes.items()},
             **asyncio.run(self._on_bus()),
         }

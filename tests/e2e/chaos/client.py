@@ -1,0 +1,129 @@
+"""One client of the platform: its connections, what it asks and what it hears, and how often it asks again."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+_TIMEOUT_S = 15.0
+_LONGEST_PAUSE_S = 1.0
+BALLAST = "x" * (300 << 10)  # so much goes by reference
+
+
+@dataclass
+class Call:
+    """One thing that a client wanted: `number` is what it asked for, and what its function writes down."""
+
+    kind: str
+    number: int
+    id: str = ""  # once it is known; the platform then owes an end
+    fails: str = ""  # "once": at its first attempt; "always": for good
+    is_large: bool = False  # it takes BALLAST along, and brings it back
+    is_told: bool = False  # its end, to the webhook
+    is_cancelled: bool = False  # by a DELETE that said so
+    answers: list[Any] = field(default_factory=list)  # results that came, as they came
+    said: list[str] = field(default_factory=list)
+
+    def result(self, body: Any) -> Any:
+        """What its function returned, as a client asked."""
+        return body[0] if self.is_large and body[1:] == [BALLAST] else body
+
+    def note(self, what: str) -> None:
+        self.said.append(f"{time.monotonic():.2f} {what}")
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number} ({self.id or 'no id'}):\n    " + "\n    ".join(self.said)
+
+
+class Stopped(Exception):
+    """The clients were told to stop before this call was accepted."""
+
+
+class Client:
+    """One client's connections: each request goes to any of the gateways."""
+
+    def __init__(self, urls: list[str], dice: random.Random, stop: threading.Event) -> None:
+        self._clients = [httpx.Client(base_url=url, timeout=_TIMEOUT_S) for url in urls]
+        self.dice = dice
+        self.stop = stop
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def once(self, call: Call, method: str, path: str, **request: Any) -> httpx.Response | None:
+        """The answer; None when the connection broke, or nothing came in time."""
+        number = self.dice.randrange(len(self._clients))
+        try:
+            answer = self._clients[number].request(method, path, **request)
+        except httpx.TransportError as error:
+            call.note(f"{method} at {number}: {type(error).__name__}")
+            self.stop.wait(0.05)
+            return None
+        call.note(f"{method} at {number}: {answer.status_code} {answer.text[:300]}")
+        return answer
+
+    def insist(self, call: Call, method: str, path: str, *, may_stop: bool = True, **request: Any) -> httpx.Response:
+        """Until there is an answer that no repeat would change. Raises Stopped."""
+        while True:
+            answer = self.once(call, method, path, **request)
+            if answer is not None:
+                if answer.status_code < 400 or not answer.json().get("retryable"):
+                    return answer
+                self.pause(answer)
+            if may_stop and self.stop.is_set():
+                raise Stopped
+
+    def pause(self, answer: httpx.Response) -> None:
+        self.stop.wait(min(float(answer.headers.get("retry-after", 0.1)), _LONGEST_PAUSE_S))
+
+    def lines(self, call: Call, path: str, query: dict[str, str]) -> Iterator[str]:
+        """Those of an answer, until it ends or the connection breaks."""
+        number = self.dice.randrange(len(self._clients))
+        try:
+            with self._clients[number].stream("GET", path, params=query) as answer:
+                if answer.status_code != 200:
+                    call.note(f"GET at {number}: {answer.status_code} {answer.read().decode()[:300]}")
+                    self.pause(answer)
+                    return
+                yield from answer.iter_lines()
+            call.note(f"GET at {number}: its end")
+        except httpx.TransportError as error:
+            call.note(f"GET at {number}: {type(error).__name__}")
+            self.stop.wait(0.05)
+
+    def items(self, call: Call, path: str, body: dict[str, Any]) -> tuple[list[int], str]:
+        """What a stream brought, and what ended it: `end`, the code of an error, or nothing."""
+        number = self.dice.randrange(len(self._clients))
+        seen: list[int] = []
+        event = ""
+        try:
+            with self._clients[number].stream(
+                "POST", path, json=body, headers={"accept": "text/event-stream"}
+            ) as answer:
+                if answer.status_code != 200:
+                    call.note(f"refused: {answer.read().decode()}")
+                    self.pause(answer)
+                    return seen, answer.json()["code"]
+                for line in answer.iter_lines():
+                    if self.stop.is_set():
+                        break
+                    if line.startswith("event: "):
+                        event = line.removeprefix("event: ")
+                    elif line.startswith("data: ") and event == "item":
+                        seen.append(json.loads(line.removeprefix("data: ")))
+                    elif line.startswith("data: "):
+                        call.note(line)
+                        said = json.loads(line.removeprefix("data: "))
+                        return seen, said["code"] if event == "error" else event
+        except httpx.TransportError as error:
+            call.note(f"at {number}: {type(error).__name__}")
+            self.stop.wait(0.05)
+        return seen, ""
