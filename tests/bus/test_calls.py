@@ -1,4 +1,4 @@
-"""Calls that somebody waits for, when the bus restarts: they are found, or told to be lost."""
+"""Calls that somebody waits for: found or told to be lost when the bus restarts; streams say why they break off."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from gpufn.bus import calls, streams
-from gpufn.bus.calls import Caller, CallRequest, PendingCall
+from gpufn.bus.calls import Caller, CallRequest, PendingCall, PendingStream
 from gpufn.bus.connection import Bus, Message
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable
+from gpufn.errors import BusUnavailable, GpufnError, WorkerLost
 from gpufn.ids import digest_of
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import HeldBy
+from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
@@ -28,9 +29,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(calls, name, 0.01)
 
 
-async def queued(bus: Bus, caller: Caller) -> PendingCall:
+def request() -> CallRequest:
     deadline = SystemClock().time() + 3600
-    call = caller.invoke(CallRequest(REVISION, "", "application/json", b"{}", "application/json", deadline))
+    return CallRequest(REVISION, "", "application/json", b"{}", "application/json", deadline)
+
+
+async def queued(bus: Bus, caller: Caller) -> PendingCall:
+    call = caller.invoke(request())
     await bus.flush()
     return call
 
@@ -68,3 +73,37 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
     with pytest.raises(BusUnavailable, match="was lost"):
         await call.future
     assert asked == 5
+
+
+def item(stream: PendingStream, number: int) -> None:
+    stream.take(ItemReply(stream.id, number, "application/json", ""), b"1")
+
+
+def end(stream: PendingStream, items: int) -> None:
+    stream.take(ResultReply(stream.id, OutcomeKind.SUCCEEDED, None, "", 1, 1, queue_s=0.0, run_s=0.0, items=items), b"")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "error", "why"),
+    [
+        (lambda stream: item(stream, 0), WorkerLost, "after 2 items: who ran it died, and it began again"),
+        (lambda stream: item(stream, 3), BusUnavailable, "after 2 items: the message bus lost those before number 3"),
+        (lambda stream: end(stream, 5), BusUnavailable, "of its 5 items the message bus lost all but 2"),
+    ],
+    ids=["it began again", "items are missing", "the last ones are missing"],
+)
+async def test_a_stream_that_is_not_whole_breaks_off_and_says_why(
+    connect: Any, nats: Any, breaks: Any, error: type[GpufnError], why: str
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    stream = caller.open_stream(request())
+    for number in range(2):
+        item(stream, number)
+    breaks(stream)
+    assert len([body async for _, body in stream.items()]) == 2
+    with pytest.raises(error, match=why):
+        await stream.future
+    assert caller.pending == 0

@@ -28,8 +28,8 @@ from gpufn.errors import (
     GpufnError,
     InvocationCancelled,
     InvocationExpired,
-    PlatformError,
     ProtocolMismatch,
+    WorkerLost,
 )
 from gpufn.ids import InvocationId, new_invocation_id
 from gpufn.priority import Priority
@@ -148,14 +148,19 @@ class PendingStream(PendingCall):
         if isinstance(reply, ResultReply):
             expected = self._taken + self._items.qsize()
             if reply.items != expected:
-                self.fail(PlatformError(f"stream {self.id} lost items: {expected} of {reply.items} arrived"))
+                lost = f"stream {self.id} broke off: of its {reply.items} items the message bus lost all but {expected}"
+                self.fail(BusUnavailable(lost))
                 return
             super().take(reply, body)
             self._items.put_nowait(None)
             return
-        if reply.number != self._taken + self._items.qsize():
+        if reply.number != (expected := self._taken + self._items.qsize()):
             self._caller._abandon(self)
-            self.fail(PlatformError(f"stream {self.id} lost items before number {reply.number}"))
+            broke_off = f"stream {self.id} broke off after {expected} items:"
+            if reply.number == 0:
+                self.fail(WorkerLost(f"{broke_off} who ran it died, and it began again from the start"))
+            else:
+                self.fail(BusUnavailable(f"{broke_off} the message bus lost those before number {reply.number}"))
             return
         self._credit_to = reply.credit_to
         self._items.put_nowait((reply, body))

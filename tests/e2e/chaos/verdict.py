@@ -91,11 +91,12 @@ def untold(calls: Iterable[Call], ends: Mapping[str, tuple[int, Any]], receiver:
 def misburied(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[str]:
     """Failed calls without a dead letter, and letters of calls that have not failed."""
     failed = {call.id for call in calls if call.fails == "always"}
+    others = {call.id for call in calls} - failed
     wrong = []
     for client in clients:
         letters = client.get("/v1/dlq", params={"limit": _MOST_LETTERS}).json()["letters"]
         ids = {letter["id"] for letter in letters}
-        wrong += [f"not dead: {each}" for each in ids - failed]
+        wrong += [f"not dead: {each}" for each in ids & others]
         if len(letters) < _MOST_LETTERS:
             wrong += [f"no dead letter of {each}" for each in failed - ids]
     return wrong
