@@ -33,6 +33,7 @@ from tests.e2e.chaos.verdict import (
     outcomes,
     runs,
     schedules,
+    unbuilt,
     untold,
 )
 
@@ -98,6 +99,7 @@ def processes(home: Path, second: Gateway) -> dict[str, Victim]:
         "gateway": Victim(of_up(home, "gateway"), 2),
         "second gateway": Victim(lambda: [second.pid], 2, revive),
         "agent": Victim(of_up(home, "agent"), 2),
+        "builder": Victim(of_up(home, "builder"), 1),
         "runner": Victim(of_up(home, "runner"), 3),
         "worker": Victim(workers(home), 3),
     }
@@ -129,6 +131,7 @@ def survives(
         wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
         assert wrong == [], story + "\n".join(wrong)
         eventually(lambda: untold(accepted, ends, receiver), f"{story}webhooks that have not heard, or not the truth")
+        eventually(lambda: unbuilt(clients), f"{story}builds")
         eventually(lambda: misburied(clients, accepted), f"{story}dead letters")
         none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")

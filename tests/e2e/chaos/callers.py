@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpufn.ids import invocation_id_for, new_invocation_id
+from gpufn.ids import digest_of, invocation_id_for, new_invocation_id
+from tests.builder.bench import scaled
 from tests.e2e.chaos.client import BALLAST, Call, Client, Stopped
 
 _CHUNK = 10  # items of a map
@@ -49,6 +50,7 @@ class Callers:
             self.cancel,
             self.map,
             self.schedule,
+            self.build,
         )
         self._threads = [
             threading.Thread(target=self._run, args=(kind, index), name=f"{kind.__name__} {index}", daemon=True)
@@ -216,6 +218,24 @@ class Callers:
             self.wrong.append(f"refused for good: {answer.text}\n{call}")
         else:
             client.pause(answer)
+
+    def build(self, client: Client) -> None:
+        """A model that there was not before, and wait for its engine."""
+        call = self._new("build")
+        model = scaled(call.number).SerializeToString()
+        digest = digest_of(model)
+        client.insist(call, "PUT", f"/v1/artifacts/{digest}", content=model)
+        file = {"name": "model.onnx", "digest": digest, "size": len(model)}
+        wanted = {"model": {"parameter": "net", "files": [file]}}
+        begun = client.insist(call, "POST", "/v1/builds", json=wanted)
+        if begun.status_code != 202:
+            self.wrong.append(f"refused for good: {begun.text}\n{call}")
+            return
+        build = begun.json()
+        while build["state"] in {"pending", "building"}:
+            build = client.insist(call, "GET", f"/v1/builds/{build['id']}?wait=1").json()
+        if build["state"] != "succeeded":
+            self.wrong.append(f"not built: {build}\n{call}")
 
     def map(self, client: Client) -> None:
         """Chunks of items, each again until it is accepted; then their ends, going on behind the last one that came."""

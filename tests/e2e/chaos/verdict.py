@@ -76,6 +76,11 @@ def schedules(clients: Iterable[httpx.Client]) -> list[str]:
     return [each["id"] for client in clients for each in client.get("/v1/schedules").json()["schedules"]]
 
 
+def unbuilt(clients: Iterable[httpx.Client]) -> list[str]:
+    builds = [each for client in clients for each in client.get("/v1/builds?limit=1000").json()["builds"]]
+    return [str(build) for build in builds if build["state"] != "succeeded"]
+
+
 def untold(calls: Iterable[Call], ends: Mapping[str, tuple[int, Any]], receiver: Receiver) -> list[str]:
     """Calls whose ends their webhook has not heard, or not as they were."""
     return [
