@@ -2,6 +2,8 @@
 
 An engine is published files first, manifest last and create-only: a manifest means that all that it names is there. Two
 builds of one engine at a time compile it once: the second waits for the first one's lease, and finds its engine.
+
+While the bus is away, as in an election, a build waits for a while: hours of work may be in it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,17 +24,20 @@ from gpufn.bus.kv import KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
 from gpufn.engine import BuildStage, EngineManifest
-from gpufn.errors import ArtifactUnavailable, BuildFailed, Conflict, GpufnError, PlatformError
+from gpufn.errors import ArtifactUnavailable, BuildFailed, BusUnavailable, Conflict, GpufnError, PlatformError
 from gpufn.model import ModelFile
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn_builder.process import disk_failed
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _LEASE_TTL_S: Final = 10.0
 _RENEW_EVERY_S: Final = 3.0
 _LOOK_EVERY_S: Final = 0.5
+_PATIENCE_S: Final = 20.0
 
 _manifest = msgspec.msgpack.Decoder(EngineManifest)
 
@@ -61,7 +67,8 @@ class Store:
         for one that is gone."""
         for file in files:
             try:
-                await objects.get_file(self._bus, subjects.MODEL_FILES, file.digest, folder / file.name)
+                path = folder / file.name
+                await self._patiently(partial(objects.get_file, self._bus, subjects.MODEL_FILES, file.digest, path))
             except PlatformError as error:
                 if isinstance(error, ArtifactUnavailable) and isinstance(error.__cause__, OSError):
                     raise disk_failed(error.__cause__, BuildStage.INGEST) from error
@@ -73,9 +80,10 @@ class Store:
         Raises BuildFailed(stage="publish"), and then nothing shows that there was an engine."""
         try:
             for file in manifest.files:
-                await objects.put_file(self._bus, subjects.ENGINE_FILES, folder / file.name)
+                path = folder / file.name
+                await self._patiently(partial(objects.put_file, self._bus, subjects.ENGINE_FILES, path))
             try:
-                await self._engines.create(manifest.key, encode(manifest))
+                await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
             except Conflict:
                 return await self.find(manifest.key) or manifest
         except (GpufnError, OSError) as error:
@@ -85,7 +93,7 @@ class Store:
     async def put_report(self, data: bytes) -> str:
         """In either form; its digest. Raises BuildFailed(stage="publish")."""
         try:
-            return await objects.put(self._bus, subjects.ENGINE_FILES, data)
+            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data))
         except GpufnError as error:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 
@@ -107,6 +115,17 @@ class Store:
             renewing.cancel()
             with contextlib.suppress(GpufnError):  # it expires
                 await lease.release()
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        give_up = self._clock.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await work()
+            except BusUnavailable as error:
+                if self._clock.monotonic() >= give_up:
+                    raise
+                log.warning("a build waits for the bus: %s", error)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _renew(self, lease: Lease) -> None:
         while True:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from gpufn.bus import objects, streams
 from gpufn.engine import Backend, BuildStage, BuildState
+from gpufn.errors import BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
@@ -218,6 +219,33 @@ async def test_a_disk_with_no_room_to_build_in_fails_the_build_once(connect: Any
         "ingest",
         "the builder's disk is full: make room there and build again",
     )
+
+
+async def test_a_build_waits_while_the_bus_is_away(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(60))
+    away = dict.fromkeys(("get_file", "put_file", "put"), 1)
+
+    def breaking_off(name: str) -> Any:
+        work = getattr(objects, name)
+
+        async def once(*given: Any) -> Any:
+            if away[name]:
+                away[name] -= 1
+                raise BusUnavailable
+            return await work(*given)
+
+        return once
+
+    monkeypatch.setattr("gpufn_builder.store._LOOK_EVERY_S", 0.01)
+    for name in away:
+        monkeypatch.setattr(objects, name, breaking_off(name))
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert (ended.error, ended.engines, bool(ended.report)) == (None, (_key(spec),), True)
+    assert set(away.values()) == {0}
 
 
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,16 @@ class Crash:
 @pytest.fixture
 def connect() -> Connect:
     return Connect()
+
+
+def lead_astray(bus: Bus, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+    """Direct reads go somewhere else: to nobody, or to one that has nothing of it."""
+    publish = bus.publish
+
+    def astray(subject: str, payload: bytes, **more: Any) -> None:
+        publish(to if ".DIRECT.GET." in subject else subject, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", astray)
 
 
 async def polls() -> AsyncIterator[None]:

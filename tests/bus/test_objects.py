@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpufn.bus import objects, streams
-from gpufn.errors import ArtifactUnavailable, InvalidInput
+from gpufn.bus import jetstream, objects, streams
+from gpufn.errors import ArtifactUnavailable, BusUnavailable, InvalidInput
+from gpufn.protocol import subjects
+from tests.bus.conftest import lead_astray
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (20 << 20) + 1])
@@ -65,6 +67,29 @@ async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Pa
     assert digest == objects.digest_of(given.read_bytes()) == await objects.put_file(bus, "files", given)
     await objects.get_file(bus, "files", digest, back)
     assert back.read_bytes() == given.read_bytes()
+
+
+async def test_a_blob_that_a_node_does_not_have_yet_comes_from_the_leader(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    await objects.ensure_bucket(bus, "behind")
+    data = os.urandom(3 << 20)
+    digest = await objects.put(bus, "behind", data)
+    lead_astray(bus, monkeypatch, f"{jetstream.API}DIRECT.GET.{subjects.RESULTS}")
+    assert await objects.get(bus, "behind", digest) == data
+
+
+async def test_a_bucket_that_nobody_answers_for_has_lost_nothing(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "away")
+    digest = await objects.put(bus, "away", b"there")
+    lead_astray(bus, monkeypatch, "nobody.listens.here")
+    with pytest.raises(BusUnavailable, match="nobody answers"):
+        await objects.get(bus, "away", digest)
 
 
 async def test_a_file_that_could_not_be_fetched_whole_is_not_there(connect: Any, nats: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gpufn.bus.streams import Depth
 from gpufn.errors import BusUnavailable, InvalidSpec, QueueFull
 from gpufn.protocol import subjects
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from tests.bus.conftest import lead_astray
 
 
 async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
@@ -98,17 +99,6 @@ async def test_history_gives_the_newest_messages_in_order(connect: Any, nats: An
     assert await streams.history(bus, subjects.LOGS, subjects.logs("none"), last=2) == []
 
 
-class Astray:
-    """Direct reads of a Bus go somewhere else: to nobody, or to one that has nothing of it."""
-
-    def __init__(self, bus: Any, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
-        self._publish, self._to = bus.publish, to
-        monkeypatch.setattr(bus, "publish", self.publish)
-
-    def publish(self, subject: str, payload: bytes, **more: Any) -> None:
-        self._publish(self._to if ".DIRECT.GET." in subject else subject, payload, **more)
-
-
 async def test_what_a_node_that_is_behind_does_not_have_comes_from_the_leader(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +106,7 @@ async def test_what_a_node_that_is_behind_does_not_have_comes_from_the_leader(
     await streams.ensure_streams(bus)
     subject = subjects.logs("behind")
     stored = [(await bus.publish_stored(subject, b"%d" % number)).seq for number in range(3)]
-    Astray(bus, monkeypatch, f"{jetstream.API}DIRECT.GET.{subjects.RESULTS}")
+    lead_astray(bus, monkeypatch, f"{jetstream.API}DIRECT.GET.{subjects.RESULTS}")
     monkeypatch.setitem(bus.server_info, "cluster", "several")
     found, seq = [], stored[0]
     while part := await streams.batch_from(bus, subjects.LOGS, subject, seq, most=100, max_bytes=1 << 20):
@@ -130,7 +120,7 @@ async def test_a_stream_that_nobody_answers_for_is_not_taken_for_an_empty_one(
 ) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
-    Astray(bus, monkeypatch, "nobody.listens.here")
+    lead_astray(bus, monkeypatch, "nobody.listens.here")
     with pytest.raises(BusUnavailable, match="503"):
         await streams.batch_from(bus, subjects.LOGS, subjects.logs("away"), 1, most=100, max_bytes=1 << 20)
 

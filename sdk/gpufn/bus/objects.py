@@ -327,14 +327,20 @@ async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> AsyncGenerator[byt
             batch = min(missing, _WINDOW)
             body = {"seq": next_seq, "next_by_subj": f"$O.{bucket}.C.{info.nuid}", "batch": batch}
             bus.publish(f"{jetstream.API}DIRECT.GET.OBJ_{bucket}", msgspec.json.encode(body), reply=inbox)
-            # The batch, then a notice: 204 at its end, 404 when nothing matches, 503 without a bucket.
+            # The batch, then a notice: 204 at its end, 404 when nothing matches, 503 when nobody answers.
             while not (message := await _next(arrived, bucket)).status:
                 yield message.payload
                 missing -= 1
                 next_seq = int((message.headers or {})["Nats-Sequence"]) + 1
                 batch -= 1
-            if batch:
-                raise incomplete
+            if message.status == 503:
+                raise BusUnavailable(f"{bucket} cannot be read: nobody answers for it.")
+            if batch:  # in a cluster the node that answered may be behind
+                chunk = await streams.next_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}", next_seq)
+                if chunk is None:
+                    raise incomplete
+                yield chunk.payload
+                missing, next_seq = missing - 1, chunk.seq + 1
     finally:
         subscription.unsubscribe()
 
