@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from gpufn.errors import PlatformError
+from gpufn.ids import new_invocation_id
 from gpufn.protocol import subjects
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.callers import Callers
@@ -28,6 +29,7 @@ from tests.e2e.chaos.verdict import (
     WITHIN_S,
     Stock,
     busy,
+    ended_again,
     eventually,
     misburied,
     outcomes,
@@ -41,6 +43,7 @@ pytestmark = pytest.mark.e2e
 
 ALLOWED = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
 APP = Path(__file__).parent / "apps" / "restless.py"
+ITEMS = 100  # of a stream
 # A kill repeats what ran then, in twelve slots at most; a stop may, when it lasts for longer than others wait.
 REPEATED_BY_ONE_FAULT = 16
 
@@ -130,6 +133,7 @@ def survives(
         ends = outcomes(clients, accepted)
         wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
         assert wrong == [], story + "\n".join(wrong)
+        eventually(lambda: ended_again(platform.client, accepted), f"{story}cancelled")
         eventually(lambda: untold(accepted, ends, receiver), f"{story}webhooks that have not heard, or not the truth")
         eventually(lambda: unbuilt(clients), f"{story}builds")
         eventually(lambda: misburied(clients, accepted), f"{story}dead letters")
@@ -160,11 +164,16 @@ def is_right(call: Call, end: tuple[int, Any]) -> bool:
 
 
 def call_each(clients: list[httpx.Client], runs_at: Path, number: int) -> None:
-    """Nothing befalls these: each runs once."""
+    """Nothing befalls these: each runs once, and a stream is whole. One that is put at each is one call."""
+    body = {"path": str(runs_at), "number": number}
+    own = new_invocation_id()
     for client in clients:
-        for name, more in (("mark", {}), ("series", {"count": 3}), ("nap", {"seconds": 0.0})):
-            body = {"path": str(runs_at), "number": number, **more}
-            answer = client.post(f"/v1/functions/{name}/invoke", json=body)
+        for name, more in (("mark", {}), ("series", {"count": ITEMS}), ("nap", {"seconds": 0.0})):
+            answer = client.post(f"/v1/functions/{name}/invoke", json=body | more)
             assert answer.status_code == 200, answer.text
-            assert answer.json() == ([0, 1, 2] if name == "series" else number)
-    assert runs(runs_at)[number] == 3 * len(clients)
+            assert answer.json() == (list(range(ITEMS)) if name == "series" else number)
+        put = client.put(f"/v1/functions/mark/invocations/{own}", json=body)
+        assert put.status_code == 202, put.text
+    for client in clients:
+        assert client.get(f"/v1/invocations/{own}/result?wait=30").json() == number
+    assert runs(runs_at)[number] == 3 * len(clients) + 1

@@ -182,7 +182,7 @@ class Callers:
         if answer.status_code != 200:
             self.wrong.append(f"cannot be cancelled: {answer.text}\n{call}")
         else:
-            call.is_cancelled = answer.json()["cancelled"]
+            call.is_cancelled, call.ended_at = answer.json()["cancelled"], answer.json()["ended_at"]
 
     def _cancel_map(self, client: Client) -> None:
         """Of items that would run for longer than they may."""

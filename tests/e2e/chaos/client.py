@@ -28,6 +28,7 @@ class Call:
     is_large: bool = False  # it takes BALLAST along, and brings it back
     is_told: bool = False  # its end, to the webhook
     is_cancelled: bool = False  # by a DELETE that said so
+    ended_at: float | None = None  # as it said
     answers: list[Any] = field(default_factory=list)  # results that came, as they came
     said: list[str] = field(default_factory=list)
 

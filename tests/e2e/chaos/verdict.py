@@ -76,6 +76,13 @@ def schedules(clients: Iterable[httpx.Client]) -> list[str]:
     return [each["id"] for client in clients for each in client.get("/v1/schedules").json()["schedules"]]
 
 
+def ended_again(client: httpx.Client, calls: Iterable[Call]) -> list[str]:
+    """Cancelled calls whose first end did not hold."""
+    told = [call for call in calls if call.ended_at is not None]
+    ends = [(call, client.get(f"/v1/invocations/{call.id}").json()["ended_at"]) for call in told]
+    return [f"{ended_at}: {call}" for call, ended_at in ends if ended_at != call.ended_at]
+
+
 def unbuilt(clients: Iterable[httpx.Client]) -> list[str]:
     builds = [each for client in clients for each in client.get("/v1/builds?limit=1000").json()["builds"]]
     return [str(build) for build in builds if build["state"] != "succeeded"]
