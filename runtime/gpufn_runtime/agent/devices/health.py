@@ -81,6 +81,7 @@ class HealthRecord:
         self._passing_at = 0.0
         self._trouble: Trouble | None = None
         self._metrics: DeviceMetrics | None = None
+        self._uncorrected: int | None = None  # memory errors, when they were last told
 
     def on_xid(self, xid: int, now: float) -> None:
         self.xids[str(xid)] = self.xids.get(str(xid), 0) + 1
@@ -92,8 +93,13 @@ class HealthRecord:
             case XidKind.PROGRAM:
                 pass
 
-    def on_sample(self, metrics: DeviceMetrics | None, trouble: Trouble | None) -> None:
+    def on_sample(self, metrics: DeviceMetrics | None, trouble: Trouble | None, now: float) -> None:
         self._metrics, self._trouble = metrics, trouble
+        count = metrics.ecc_uncorrected if metrics is not None else None
+        if count is not None:
+            if self._uncorrected is not None and count > self._uncorrected:
+                self._passing, self._passing_at = "its memory had an error that was not corrected", now
+            self._uncorrected = count
 
     def judge(self, now: float) -> tuple[Health, str]:
         """With the reason, empty when there is nothing to say."""

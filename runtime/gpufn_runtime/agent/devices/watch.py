@@ -130,7 +130,7 @@ class DeviceWatch:
                 if uuid in (device.uuid, device.parent):
                     self._records[device.uuid].on_xid(xid, now)
         for uuid, record in self._records.items():
-            record.on_sample(metrics.get(uuid), sample.troubles.get(uuid))
+            record.on_sample(metrics.get(uuid), sample.troubles.get(uuid), now)
         if metrics:
             told = (
                 msgspec.structs.replace(each, xids=dict(record.xids)) if (record := self._records[uuid]).xids else each

@@ -30,7 +30,7 @@ def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
 def test_what_is_final_stays(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
-    record.on_sample(DeviceMetrics(uuid="g"), None)
+    record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
     health, reason = record.judge(1e6)
     assert health is Health.FAILED
     assert reason.startswith(f"Xid {xid}: ")
@@ -58,19 +58,31 @@ def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
         ({"rows_pending": True}, Health.DEGRADED, "rows of its memory are remapped at its next reset"),
         ({"rows_pending": True, "rows_failed": True}, Health.FAILED, "rows of its memory cannot be remapped"),
         ({"ecc_corrected": 10}, Health.HEALTHY, ""),
+        ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # from before we looked
     ],
 )
 def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: str) -> None:
     record = HealthRecord()
-    record.on_sample(DeviceMetrics(uuid="g", **fields), None)
+    record.on_sample(DeviceMetrics(uuid="g", **fields), None, 0.0)
     assert record.judge(0.0) == (health, reason)
+
+
+def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_not_an_event_tells_of_them() -> None:
+    record = HealthRecord()
+    for now, count in enumerate((10, 10, None, 11, 11)):
+        record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=count), None, float(now))
+        assert record.judge(now)[0] is (Health.HEALTHY if now < 3 else Health.DEGRADED), now
+    assert record.judge(3.0) == (Health.DEGRADED, "its memory had an error that was not corrected")
+    assert record.judge(3.0 + QUIET_S) == (Health.HEALTHY, "")
+    record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=0), None, 1000.0)  # the driver was loaded again
+    assert record.judge(1000.0) == (Health.HEALTHY, "")
 
 
 def test_a_device_that_answers_again_is_well_again() -> None:
     record = HealthRecord()
-    record.on_sample(None, Trouble(Health.DEGRADED, "unknown error"))
+    record.on_sample(None, Trouble(Health.DEGRADED, "unknown error"), 0.0)
     assert record.judge(0.0) == (Health.DEGRADED, "unknown error")
-    record.on_sample(DeviceMetrics(uuid="g"), None)
+    record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
     assert record.judge(0.0) == (Health.HEALTHY, "")
 
 
