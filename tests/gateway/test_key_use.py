@@ -155,6 +155,27 @@ async def test_limits_are_given_with_a_key_and_listed(nats: Any, problem: Any) -
         assert (await gateway.http.delete(f"/v1/keys/{made.json()['id']}")).status_code == 204
 
 
+async def test_the_limits_of_a_key_are_changed_at_once(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("limited"), DIGEST)
+        made = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"], "limits": {"queued": 1}})).json()
+        gateway.http.headers["authorization"] = f"Bearer {made['key']}"
+        url, here = "/v1/functions/limited/submit", f"/v1/keys/{made['id']}/limits"
+
+        async def submitted() -> int:
+            return (await gateway.http.post(url, content=GOOD)).status_code
+
+        assert [await submitted(), await submitted()] == [202, 429]
+        changed = await gateway.http.put(here, json={"queued": 2})
+        assert (changed.status_code, changed.json()["limits"]) == (200, {"queued": 2})
+        assert [await submitted(), await submitted()] == [202, 429]
+        assert (await gateway.http.put(here, json={})).json()["limits"] == {}
+        assert await submitted() == 202
+        assert problem(await gateway.http.put(here, json={"queued": 0})) == (422, "invalid_input")
+        assert (await gateway.http.put("/v1/keys/none/limits", json={})).status_code == 404
+        assert (await gateway.http.delete(f"/v1/keys/{made['id']}")).status_code == 204
+
+
 async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("mapped"), DIGEST)

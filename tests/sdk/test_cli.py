@@ -436,6 +436,12 @@ def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> 
         assert _gpufn("keys", "create", *wrong).exit_code == 2
 
 
+def test_the_limits_of_a_key_are_changed(gateway: StubGateway) -> None:
+    gateway.on("PUT /v1/keys/k1/limits", {"id": "k1", "scopes": ["hi"], "limits": {"rate": 0.5}})
+    assert _gpufn("keys", "limit", "k1", "--rate", "30/min").stdout == "key k1: 0.5/s\n"
+    assert gateway.requests[-1].json == {"rate": 0.5}
+
+
 def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> None:
     device = {"uuid": "cpu", "type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
     status = {"id": "0" * 26, "state": "failed", "submitted_at": 1.0, "error": {"message": "boom\nmore"}, "attempt": 2}

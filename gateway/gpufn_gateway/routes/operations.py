@@ -20,10 +20,12 @@ from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.problems import RouteError
+from gpufn_gateway.quotas import check as check_limits
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 
+_api_key = msgspec.msgpack.Decoder(ApiKey)
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
 
 
@@ -72,6 +74,7 @@ class OperationRoutes:
             Route("/v1/keys", self.list_keys, methods=["GET"]),
             Route("/v1/keys", self.create_key, methods=["POST"]),
             Route("/v1/keys/{id}", self.delete_key, methods=["DELETE"]),
+            Route("/v1/keys/{id}/limits", self.limit_key, methods=["PUT"]),
         ]
 
     async def about(self, request: Request) -> Response:
@@ -122,17 +125,39 @@ class OperationRoutes:
         self._registry.on_key(key.id, Entry(key.id, encode(key), stored_at))
         return json_answer(_shown(key) | {"key": secret}, 201)
 
+    async def limit_key(self, request: Request) -> Response:
+        """In place of the limits that it has."""
+        principal_of(request).need(ADMIN)
+        key_id = request.path_params["id"]
+        limits = await read_json(request, KeyLimits, self._bodies)
+        check_limits(limits)
+        if all(key.id != key_id for key in self._access.keys):
+            raise _no_such_key()
+
+        def limited(stored: Entry | None) -> bytes:
+            if stored is None:
+                raise _no_such_key()
+            return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
+
+        entry = await self._keys.change(key_id, limited)
+        self._registry.on_key(key_id, entry)
+        return json_answer(_shown(_api_key.decode(entry.value)))
+
     async def delete_key(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
         key_id = request.path_params["id"]
         others = [key for key in self._access.keys if key.id != key_id]
         if len(others) == len(self._access.keys):
-            raise RouteError(404, "There is no key with this id.")
+            raise _no_such_key()
         if others and not any(ADMIN in key.scopes for key in others):
             raise Conflict("This is the last key with the scope admin: make another one first.")
         await self._keys.delete(key_id)
         self._registry.on_key(key_id, None)
         return Response(status_code=204)
+
+
+def _no_such_key() -> RouteError:
+    return RouteError(404, "There is no key with this id.")
 
 
 def _shown(key: ApiKey) -> dict[str, object]:

@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "builds": ("builds:app", "List the builds of models, cancel one, or read its report."),
     "engines": ("engines:app", "List the engines that were built, and remove those that nothing uses."),
     "models": ("models:app", "List the models that are served, and show one."),
-    "keys": ("keys:app", "Make, list and delete API keys."),
+    "keys": ("keys:app", "Make, limit, list and delete API keys."),
     "simulate": ("simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
     "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),

@@ -1,4 +1,4 @@
-"""`gpufn keys create`, `ls`, `rm`, `webhook-secret`."""
+"""`gpufn keys create`, `limit`, `ls`, `rm`, `webhook-secret`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from gpufn.protocol.records import KeyLimits
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-app = new_app(no_args_is_help=True, help="Make, list and delete API keys.")
+app = new_app(no_args_is_help=True, help="Make, limit, list and delete API keys.")
+
+
+Id = Annotated[str, typer.Argument(help="The key's id.")]
+Rate = Annotated[str | None, typer.Option(help="So many calls, such as 50/s, 600/min or 1000/h.")]
+Burst = Annotated[
+    int | None, typer.Option(help="So many of the rate's calls at once; else as many as in a second.", min=1)
+]
+Concurrency = Annotated[int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)]
+Queued = Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)]
+RunSeconds = Annotated[float | None, typer.Option(help="So many seconds that its calls run, per day (UTC).")]
+GpuSeconds = Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).")]
 
 
 @app.command()
@@ -24,18 +35,12 @@ def create(  # noqa: PLR0917  Typer passes them by name
         list[str] | None,
         typer.Option(help="invoke:FUNCTION, invoke:*, hi, deploy, read or admin; may be given again."),
     ] = None,
-    rate: Annotated[str | None, typer.Option(help="So many calls, such as 50/s, 600/min or 1000/h.")] = None,
-    burst: Annotated[
-        int | None, typer.Option(help="So many of the rate's calls at once; else as many as in a second.", min=1)
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)
-    ] = None,
-    queued: Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)] = None,
-    run_seconds: Annotated[
-        float | None, typer.Option(help="So many seconds that its calls run, per day (UTC).")
-    ] = None,
-    gpu_seconds: Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).")] = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    queued: Queued = None,
+    run_seconds: RunSeconds = None,
+    gpu_seconds: GpuSeconds = None,
     json: Json = False,
 ) -> None:
     """Make a key and show it, this once. Without --scope it may do everything.
@@ -48,7 +53,7 @@ def create(  # noqa: PLR0917  Typer passes them by name
         key = client.create_key(
             label,
             scope or ["admin"],
-            rate=None if rate is None else per_second(rate),
+            rate=per_second(rate),
             burst=burst,
             concurrency=concurrency,
             queued=queued,
@@ -60,6 +65,36 @@ def create(  # noqa: PLR0917  Typer passes them by name
     else:
         say(f"key {key.id} ({', '.join(key.scopes)}); keep it, it is not shown again:", err=True)
         say(key.key or "")
+
+
+@app.command()
+def limit(  # noqa: PLR0917  Typer passes them by name
+    id: Id,  # noqa: A002
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    queued: Queued = None,
+    run_seconds: RunSeconds = None,
+    gpu_seconds: GpuSeconds = None,
+    json: Json = False,
+) -> None:
+    """Give a key these limits in place of those that it has; without any, it has none."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    with Client() as client:
+        key = client.limit_key(
+            id,
+            rate=per_second(rate),
+            burst=burst,
+            concurrency=concurrency,
+            queued=queued,
+            run_s=run_seconds,
+            gpu_s=gpu_seconds,
+        )
+    if json:
+        print_json(key)
+    else:
+        say(f"key {key.id}: {_limits(key.limits)}")
 
 
 @app.command("ls")
@@ -77,11 +112,13 @@ def list_keys(json: Json = False) -> None:
     print_table(titles, rows, empty="no keys: the gateway serves this machine only")
 
 
-def per_second(rate: str) -> float:
+def per_second(rate: str | None) -> float | None:
     """
     >>> per_second("50/s"), per_second("90/min"), per_second("1800/h")
     (50.0, 1.5, 0.5)
     """
+    if rate is None:
+        return None
     match = _RATE.fullmatch(rate.strip())
     if match is None or not float(match["calls"]):
         raise typer.BadParameter(f"{rate!r} is not a rate: write for example 50/s, 600/min or 1000/h")
@@ -105,7 +142,7 @@ def _limits(limits: KeyLimits) -> str:
 
 
 @app.command("rm")
-def remove(id: Annotated[str, typer.Argument(help="The key's id.")], json: Json = False) -> None:  # noqa: A002
+def remove(id: Id, json: Json = False) -> None:  # noqa: A002
     """Delete a key; who uses it is refused from then on."""
     from gpufn._client import Client  # noqa: PLC0415
 
