@@ -15,11 +15,10 @@ _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh",
 # A home directory or a work directory of whoever wrote it. `~` and GPUFN_HOME are how to say it.
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
 _ALLOWED_CALLS = {
-    "pickle.loads": {"sdk/gpufn/native.py", "runtime/gpufn_runtime/worker/loader.py"},
-    "cloudpickle.loads": {"sdk/gpufn/native.py", "runtime/gpufn_runtime/worker/loader.py"},
+    "cloudpickle.loads": {"sdk/gpufn/native.py"},
     "cloudpickle.load": {"runtime/gpufn_runtime/worker/loader.py"},
 }
-_NEVER = {"eval", "exec", "os.system", "os.popen", "yaml.load", "marshal.loads", "pickle.load"}
+_NEVER = {"eval", "exec", "os.system", "os.popen", "yaml.load", "marshal.loads", "pickle.load", "pickle.loads"}
 
 
 def _tracked() -> list[Path]:

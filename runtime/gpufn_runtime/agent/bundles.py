@@ -35,7 +35,7 @@ class BundleCache:
         self._root = root
         self._fetch = fetch
         self._present: set[Digest] = set()
-        self._under_way: dict[Digest, asyncio.Task[None]] = {}
+        self._under_way = cache.UnderWay("bundle")
 
     def sweep(self) -> None:
         cache.sweep(self._root)
@@ -53,23 +53,16 @@ class BundleCache:
         """The unpacked bundle. Raises ArtifactUnavailable, InvalidBundle, BusUnavailable."""
         if (path := self.find(digest)) is not None:
             return path
-        task = self._under_way.get(digest)
-        if task is None:
-            task = asyncio.create_task(self._bring(digest), name=f"bundle-{digest[:12]}")
-            self._under_way[digest] = task
-            task.add_done_callback(lambda _: self._under_way.pop(digest, None))
-        await asyncio.shield(task)
+        await self._under_way.bring(digest, self._bring)
         return self._root / digest
 
     async def keep(self, digests: Container[str]) -> None:
         """Remove all others."""
-        hidden = cache.set_aside(self._root, digests)
         self._present = {digest for digest in self._present if digest in digests}
-        for name, path in hidden.items():
-            log.info("nothing that is deployed uses the bundle %s any more", name[:12])
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await cache.remove_others(self._root, digests, "bundle")
 
-    async def _bring(self, digest: Digest) -> None:
+    async def _bring(self, name: str) -> None:
+        digest = Digest(name)
         data = await self._fetch(digest)
         await asyncio.to_thread(unpack, data, digest, self._root)
         self._present.add(digest)

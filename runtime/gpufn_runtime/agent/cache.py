@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import logging
 import os
 import shutil
-from collections.abc import Container
+from collections.abc import Callable, Container, Coroutine
 from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class UnderWay:
+    """What is being brought here, by name: once, whoever asks for it meanwhile. `what` it is, in words."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def bring(self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        """Returns when it is here. Who stops waiting leaves it to the others."""
+        task = self._tasks.get(name)
+        if task is None:
+            task = asyncio.create_task(work(name), name=f"{self._what}-{name[:12]}")
+            self._tasks[name] = task
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+        await asyncio.shield(task)
 
 
 def being_made(root: Path, name: str) -> Path:
@@ -23,9 +45,14 @@ def sweep(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def set_aside(root: Path, keep: Container[str]) -> dict[str, Path]:
-    """Hide every folder whose name is not in `keep`, at once: name → where it is now. The caller removes them, which
-    takes longer."""
+async def remove_others(root: Path, keep: Container[str], what: str) -> None:
+    """Every folder whose name is not in `keep`: at once they are no more to be found."""
+    for name, path in _hide_others(root, keep).items():
+        log.info("nothing that is deployed uses the %s %s any more", what, name[:12])
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+def _hide_others(root: Path, keep: Container[str]) -> dict[str, Path]:
     hidden: dict[str, Path] = {}
     with contextlib.suppress(FileNotFoundError):
         for path in list(root.iterdir()):

@@ -39,7 +39,7 @@ class EngineCache:
         self._find = find
         self._fetch = fetch
         self._checked: dict[str, _Marks] = {}
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way = cache.UnderWay("engine")
 
     def sweep(self) -> None:
         cache.sweep(self._root)
@@ -48,12 +48,7 @@ class EngineCache:
         """The engine's folder. Raises ArtifactUnavailable, BusUnavailable."""
         path = self._root / key
         if key not in self._checked or self._checked[key] != _marks(path):
-            task = self._under_way.get(key)
-            if task is None:
-                task = asyncio.create_task(self._bring(key), name=f"engine-{key[:12]}")
-                self._under_way[key] = task
-                task.add_done_callback(lambda _: self._under_way.pop(key, None))
-            await asyncio.shield(task)
+            await self._under_way.bring(key, self._bring)
         return path
 
     def doubt(self, keys: Iterable[str]) -> None:
@@ -63,11 +58,8 @@ class EngineCache:
 
     async def keep(self, keys: Container[str]) -> None:
         """Remove all others."""
-        hidden = cache.set_aside(self._root, keys)
         self._checked = {key: marks for key, marks in self._checked.items() if key in keys}
-        for name, path in hidden.items():
-            log.info("nothing that is deployed uses the engine %s any more", name[:12])
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await cache.remove_others(self._root, keys, "engine")
 
     async def _bring(self, key: str) -> None:
         target = self._root / key
