@@ -93,15 +93,17 @@ class CallRequests(Requests):
         *,
         invocation: str | None = None,
         accept: str = media.NATIVE,
+        timeout_s: float | None = None,
         webhook: str | None = None,
         priority: Priority | None = None,
     ) -> InvocationView:
         """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
 
-        Its end is told to `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
+        What has not ended after `timeout_s` is ended: expired, or timed out if it has started. Its end is told to
+        `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
         """
         path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
-        headers = _call_headers(content_type, accept, None, priority)
+        headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
             headers["x-gpufn-webhook"] = webhook
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)

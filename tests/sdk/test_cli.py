@@ -243,7 +243,8 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
     gateway.on(f"GET /v1/invocations/{id_}/result", status, status=202)
     gateway.on(f"GET /v1/invocations/{id_}/result", [7])
     gateway.on(f"DELETE /v1/invocations/{id_}", status | {"cancelled": False})
-    assert _gpufn("submit", "f", '{"x": 1}').stdout == f"{id_}\n"
+    assert _gpufn("submit", "f", '{"x": 1}', "--timeout", "90").stdout == f"{id_}\n"
+    assert gateway.requests[0].headers["x-gpufn-timeout"] == "90"
     assert (gateway.requests[0].json, gateway.requests[0].headers["accept"]) == ({"x": 1}, "application/json")
     early = _gpufn("result", id_)
     assert (early.exit_code, early.stderr) == (

@@ -23,6 +23,9 @@ def submit(  # noqa: PLR0917  Typer passes them by name
     arguments: Arguments = None,
     data: Data = None,
     file: File = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="End it when it has not ended after so many seconds.", min=0.001)
+    ] = None,
     webhook: Annotated[str | None, typer.Option(help="An address that is told when the call has ended.")] = None,
     priority: Class = None,
     json: Json = False,
@@ -32,7 +35,9 @@ def submit(  # noqa: PLR0917  Typer passes them by name
 
     body, content_type = body_of(arguments, data, file)
     with Client() as client:
-        view = client.submit(name, body, content_type, accept=media.JSON, webhook=webhook, priority=priority)
+        view = client.submit(
+            name, body, content_type, accept=media.JSON, timeout_s=timeout, webhook=webhook, priority=priority
+        )
     if json:
         print_json(view)
     else:
