@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx
+import hypothesis
 import pytest
 
 from gpufn.bus.embedded import EmbeddedServer
@@ -43,6 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chaos = parser.getgroup("gpufn")
     chaos.addoption("--chaos-seconds", type=float, default=10.0, help="For how long processes are killed and stopped.")
     chaos.addoption("--chaos-seed", type=int, help="What befalls whom, as a run before this one printed it.")
+
+
+def pytest_configure() -> None:
+    """No example is wrong for being slow: the machine does other things as well."""
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("busy", hypothesis.settings(), deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

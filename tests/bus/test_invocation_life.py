@@ -200,7 +200,6 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
         settings=settings(
             max_examples=25,
             stateful_step_count=25,
-            deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
             phases=(hypothesis.Phase.generate,),  # a failure is told at once: to shrink it takes minutes on a bus

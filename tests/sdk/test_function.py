@@ -122,7 +122,7 @@ def test_map_keeps_the_order_and_its_window() -> None:
         with lock:
             under_way += 1
             most = max(most, under_way)
-        three.wait(10)  # so three do run at a time
+        three.wait(30)  # so three do run at a time
         with lock:
             under_way -= 1
         return a

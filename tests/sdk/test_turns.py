@@ -92,7 +92,7 @@ def most_ahead_s(begun: list[Begun]) -> float:
 # --- what holds of any calls ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CALLS, AT_ONCE, OVERRUN_S, WARM)
 def test_no_flow_gets_far_ahead_of_one_that_waits(
     calls: list[Call], at_once: int, overrun_s: float, warm: frozenset[str]
@@ -110,7 +110,7 @@ def test_first_come_first_served_is_not_fair_in_this_sense() -> None:
     assert most_ahead_s(play(calls, FairQueueing[Call](overrun_s=2.0), 1, anything)) <= 2 * 2.0 + 2 * 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CALLS, AT_ONCE, OVERRUN_S, st.sampled_from([Arrivals, ShortestFirst, FairQueueing]))
 def test_no_turn_is_free_while_anybody_waits(
     calls: list[Call], at_once: int, overrun_s: float, kind: Callable[[int], Order[Call]]
@@ -123,7 +123,7 @@ def test_no_turn_is_free_while_anybody_waits(
     play(calls, order, at_once, check)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CALLS, AT_ONCE, OVERRUN_S)
 def test_a_turn_is_held_for_as_long_as_is_said_and_no_longer(calls: list[Call], at_once: int, overrun_s: float) -> None:
     order = FairQueueing[Call](at_once, overrun_s=overrun_s, hold_s=0.25)
@@ -135,7 +135,7 @@ def test_a_turn_is_held_for_as_long_as_is_said_and_no_longer(calls: list[Call], 
     assert len(play(calls, order, at_once, check)) == len(calls)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(CALLS, AT_ONCE, st.sampled_from([Arrivals, ShortestFirst, FairQueueing]))
 def test_calls_of_one_flow_keep_their_order(
     calls: list[Call], at_once: int, kind: Callable[[int], Order[Call]]

@@ -369,7 +369,7 @@ def test_functions_that_take_turns_on_a_gpu_start_once_each() -> None:
     assert sim.world.workers == {}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(0, 4))
 def test_no_gpu_is_ever_leased_twice_and_every_call_is_served(seed: int, functions: int, park_gib: int) -> None:
     sim = _sim(functions, park_gib * GIB)

@@ -78,7 +78,7 @@ def _check(nodes: list[NodeReport], held: dict[str, tuple[str, DeviceShare]]) ->
             assert tenants[0].mode is not Share.MPS or node.facts.mps is not MpsLevel.NONE
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_nodes(), _steps)
 def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
     nodes: list[NodeReport], steps: list[Resources | int]
@@ -106,7 +106,7 @@ def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
     assert [book.used(node.node) for node in nodes] == [LeaseBook().used("")] * len(nodes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_nodes(), _wants, st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_and_of_their_devices_decides_nothing(
     nodes: list[NodeReport], wants: Resources, shuffled: random.Random
@@ -213,7 +213,7 @@ def _all_different(count: int) -> Iterator[Resources]:
             yield Resources(gpu=("any",), share=Share.MPS, vram_bytes=size_bytes, sm_percent=25, trust_domain=domain)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_nodes(), st.lists(_wants, max_size=30))
 def test_a_book_that_was_asked_before_answers_as_a_new_one(nodes: list[NodeReport], wants: list[Resources]) -> None:
     book = LeaseBook()

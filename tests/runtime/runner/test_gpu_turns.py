@@ -226,7 +226,7 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
     assert seconds["f"] == pytest.approx(seconds["g"], rel=0.05)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 2), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0.001, 3.0)), max_size=60))
 def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_turns_are_on_than_there_are(
     at_once: int, events: list[tuple[int, int, float]]
