@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpufn.cli.up import _free_port, _without_password
+from gpufn.cli.up import _free_port, _told_of_disk, _without_password
 from gpufn.errors import Conflict, InvalidInput
+from gpufn.home import Home
 
 
 def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +92,11 @@ def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
     ended = _gpufn(Path("/proc/x"), "up", "--port", "0", *options)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert re.fullmatch(r"gpufn: cannot write /proc/x.*: .+\n", ended.stderr)
+
+
+def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(BrokenPipeError), _told_of_disk(Home(tmp_path)):
+        raise BrokenPipeError
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:

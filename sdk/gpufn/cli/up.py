@@ -71,6 +71,8 @@ def _told_of_disk(home: Home) -> Iterator[None]:
     """A disk that is full or read-only is one clear line, whichever file met it."""
     try:
         yield
+    except BrokenPipeError:  # whoever read what we print has enough
+        raise
     except OSError as error:
         raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
 

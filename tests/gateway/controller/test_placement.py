@@ -58,7 +58,7 @@ def test_an_exclusive_gpu_has_one_worker_and_a_time_shared_one_several() -> None
     assert fits == [False, False, True, False]
 
 
-def test_time_shared_workers_go_together_so_that_a_whole_gpu_stays_free() -> None:
+def test_time_shared_workers_go_together_while_a_turn_is_free() -> None:
     nodes = [node("a", cpu(), gpu("g1"), gpu("g2"))]
     found = place(Resources(gpu=("any",), share=Share.TIME), nodes, LeaseBook([lease("w", "a", gpu="g2")]))
     assert isinstance(found, Placement)
