@@ -22,14 +22,13 @@ _STAGE: Final = BuildStage.REFERENCE
 def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
     """The outputs of each case, in fp32 where the model says fp32. Raises BuildFailed(stage="reference").
 
-    A model whose outputs differ between two runs, and one whose output is NaN all over for the user's own sample, have
-    nothing to be checked against. NaNs for generated inputs are kept, and counted where outputs are compared.
+    A model whose outputs differ between two runs, and one with an output that is NaN all over, for a sample of the
+    user's or for all that was generated, have nothing to be checked against. Other NaNs are kept, and counted where
+    outputs are compared.
     """
     session = CpuSession(model.path, model.outputs, _STAGE)
     found = [_run(session, case) for case in cases]
-    for case, outputs in zip(cases, found, strict=True):
-        if case.is_given:
-            _check_nans(case, outputs)
+    _check_nans(cases, found)
     if cases:
         _check_again(cases[0], found[0], session)
     return found
@@ -60,10 +59,24 @@ def _run(session: CpuSession, case: Case) -> Arrays:
         ) from error
 
 
-def _check_nans(case: Case, outputs: Arrays) -> None:
-    for name, array in outputs.items():
-        if array.size and (array.dtype.kind == "f" or array.dtype == BF16) and bool(np.isnan(array).all()):
+def _check_nans(cases: Sequence[Case], found: Sequence[Arrays]) -> None:
+    empty = [{name for name, array in outputs.items() if _is_nan_all_over(array)} for outputs in found]
+    for case, names in zip(cases, empty, strict=True):
+        if case.is_given and names:
+            name = min(names)
             raise BuildFailed(f"output {name} is NaN all over for {case.name}", stage=_STAGE, node=name)
+    if always := set.intersection(*empty) if empty else set():
+        name = min(always)
+        raise BuildFailed(
+            f"output {name} is NaN all over for all inputs that were generated: if they make no sense to the model, "
+            "give samples=",
+            stage=_STAGE,
+            node=name,
+        )
+
+
+def _is_nan_all_over(array: Array) -> bool:
+    return bool(array.size and (array.dtype.kind == "f" or array.dtype == BF16) and np.isnan(array).all())
 
 
 def _check_again(case: Case, outputs: Arrays, session: CpuSession) -> None:

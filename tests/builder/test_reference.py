@@ -137,6 +137,13 @@ def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> Non
     np.testing.assert_array_equal(outputs[1]["y"], [np.nan])
 
 
+def test_nan_all_over_for_all_that_was_generated_is_refused(tmp_path: Path) -> None:
+    cases = [Case(name, {"x": np.array([-1], np.float32)}) for name in ("min shapes", "max shapes")]
+    with pytest.raises(BuildFailed, match="give samples=") as caught:
+        run(_root(), tmp_path, *cases)
+    assert (caught.value.stage, caught.value.node) == ("reference", "y")
+
+
 def test_a_model_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
     proto = model([node("RandomNormalLike", "x", "y")], [value("x", [8])], [value("y", [8])])
     with pytest.raises(BuildFailed) as caught:

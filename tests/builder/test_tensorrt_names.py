@@ -1,8 +1,8 @@
 """Every name of TensorRT that our code says exists in the real bindings, and none of those that 11 removed.
 
 The bindings import without TensorRT's libraries when something has the nine functions that they link to. They are no
-dependency of ours: `pip install --no-deps tensorrt-cu13-bindings` runs these tests, `tensorrt-cu12-bindings==10.16.1.11`
-those that are not about 11.
+dependency of ours: `pip install --no-deps tensorrt-cu13-bindings` runs these tests, and
+`tensorrt-cu12-bindings==10.16.1.11` those that are not about 11.
 """
 
 from __future__ import annotations
