@@ -38,7 +38,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     The driver's version is not here: it is recorded, and a golden sample at each load finds what it breaks.
     """
 
-    model: str  # sha256 over the names and digests of the model's files
+    model: str  # sha256 over the digests of the model's files
     recipe: Precision
     tools: dict[str, str]  # what rewrites the graph → its version
     profiles: tuple[ShapeProfile, ...]  # as asked for; empty: made from max_batch and the samples
@@ -60,8 +60,10 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def model_digest(files: tuple[ModelFile, ...]) -> str:
-    """One sha256 for a model of several files. Sizes follow from the digests."""
-    return hashlib.sha256(_canonical.encode([(file.name, file.digest) for file in files])).hexdigest()
+    """One sha256 for a model of several files. What the ONNX file, the first, is called is no matter; the names of the
+    others are in it. Sizes follow from the digests."""
+    model, *external = files
+    return hashlib.sha256(_canonical.encode([model.digest, *((it.name, it.digest) for it in external)])).hexdigest()
 
 
 class Accuracy(msgspec.Struct, frozen=True):

@@ -84,6 +84,7 @@ def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) 
 @pytest.mark.parametrize(
     "changes",
     [
+        {"files": (msgspec.structs.replace(MODEL, name="renamed.onnx"), WEIGHTS)},
         {"parameter": "other"},
         {"tolerance": Tolerance(max_abs=1.0)},
         {"require_gpu": True},
