@@ -98,8 +98,9 @@ class Daemon:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout.split("\n")[:-1]
 
-    def containers(self, *, status: str = "") -> list[str]:
-        return self.docker("ps", "-aq", "--no-trunc", *(("--filter", f"status={status}") if status else ()))
+    def containers(self, *, status: str = "", owner: str = "") -> list[str]:
+        filters = [*([f"status={status}"] if status else []), *([f"label=gpufn.owner={owner}"] if owner else [])]
+        return self.docker("ps", "-aq", "--no-trunc", *(word for each in filters for word in ("--filter", each)))
 
     def pid(self, container: str) -> int:
         """Of its first process; 0 when it is gone."""
