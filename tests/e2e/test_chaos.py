@@ -7,6 +7,7 @@ repeats what befell whom.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -168,10 +169,14 @@ def call_each(clients: list[httpx.Client], runs_at: Path, number: int) -> None:
     body = {"path": str(runs_at), "number": number}
     own = new_invocation_id()
     for client in clients:
-        for name, more in (("mark", {}), ("series", {"count": ITEMS}), ("nap", {"seconds": 0.0})):
+        for name, more in (("mark", {}), ("nap", {"seconds": 0.0})):
             answer = client.post(f"/v1/functions/{name}/invoke", json=body | more)
             assert answer.status_code == 200, answer.text
-            assert answer.json() == (list(range(ITEMS)) if name == "series" else number)
+            assert answer.json() == number
+        stream = body | {"count": ITEMS}
+        answer = client.post("/v1/functions/series/invoke", json=stream, headers={"accept": "text/event-stream"})
+        data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert [json.loads(item) for item in data[:ITEMS]] == list(range(ITEMS)), answer.text
         put = client.put(f"/v1/functions/mark/invocations/{own}", json=body)
         assert put.status_code == 202, put.text
     for client in clients:

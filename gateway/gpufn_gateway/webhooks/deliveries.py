@@ -70,7 +70,7 @@ class Deliveries:
     async def _settle(self, delivery: Delivery) -> None:
         self._under_way.add(delivery)
         try:
-            again_after_s = await self._deliver(delivery.payload.decode(), delivery.delivered)
+            again_after_s = await self._deliver(delivery)
         except asyncio.CancelledError:
             again_after_s = 0.0
             raise
@@ -79,7 +79,7 @@ class Deliveries:
             again_after_s = _TICK_S
         except Exception:
             log.exception("the webhook of %s failed", delivery.payload.decode())
-            again_after_s = tries.delay_after(delivery.delivered)
+            again_after_s = tries.delay_after(self._age_s(delivery))
         finally:
             self._under_way.discard(delivery)
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
@@ -89,24 +89,28 @@ class Deliveries:
                     delivery.nak(again_after_s)
             self._pull.grant(1)
 
-    async def _deliver(self, invocation: str, tried: int) -> float | None:
-        """One try; `tried` counts it. Seconds until the next, or None when there is nothing more to do."""
+    async def _deliver(self, delivery: Delivery) -> float | None:
+        """One try. Seconds until the next, or None when there is nothing more to do."""
         try:
-            record, result = await records.wait(self._bus, invocation, _PATIENCE_S)
+            record, result = await records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
         except InvocationNotFound:
             record = None
         if record is None or not record.state.ended:
-            return tries.delay_after(tried)
+            return tries.delay_after(self._age_s(delivery))
         if record.webhook is None:
             return None
         why = await self._try(record, record.webhook, letter(record, result))
         if why is None:
             return None
-        again_after_s = None if why.is_final else tries.delay_after(tried)
+        age_s = self._age_s(delivery)
+        again_after_s = None if why.is_final else tries.delay_after(age_s)
         if again_after_s is None:
-            after = "one try" if tried == 1 else f"{tried} tries"
-            self._give_up(record, f"the webhook to {record.webhook.url} was given up after {after}: {why.text}")
+            after = "" if why.is_final else f" after {age_s / 3600:.1f} hours"
+            self._give_up(record, f"the webhook to {record.webhook.url} was given up{after}: {why.text}")
         return again_after_s
+
+    def _age_s(self, delivery: Delivery) -> float:
+        return self._clock.time() - delivery.stored_at
 
     async def _try(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
         at = int(self._clock.time())

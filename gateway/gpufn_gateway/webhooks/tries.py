@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from typing import Final
 
 _GONE: Final = 410
 # 5 s, 30 s, 2 min, 10 min, 30 min, 2 h, 5 h, 10 h: a receiver that was away for a night still hears of everything.
 _DELAYS_S: Final = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 18_000.0, 36_000.0)
-MOST: Final = len(_DELAYS_S) + 1
+_DUE_S: Final = tuple(itertools.accumulate(_DELAYS_S))
 
 
 class Verdict(enum.Enum):
@@ -24,6 +25,9 @@ def verdict(status: int) -> Verdict:
     return Verdict.GIVE_UP if status == _GONE else Verdict.TRY_AGAIN
 
 
-def delay_after(tried: int) -> float | None:
-    """Seconds until the next try, after so many; None: there is none."""
-    return _DELAYS_S[tried - 1] if tried <= len(_DELAYS_S) else None
+def delay_after(age_s: float) -> float | None:
+    """Seconds until the next try of what has been due for so long; None: there is none.
+
+    By time and not by count: what is handed over again, because a gateway died or the bus was away, was not tried.
+    """
+    return next((max(due_s - age_s, _DELAYS_S[0]) for due_s in _DUE_S if due_s > age_s), None)

@@ -14,7 +14,7 @@ import pytest
 from gpufn import webhooks
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
-from gpufn.errors import ErrorInfo
+from gpufn.errors import BusUnavailable, ErrorInfo
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.records import CallRecord
@@ -115,7 +115,7 @@ async def test_a_call_that_is_cancelled_in_the_queue_is_told_as_well(nats: Any, 
 async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tries, "delay_after", lambda tried: 0.0 if tried < 3 else None)
+    monkeypatch.setattr(tries, "delay_after", lambda age_s: 0.0)
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("busy"), DIGEST)
         answers = [REFUSED, REFUSED, OK]
@@ -128,8 +128,43 @@ async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
             pass
 
 
+async def test_what_was_handed_over_often_and_not_tried_is_not_late(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bus was away, or gateways died: none of that was the receiver's doing."""
+    asked: list[float] = []
+
+    def at_once(age_s: float) -> float:
+        asked.append(age_s)
+        return 0.0
+
+    monkeypatch.setattr(tries, "delay_after", at_once)
+    async with whole(nats) as gateway, receiving() as receiver:
+        await gateway.deploys.deploy(make.spec("often"), DIGEST)
+        answers = [REFUSED, OK]
+        receiver.answers = lambda _: answers.pop(0)
+        record = await submit(gateway, "often", receiver.url())
+        wait, away = records.wait, [BusUnavailable("away")] * 3
+
+        async def breaking_off(*given: Any) -> Any:
+            if away:
+                raise away.pop()
+            return await wait(*given)
+
+        monkeypatch.setattr(records, "wait", breaking_off)
+        monkeypatch.setattr(deliveries, "_TICK_S", 0.01)
+        await records.end(gateway.bus, ended(record))
+        async with delivering(gateway):
+            for _ in range(2):
+                await receiver.requests.get()
+    assert away == []
+    assert len(asked) == 1
+    assert 0.0 <= asked[0] < 4.0  # seconds, and not how often it was handed over
+
+
 async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "delay_after", lambda tried: 0.0 if tried < 2 else None)
+    delays = [0.0, None]
+    monkeypatch.setattr(tries, "delay_after", lambda age_s: delays.pop(0))
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("deaf"), DIGEST)
         receiver.answers = lambda _: REFUSED
@@ -137,7 +172,7 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         await records.end(gateway.bus, ended(record))
         while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("deaf"))) is None:
             pass
-        assert f"the webhook to {receiver.url()} was given up after 2 tries: it answered 503".encode() in line.payload
+        assert f"the webhook to {receiver.url()} was given up after 0.0 hours: it answered 503".encode() in line.payload
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
 
@@ -151,7 +186,7 @@ async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, 
             await records.end(gateway.bus, ended(record))
             while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("inside"))) is None:
                 pass
-        assert b"given up after one try: no webhook is sent to localhost" in line.payload
+        assert b"given up: no webhook is sent to localhost" in line.payload
         assert receiver.requests.empty()
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from gpufn_gateway.webhooks.tries import MOST, Verdict, delay_after, verdict
+from gpufn_gateway.webhooks.tries import Verdict, delay_after, verdict
 
 
 @pytest.mark.parametrize(
@@ -25,9 +27,14 @@ def test_what_an_answer_means(status: int, means: Verdict) -> None:
 
 
 def test_tries_get_rarer_and_end_within_a_day() -> None:
-    delays = [delay_after(tried) for tried in range(1, MOST)]
-    assert all(delay is not None for delay in delays)
-    known = [delay for delay in delays if delay is not None]
-    assert known == sorted(known)
-    assert (known[0], delay_after(MOST), delay_after(MOST + 7)) == (5.0, None, None)
-    assert 12 * 3600 < sum(known) < 24 * 3600
+    tried_at = [0.0]
+    while (delay := delay_after(tried_at[-1])) is not None:
+        tried_at.append(tried_at[-1] + delay)
+    delays = [after - before for before, after in itertools.pairwise(tried_at)]
+    assert (delays[0], delays) == (5.0, sorted(delays))
+    assert len(tried_at) == 9
+    assert 12 * 3600 < tried_at[-1] < 24 * 3600
+
+
+def test_two_tries_are_never_close_together() -> None:
+    assert [delay_after(age_s) for age_s in (4.9, 5.0, 34.0)] == [5.0, 30.0, 5.0]
