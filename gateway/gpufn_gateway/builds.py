@@ -16,7 +16,7 @@ from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.clock import Clock
 from gpufn.engine import Build, BuildState
 from gpufn.errors import BuildNotFound, Conflict
-from gpufn.ids import new_ulid
+from gpufn.ids import is_invocation_id, new_ulid
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
@@ -70,6 +70,8 @@ class Builds:
 
     async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
         """The build once it has changed after `since`, has ended, or `wait_s` are over. Raises BuildNotFound."""
+        if build_id not in self.known and is_invocation_id(build_id):  # it may have begun at another gateway just now
+            self.on_build(build_id, await self._builds.get(build_id))
         loop = asyncio.get_running_loop()
         give_up = loop.time() + wait_s
         while True:

@@ -15,14 +15,15 @@ import pytest
 from gpufn.bus import objects, streams
 from gpufn.device import Device, DeviceType
 from gpufn.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest
-from gpufn.errors import BuildFailed, FunctionNotFound
-from gpufn.ids import digest_of
+from gpufn.errors import BuildFailed, BuildNotFound, FunctionNotFound
+from gpufn.ids import digest_of, new_ulid
 from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
+from gpufn_gateway.builds import Builds
 from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on, until
 
 ONNX = b"an ONNX file, as far as a gateway looks"
@@ -361,3 +362,13 @@ def test_a_revision_has_engines_where_all_its_models_have() -> None:
     assert revision.device_kinds == frozenset({"NVIDIA L4"})
     without = msgspec.structs.replace(spec, models=())
     assert msgspec.structs.replace(revision, spec=without).device_kinds is None
+
+
+async def test_a_build_that_began_at_another_gateway_just_now_is_known(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        begun = await gateway.builds.begin(NET, "cpu")
+        other = Builds(gateway.bus, gateway.buckets.builds, gateway.clock)  # its watch has not told it yet
+        assert await other.changed(begun.id, 0, wait_s=0.0) == begun
+        for unknown in (new_ulid(), "no.id"):
+            with pytest.raises(BuildNotFound):
+                await other.changed(unknown, 0, wait_s=0.0)
