@@ -254,7 +254,7 @@ def test_builds_are_listed_and_cancelled(gateway: StubGateway) -> None:
     for arguments in (["builds"], ["builds", "ls"]):
         _, built, failed = _gpufn(*arguments).stdout.splitlines()
         assert (built.split()[:3], built.endswith("  2 s   built")) == (["b1", "net.onnx", "on"], True)
-        assert failed.endswith("failed: it crashed")
+        assert failed.endswith("failed: compile, node Conv_3: it crashed")
     assert _gpufn("builds", "cancel", "b1").stdout == "b1 is being cancelled\n"
     assert _gpufn("builds", "cancel", "b2").stdout == "b2 had ended already\n"
     missing = _gpufn("builds", "cancel", "none")

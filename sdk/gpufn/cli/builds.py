@@ -25,6 +25,7 @@ def _alone(context: typer.Context, json: Json = False) -> None:
 @app.command("ls")
 def list_builds(json: Json = False) -> None:
     """List the builds, the newest first."""
+    from gpufn._building import build_error  # noqa: PLC0415
     from gpufn._client import Client  # noqa: PLC0415
     from gpufn.cli._progress import phrase  # noqa: PLC0415
 
@@ -36,7 +37,7 @@ def list_builds(json: Json = False) -> None:
     rows = []
     for build in builds:
         took = None if build.ended_at is None or build.started_at is None else build.ended_at - build.started_at
-        why = f"{phrase(build)}: {build.error.message}" if build.error else phrase(build)
+        why = f"{phrase(build)}: {build_error(build.error).message}" if build.error else phrase(build)
         rows.append((build.id, build.label, ago(build.created_at), took and duration(took), why))
     print_table(("id", "model", "begun", "took", "state"), rows, empty="no builds: `gpufn build MODEL.onnx`")
 
