@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from gpufn import media
 from gpufn.model import DATATYPES
+from gpufn.priority import Priority
 from gpufn.revision import Revision
 from gpufn.spec import MethodSpec, Packaging
 
@@ -35,12 +36,13 @@ _STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out",
 def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
     """The description of one gateway. `serving`: each function's serving revision."""
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
-    paths: dict[str, Any] = {}
+    paths: dict[str, Any] = dict(_CALLS)
     for revision in sorted(serving, key=lambda each: each.function):
         for method in revision.spec.methods:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
             paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}
             paths[f"/v1/functions/{name}/submit"] = {"post": _submit(name, method, schemas)}
+            paths[f"/v1/functions/{name}/invocations/{{id}}"] = {"put": _put(name, method, schemas)}
             paths[f"/v1/functions/{name}/maps/{{id}}/items/{{first}}"] = {"put": _map(name)}
         if revision.spec.entry.packaging is Packaging.MODEL:
             schemas |= _INFERENCE_SCHEMAS
@@ -55,6 +57,65 @@ def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
         described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         described["security"] = [{"key": []}]
     return described
+
+
+def _header(name: str, description: str, kind: str = "string", **schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": {"type": kind, **schema}}
+
+
+_ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+_KEY = _header("Idempotency-Key", "The same key is the same call", maxLength=255)
+_LAST_EVENT = _header("Last-Event-ID", "The last item that came: a stream with an Idempotency-Key goes on behind it")
+_WEBHOOK = _header("X-Gpufn-Webhook", "An address that is told the end of the call")
+_OF_CALLS = (
+    _header("X-Gpufn-Timeout", "End it when it has not ended after so many seconds", "number"),
+    _header("X-Gpufn-Deadline", "End it when it has not ended then, in unix seconds", "number"),
+    _header("X-Gpufn-Priority", "Its class, in place of the function's", enum=[each.value for each in Priority]),
+    _header("traceparent", "Of the W3C's Trace Context"),
+)
+_WAIT: dict[str, Any] = {
+    "name": "wait",
+    "in": "query",
+    "description": "Seconds to wait for its end",
+    "schema": {"type": "number", "minimum": 0, "maximum": 60},
+}
+
+
+def _of_call(verb: str, summary: str, answers: Mapping[str, str], *parameters: dict[str, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {code: {"description": text} for code, text in answers.items()}
+    return {
+        "operationId": verb,
+        "summary": summary,
+        "tags": ["calls"],
+        "parameters": [_ID, *parameters],
+        "responses": responses | {"default": _PROBLEM_ANSWER},
+    }
+
+
+_PROBLEM_ANSWER: dict[str, Any] = {
+    "description": "A problem",
+    "content": {media.PROBLEM: {"schema": {"$ref": _PROBLEM}}},
+}
+_STATUS: Final = {"200": "Its status"}
+_CALLS: dict[str, Any] = {
+    "/v1/invocations/{id}": {
+        "get": _of_call("status", "How a submitted call stands, and why it waits", _STATUS),
+        "delete": _of_call("cancel", "Cancel a submitted call, queued or running", _STATUS),
+    },
+    "/v1/invocations/{id}/result": {
+        "get": _of_call(
+            "result", "The result of a submitted call", {"200": "The result", "202": "It has not ended"}, _WAIT
+        ),
+    },
+    "/v1/invocations/{id}/events": {
+        "get": _of_call(
+            "events",
+            "What happens to a submitted call, as server-sent events",
+            {"200": "Events", "204": "There are no more"},
+            _header("Last-Event-ID", "The last event that came"),
+        ),
+    },
+}
 
 
 _SUBMITTED: dict[str, Any] = {
@@ -90,6 +151,7 @@ def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str
         "summary": (method.doc.strip().splitlines() or [name])[0],
         "description": method.doc,
         "tags": [revision.function],
+        "parameters": [*_OF_CALLS, _KEY, *([_LAST_EVENT] if method.kind.streams else [])],
         "requestBody": _body(name, method, schemas),
         "responses": {"200": {"description": "The result", "content": content}, "default": _PROBLEM_ANSWER},
     }
@@ -101,11 +163,20 @@ def _submit(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str,
         "operationId": f"submit {name}",
         "summary": f"Queue a call of {name} and come back for its result",
         "tags": [name.partition(".")[0]],
+        "parameters": [*_OF_CALLS, _WEBHOOK, _KEY],
         "requestBody": _body(name, method, schemas),
         "responses": {
             "202": {"description": "Queued", "content": {media.JSON: accepted}},
             "default": _PROBLEM_ANSWER,
         },
+    }
+
+
+def _put(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
+    return _submit(name, method, schemas) | {
+        "operationId": f"put {name}",
+        "summary": f"Queue a call of {name} under an id of your own; again, it is the same call",
+        "parameters": [_ID, *_OF_CALLS, _WEBHOOK],
     }
 
 
@@ -119,6 +190,8 @@ def _map(name: str) -> dict[str, Any]:
             {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
             {"name": "first", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
             {"name": "last", "in": "query", "schema": {"type": "boolean"}},
+            *_OF_CALLS,
+            _WEBHOOK,
         ],
         "requestBody": {"required": True, "content": {media.LINES: {"schema": {"type": "string"}}}},
         "responses": {
@@ -181,12 +254,6 @@ def _infer(name: str) -> dict[str, Any]:
             "default": {"description": "An error", "content": content("InferenceError")},
         },
     }
-
-
-_PROBLEM_ANSWER: dict[str, Any] = {
-    "description": "A problem",
-    "content": {"application/problem+json": {"schema": {"$ref": _PROBLEM}}},
-}
 
 
 def _body(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -201,3 +201,19 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     count = document["paths"]["/v1/functions/model.count/invoke"]["post"]["responses"]["200"]["content"]
     assert (count["application/json"]["schema"], set(count)) == (items, {"application/json", "text/event-stream"})
     assert "/v1/functions/embed/submit" in document["paths"]
+
+
+async def test_openapi_describes_calls_that_are_kept(gateway: Any, make: Any) -> None:
+    gateway.deploy(make.spec("count", make.generator()))
+    paths = (await gateway.get("/openapi.json")).json()["paths"]
+
+    def parameters(path: str, verb: str) -> set[str]:
+        return {each["name"] for each in paths[path][verb]["parameters"]}
+
+    assert {"Idempotency-Key", "X-Gpufn-Timeout", "Last-Event-ID"} <= parameters("/v1/functions/count/invoke", "post")
+    assert "Last-Event-ID" not in parameters("/v1/functions/embed/invoke", "post")
+    assert {"Idempotency-Key", "X-Gpufn-Webhook"} <= parameters("/v1/functions/embed/submit", "post")
+    assert {"id", "X-Gpufn-Priority"} <= parameters("/v1/functions/embed/invocations/{id}", "put")
+    assert parameters("/v1/invocations/{id}/result", "get") == {"id", "wait"}
+    assert {"get", "delete"} <= set(paths["/v1/invocations/{id}"])
+    assert parameters("/v1/invocations/{id}/events", "get") == {"id", "Last-Event-ID"}
