@@ -1,7 +1,8 @@
 """kill -9 and SIGSTOP of anything, again and again, while clients call in every way there is.
 
-Afterwards every call that was accepted has one outcome, wherever it is asked for; no function ran more often than "at
-least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 600` goes on for longer, `--chaos-seed`
+Afterwards every call that was accepted has one outcome, wherever it is asked for, and its webhook and its dead letter
+tell of that one. What was scheduled was called, what was to be built is built. No function ran more often than "at
+least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 60` goes on for longer, `--chaos-seed`
 repeats what befell whom.
 """
 
