@@ -127,3 +127,39 @@ async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanishe
     await kv.put("b", b"2")
     await until(lambda: state == {"b": b"2"})
     watch.stop()
+
+
+async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_vanished(
+    connect: Any, nats: Any, until: Any
+) -> None:
+    bus, other = await connect(nats), await connect(nats)
+    kv, writer = await KeyValue.open(bus, "restless"), await KeyValue.open(other, "restless")
+    keys = ("a", "b", "c")
+    for key in keys:
+        await kv.put(key, b"")
+    told = dict.fromkeys(keys, 0)
+    gone: list[str] = []
+
+    def on_change(key: str, entry: Entry | None) -> None:
+        told[key] += 1
+        if entry is None:
+            gone.append(key)
+
+    def all_are_told() -> bool:
+        return min(told.values()) > 1
+
+    async def write(key: str) -> None:
+        while True:
+            await writer.put(key, b"")
+
+    watch = await kv.watch(on_change)
+    writing = [asyncio.create_task(write(key)) for key in keys]
+    for _ in range(20):
+        assert watch._feed is not None
+        watch._feed._lost("the test")
+        told |= dict.fromkeys(keys, 0)
+        await until(all_are_told)
+    for task in writing:
+        task.cancel()
+    watch.stop()
+    assert gone == []

@@ -162,6 +162,8 @@ class Watch:
         self._on_change = on_change
         self._known: set[str] = set()
         self._fresh: set[str] | None = None  # the keys of a snapshot that is not complete yet
+        self._missing: set[str] = set()  # known, and not in the last one
+        self._checking: asyncio.Task[None] | None = None
         self._feed: Feed | None = None
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -170,6 +172,8 @@ class Watch:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._feed is not None:
             self._feed.close()
 
@@ -222,11 +226,28 @@ class Watch:
 
     def _snapshot_done(self) -> None:
         fresh, self._fresh = self._fresh or set(), None
-        for key in self._known - fresh:
-            self._tell(key, None)
+        self._missing = self._known - fresh
+        if self._missing and (self._checking is None or self._checking.done()):
+            self._checking = asyncio.create_task(self._check_missing(), name=f"watch-{self._kv.bucket}-missing")
         self._complete.set()
 
+    async def _check_missing(self) -> None:
+        """What was changed while the snapshot was on its way is not in it and comes behind it: only the leader knows
+        what has vanished."""
+        while self._missing:
+            key = next(iter(self._missing))
+            try:
+                entry = await self._kv.get(key)
+            except PlatformError:
+                await feed.reopen_pause()
+                continue
+            if key in self._missing:
+                self._missing.discard(key)
+                if entry is None:
+                    self._tell(key, None)
+
     def _tell(self, key: str, entry: Entry | None) -> None:
+        self._missing.discard(key)
         if entry is None:
             self._known.discard(key)
         else:
