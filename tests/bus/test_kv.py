@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.bus.kv import Entry, KeyValue
+from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.errors import Conflict
 
 
@@ -163,3 +163,45 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
         task.cancel()
     watch.stop()
     assert gone == []
+
+
+async def test_what_is_written_again_while_all_is_read_is_in_it(connect: Any, nats: Any) -> None:
+    bus, other = await connect(nats), await connect(nats)
+    kv, writer = await KeyValue.open(bus, "lively"), await KeyValue.open(other, "lively")
+    keys = ["a", "b", "c"]
+    for key in keys:
+        await kv.put(key, b"")
+
+    async def write(key: str) -> None:
+        while True:
+            await writer.put(key, b"")
+
+    writing = [asyncio.create_task(write(key)) for key in keys]
+    lists: list[list[str]] = []
+    for _ in range(50):
+        lists.append(sorted(await kv.keys()))
+        told: set[str] = set()
+        watch = await kv.watch(lambda key, _, told=told: told.add(key))  # type: ignore[misc]
+        lists.append(sorted(told))
+        watch.stop()
+    for task in writing:
+        task.cancel()
+    assert lists == [keys] * len(lists)
+
+
+async def test_a_watch_whose_feed_is_lost_while_it_begins_begins_again(connect: Any, nats: Any) -> None:
+    kv = await KeyValue.open(await connect(nats), "unlucky")
+    await kv.put("a", b"")
+    told: list[str] = []
+    watch: Watch
+
+    def on_change(key: str, entry: Entry | None) -> None:
+        told.append(key)
+        if len(told) == 1:
+            assert watch._feed is not None
+            watch._feed._lost("the test")
+
+    watch = Watch(kv, "", on_change)
+    await watch._start()
+    watch.stop()
+    assert told == ["a", "a"]

@@ -40,6 +40,7 @@ _NANO = 1_000_000_000
 _REOPEN_S = 0.05
 _CATCH_UP_S = 2.0
 _FOUND_WITHIN_S = 2.0
+_LOOKS, _LOOK_S = 10, 0.05  # at what is newest: somebody may write all the time, and the newest may expire
 
 
 class StoredMessage(msgspec.Struct, frozen=True):
@@ -52,7 +53,12 @@ class StoredMessage(msgspec.Struct, frozen=True):
 
 class Feed:
     def __init__(
-        self, bus: Bus, stream: str, on_message: Callable[[StoredMessage, int], None], on_lost: Callable[[str], None]
+        self,
+        bus: Bus,
+        stream: str,
+        filter_subject: str,
+        on_message: Callable[[StoredMessage, int], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self.pending = 0
         self._bus = bus
@@ -60,6 +66,8 @@ class Feed:
         self._name = f"feed-{secrets.token_hex(8)}"
         self._on_message = on_message
         self._on_lost: Callable[[str], None] | None = on_lost
+        self._filter = filter_subject
+        self._moved = asyncio.Event()
         self._asked = 0
         self._untaken = 0
         self._window = _FIRST_WINDOW
@@ -95,7 +103,7 @@ class Feed:
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
         `pending`: how many are known to follow; on the Feed itself: how many there were when it was opened.
         """
-        feed = cls(bus, stream, on_message, on_lost)
+        feed = cls(bus, stream, filter_subject, on_message, on_lost)
         config: dict[str, Any] = {
             "name": feed._name,
             "filter_subject": filter_subject,
@@ -124,6 +132,27 @@ class Feed:
         if feed._newest_seq:
             feed._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, feed._must_have_caught_up)
         return feed
+
+    @property
+    def is_open(self) -> bool:
+        return self._subscription is not None
+
+    async def catch_up(self) -> None:
+        """Return when nothing newer is stored than has been delivered: what is written again while the newest message
+        of each subject is read comes behind the others, when nothing seems to be pending any more.
+
+        Raises BusUnavailable when the Feed is lost before."""
+        for _ in range(_LOOKS):
+            newest_seq = await _newest_seq(self._bus, self._stream, self._filter)
+            if not self.is_open:
+                raise BusUnavailable(f"Reading {self._stream} broke off.")
+            if self._seq >= newest_seq:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    while self._seq < newest_seq:
+                        self._moved.clear()
+                        await self._moved.wait()
 
     def take(self) -> None:
         """The reader has dealt with one more message."""
@@ -202,6 +231,7 @@ class Feed:
             self._seq = seq
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
             self._on_message(stored, self._still_pending(pending))
+            self._moved.set()
 
     def _learn(self, size: int) -> None:
         """One more message was of this size."""
@@ -237,11 +267,11 @@ async def collect(
     bus: Bus, stream: str, filter_subject: str, *, since_seq: int | None = None, headers_only: bool = False
 ) -> list[StoredMessage]:
     """What a Feed would deliver now. Raises BusUnavailable when it breaks off."""
-    found: list[StoredMessage] = []
+    found: dict[str | int, StoredMessage] = {}
     done = asyncio.get_running_loop().create_future()
 
     def on_message(message: StoredMessage, pending: int) -> None:
-        found.append(message)
+        found[message.subject if since_seq is None else message.seq] = message
         feed.take()
         if not pending and not done.done():
             done.set_result(None)
@@ -254,11 +284,14 @@ async def collect(
         bus, stream, filter_subject, on_message, on_lost, since_seq=since_seq, headers_only=headers_only
     )
     try:
-        if feed.pending:
-            await done
+        if not feed.pending and not done.done():
+            done.set_result(None)
+        await done
+        if since_seq is None:
+            await feed.catch_up()
     finally:
         feed.close()
-    return found
+    return list(found.values())
 
 
 class Follower:

@@ -18,7 +18,7 @@ import msgspec
 from gpufn.bus import feed, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import Feed, StoredMessage
-from gpufn.errors import Conflict, PlatformError
+from gpufn.errors import BusUnavailable, Conflict, PlatformError
 
 log = logging.getLogger(__name__)
 
@@ -181,10 +181,23 @@ class Watch:
         await self._open()
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
-            await self._complete.wait()
-        except asyncio.CancelledError:
+            await self._first_snapshot()
+        except BaseException:
             self.stop()
             raise
+
+    async def _first_snapshot(self) -> None:
+        while True:
+            await self._complete.wait()
+            assert self._feed is not None
+            feed = self._feed
+            try:
+                await feed.catch_up()
+            except BusUnavailable:
+                if feed.is_open:
+                    raise
+            else:
+                return
 
     async def _run(self) -> None:
         while True:
@@ -209,6 +222,7 @@ class Watch:
 
     def _on_lost(self, why: str) -> None:
         log.info("the watch of %s is opened again: %s", self._kv.bucket, why)
+        self._complete.clear()
         self._lost.set()
 
     def _on_message(self, message: StoredMessage, pending: int) -> None:
@@ -221,7 +235,7 @@ class Watch:
                 self._fresh.add(key)
             if entry is not None or key in self._known:
                 self._tell(key, entry)
-        if not pending and self._fresh is not None:
+        if not pending and self._fresh is not None and self._feed.is_open:
             self._snapshot_done()
 
     def _snapshot_done(self) -> None:
