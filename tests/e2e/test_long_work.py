@@ -85,10 +85,18 @@ def wait_at_the_gate(platform: Platform, invocation: str, attempt: int = 1) -> N
     pytest.fail(f"it never came to the gate: {status}")
 
 
+def told_processes(platform: Platform) -> list[dict[str, Any]]:
+    for _ in range(3000):
+        (node,) = platform.client.get("/v1/nodes").json()["nodes"]
+        if found := node["processes"]:
+            return list(found)
+        time.sleep(0.01)
+    pytest.fail("the node tells of no process")
+
+
 def pid_of(platform: Platform, name: str) -> int:
     if name == "worker":
-        (node,) = platform.client.get("/v1/nodes").json()["nodes"]
-        return int(node["processes"][0]["pid"])
+        return int(told_processes(platform)[0]["pid"])
     return int(json.loads((platform.home / "up.json").read_bytes())["pids"][name])
 
 

@@ -106,7 +106,7 @@ class Daemon:
         """Of its first process; 0 when it is gone."""
         command = self._command("inspect", "--format", "{{.State.Pid}}", container)
         told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return int(told or 0)
+        return int(told.strip() or 0)
 
     def frozen(self) -> list[str]:
         """Containers of which nothing runs. Docker was not told: to it they run."""
