@@ -32,6 +32,7 @@ class WorkerView:
         self.reported: WorkerState | None = None
         self.slots = 0
         self.in_use = 0
+        self.left_over = 0  # of those in use, by calls that are queued again or run elsewhere
         self.waits_on = ""  # the GPU that its calls wait for their turn on
         self.idle_since: float | None = None
         self.drain_asked = assignment.desired is Desired.DRAIN

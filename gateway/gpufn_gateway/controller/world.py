@@ -268,10 +268,11 @@ class World:
             calls = max(calls or 0, 1)
         if calls is None:
             return None
-        running = min(self.running(view, now) or 0, calls)
+        left_over = sum(worker.left_over for worker in view.workers.values())
+        running = min(max(0, (self.running(view, now) or 0) - left_over), calls)
         return Demand(
             queued=calls - running,
-            running=running,
+            running=running + left_over,
             average_in_flight=view.in_flight.at(now),
             arrivals_per_s=view.arrivals.per_second(now),
             most_calls=view.most_calls.at(now),
@@ -359,6 +360,7 @@ class World:
         worker.reported = report.state
         worker.slots = report.slots
         worker.in_use = report.in_use
+        worker.left_over = report.left_over
         worker.waits_on = report.waits_on
         worker.idle_since = None if report.idle_since is None else now - max(0.0, sent_at - report.idle_since)
         if not report.state.live:

@@ -146,6 +146,7 @@ class Runner:
                 state=link.state,
                 slots=link.slots.total,
                 in_use=link.slots.in_use,
+                left_over=link.left_over(now),
                 poisoned=link.slots.poisoned,
                 idle_since=None if link.idle_since is None else sent_at - (now - link.idle_since),
                 cold_start=link.cold_start,

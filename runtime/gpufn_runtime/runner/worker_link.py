@@ -30,6 +30,7 @@ from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.busy_time import BusyTime
 from gpufn_runtime.runner.gpu_turns import Seat
+from gpufn_runtime.runner.intake import ACK_WAIT_S
 from gpufn_runtime.runner.slots import SlotPool
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,10 @@ class WorkerLink:
     def free(self) -> int:
         """Slots for another attempt."""
         return self.slots.free if self.takes_calls else 0
+
+    def left_over(self, now: float) -> int:
+        """Slots in use by attempts of an earlier runner whose calls the queue has given out again."""
+        return self._leftovers if now - self.listening_since > ACK_WAIT_S else 0
 
     @property
     def needs_turn(self) -> bool:

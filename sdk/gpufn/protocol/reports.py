@@ -25,6 +25,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     state: WorkerState
     slots: int
     in_use: int = 0
+    left_over: int = 0  # of those in use: by calls of an earlier runner, which the queue has given out again by now
     poisoned: int = 0
     idle_since: float | None = None  # None while a slot is in use or before READY
     cold_start: ColdStart | None = None

@@ -147,6 +147,27 @@ def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
         assert (waiting and waiting.detail) == told
 
 
+@pytest.mark.parametrize(("left_over", "calls", "starts"), [(1, (1, 2), True), (0, (0, 2), False)])
+def test_a_slot_that_a_call_of_a_dead_runner_keeps_serves_nobody_who_waits(
+    left_over: int, calls: tuple[int, int], starts: bool
+) -> None:
+    """Of two calls one runs, and the other's place is taken by what the first's runner left when it died."""
+    two = world(2)
+    workers = tuple(
+        WorkerReport(name, "f", 1, WorkerState.READY, slots=1, in_use=1, left_over=each)
+        for name, each in (("w0", left_over), ("w1", 0))
+    )
+    for second in range(60):
+        now = 100.0 + second
+        two.on_node_report(node(), now)
+        two.on_runner_report(RunnerReport("a", "r", now, workers), now)
+        two.on_depths({("f", 1): 2}, now, now)
+    demand = two.demand(("f", 1), now)
+    assert demand is not None
+    assert (demand.queued, demand.running) == calls
+    assert any(isinstance(action, Start) for action in plan(two, now).actions) is starts
+
+
 def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> None:
     empty = world()
     without = revision("f", 1)

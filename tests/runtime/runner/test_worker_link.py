@@ -1,4 +1,4 @@
-"""Whose connection to a worker's socket is taken for the worker's."""
+"""Whose connection to a worker's socket is taken for the worker's, and what it says then."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_runtime.runner.intake import ACK_WAIT_S
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
@@ -21,14 +22,14 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 CONTAINER_UID = 1_900_000_001
 
 
-async def is_taken(folder: Path, owner: int) -> bool:
-    """Whether a connection of ours is, to the socket in a folder that belongs to `owner`."""
+async def connected(folder: Path, owner: int, running: int = 0) -> WorkerLink:
+    """After a connection of ours, of a worker that was ready, to the socket in a folder that belongs to `owner`."""
     link = WorkerLink("w-1", REVISION, folder / "s", Mock(), 1.0)
     await link.listen(1.0)
     os.chown(folder, owner, owner)
     try:
         reader, writer = await asyncio.open_unix_connection(folder / "s")
-        writer.write(frames.encode(frames.Hello(PROTOCOL, "w-1", True, 0)))
+        writer.write(frames.encode(frames.Hello(PROTOCOL, "w-1", True, running)))
         async with asyncio.timeout(30):
             while not link.was_ready:
                 reading = asyncio.ensure_future(reader.read(1))
@@ -37,15 +38,22 @@ async def is_taken(folder: Path, owner: int) -> bool:
                 if done:
                     break
         writer.close()
-        return link.was_ready
+        return link
     finally:
         link.close()
 
 
 def test_a_worker_is_of_the_user_that_owns_its_folder(tmp_path: Path) -> None:
-    assert asyncio.run(is_taken(tmp_path / "w-1", os.getuid()))
+    assert asyncio.run(connected(tmp_path / "w-1", os.getuid())).was_ready
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
 def test_the_platform_s_own_user_is_not_taken_for_a_worker_in_a_container(tmp_path: Path) -> None:
-    assert not asyncio.run(is_taken(tmp_path / "w-1", CONTAINER_UID))
+    assert not asyncio.run(connected(tmp_path / "w-1", CONTAINER_UID)).was_ready
+
+
+def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_has_given_it_out_again(
+    tmp_path: Path,
+) -> None:
+    link = asyncio.run(connected(tmp_path / "w-1", os.getuid(), running=1))
+    assert [link.left_over(1.0 + after_s) for after_s in (ACK_WAIT_S - 1, ACK_WAIT_S + 1)] == [0, 1]
