@@ -36,7 +36,8 @@ def request() -> CallRequest:
 
 async def queued(bus: Bus, caller: Caller) -> PendingCall:
     call = caller.invoke(request())
-    await bus.flush()
+    while not call.queue_seq:
+        await bus.flush()
     return call
 
 

@@ -80,10 +80,12 @@ class Images:
         self._may_collect = True
 
     async def collect(self) -> None:
-        """Remove what need not be kept, unless a container still uses it. Raises PlatformError."""
+        """Remove what need not be kept, unless a container still uses it. A name that somebody else gave to an image of
+        ours is theirs. Raises PlatformError."""
         if not self._may_collect:
             return
-        for tag in await self._daemon.images(self._label) - self._kept:
+        ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
+        for tag in ours - self._kept:
             self.forget(tag)
             if await self._daemon.remove_image(tag):
                 log.info("nothing that is deployed uses the image %s any more", tag)

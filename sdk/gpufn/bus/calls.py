@@ -372,7 +372,7 @@ class Caller:
         async def look_for(call: PendingCall, give_up_at: float) -> None:
             nonlocal has_said_why
             while call.id in self._pending:
-                is_held = False
+                is_held, began_at = False, self._clock.monotonic()
                 try:
                     async with places:
                         if await self._is_queued(call):
@@ -383,10 +383,9 @@ class Caller:
                         has_said_why = True
                         log.warning("calls cannot be looked for yet after a reconnect: %s", error)
                     give_up_at = self._clock.monotonic() + _LOST_AFTER_S
-                now = self._clock.monotonic()
                 if is_held:
-                    give_up_at = now + _HELD_AGAIN_S + _LOST_AFTER_S
-                elif now > give_up_at:
+                    give_up_at = self._clock.monotonic() + _HELD_AGAIN_S + _LOST_AFTER_S
+                elif began_at > give_up_at:  # we may have been stopped during an earlier look
                     call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
                 await asyncio.sleep(_HELD_AGAIN_S if is_held else _LOST_RETRY_S)
 

@@ -158,3 +158,13 @@ def test_what_was_asked_for_since_is_kept_as_well() -> None:
         assert daemon.tags == {numpy}
 
     run(test)
+
+
+def test_a_name_that_somebody_else_gave_to_one_of_ours_is_theirs() -> None:
+    async def test(daemon: Daemon, images: Images) -> None:
+        daemon.tags = {"ours:old", "theirs:kept", "ours-too:1"}
+        images.keep([])
+        await images.collect()
+        assert daemon.tags == {"theirs:kept", "ours-too:1"}
+
+    run(test)
