@@ -106,6 +106,73 @@ async def test_a_watch_of_an_empty_bucket_starts(connect: Any, nats: Any, until:
     watch.stop()
 
 
+async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(
+    connect: Any, nats: Any, until: Any
+) -> None:
+    bus = await connect(nats)
+    kv, elsewhere = await KeyValue.open(bus, "own"), await KeyValue.open(bus, "own")
+    told: list[tuple[str, bytes | None]] = []
+    watch = await kv.watch(lambda key, entry: told.append((key, entry.value if entry else None)), prefix="n.")
+    await kv.put("n.a", b"1")
+    assert told == [("n.a", b"1")]
+    await kv.put("m.a", b"1")
+    await kv.change("n.a", lambda entry: b"2")
+    await kv.delete("n.a")
+    await kv.delete("n.a")
+    assert told[1:] == [("n.a", b"2"), ("n.a", None)]
+    await elsewhere.put("n.b", b"")
+    await until(lambda: ("n.b", b"") in told)
+    assert len(told) == 4
+    watch.stop()
+    await kv.put("n.a", b"3")
+    assert len(told) == 4
+
+
+async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_comes_late(
+    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    kv, elsewhere = await KeyValue.open(bus, "late"), await KeyValue.open(await connect(nats), "late")
+    told: list[bytes | None] = []
+    watch = await kv.watch(lambda key, entry: told.append(entry.value if entry else None))
+    publish = bus.publish_stored
+
+    async def late(*what: Any, **how: Any) -> Any:
+        stored = await publish(*what, **how)
+        await until(lambda: told)
+        await elsewhere.delete("a")
+        await until(lambda: told == [b"1", None])
+        return stored
+
+    monkeypatch.setattr(bus, "publish_stored", late)
+    await kv.put("a", b"1")
+    assert told == [b"1", None]
+    watch.stop()
+
+
+async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
+    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    kv, elsewhere = await KeyValue.open(bus, "slow"), await KeyValue.open(await connect(nats), "slow")
+    told: list[bytes] = []
+    held_back: list[Any] = []
+    watch = await kv.watch(lambda key, entry: told.append(entry.value if entry else b"-"))
+    deliver = watch._on_message
+    assert watch._feed is not None
+    monkeypatch.setattr(watch._feed, "_on_message", lambda *what: held_back.append(what))
+    await elsewhere.put("a", b"1")
+    await kv.put("a", b"2")
+    await elsewhere.put("a", b"3")
+    await until(lambda: len(held_back) == 3)
+    assert told == [b"2"]
+    for what in held_back:
+        deliver(*what)
+    assert told == [b"2", b"3"]
+    assert watch._ahead == {}
+    watch.stop()
+
+
 async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanished(
     connect: Any, crash: Any, until: Any
 ) -> None:

@@ -34,6 +34,7 @@ class WorkerRecord:
     phase: Phase = Phase.LAUNCHING
     process: Process | None = None
     started_at: float = 0.0  # unix seconds
+    was_ready: bool = False  # as its runner reports
     drain_by: float | None = None  # set once the assignment said drain
     asked_to_end_at: float | None = None
     killed: bool = False

@@ -283,6 +283,7 @@ class Agent:
         for worker in _runner_report.decode(message.payload).workers:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
+                    record.was_ready = True
                     self._shares.is_ready(worker.worker)
                 self._parking.note(record, worker)
                 if worker.state.live:

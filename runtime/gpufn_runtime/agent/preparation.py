@@ -130,7 +130,7 @@ class Preparation:
         return tuple(folders)
 
     def doubt(self, revision: RevisionKey) -> None:
-        """A worker of it could not start: one of its engines may be damaged, though it looks as it did."""
+        """A worker of it did not get ready: one of its engines may be damaged, though it looks as it did."""
         if (known := self._known.get(revision)) is not None:
             for by_kind in known.engines.values():
                 for keys in by_kind.values():

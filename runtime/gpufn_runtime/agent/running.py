@@ -20,7 +20,6 @@ import msgspec
 
 from gpufn.clock import Clock
 from gpufn.errors import PlatformError
-from gpufn.protocol.launch import EXIT_START_FAILED
 from gpufn.protocol.reports import ProcessReport, WorkerEventKind
 from gpufn.revision import RevisionKey
 from gpufn.tasks import Tasks
@@ -96,7 +95,7 @@ class RunningWorker:
 
 
 class Running:
-    """`doubt` is told of a revision of which a worker could not start."""
+    """`doubt` is told of a revision of which a worker has ended before it was ready."""
 
     def __init__(
         self,
@@ -238,7 +237,7 @@ class Running:
         )
         if could_be_oom and exceeded_bytes is not None:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)
-        if code == EXIT_START_FAILED:
+        if not record.was_ready:
             self._doubt(record.key)
         log.info("%s %s", record, end.describe())
         self._reports.tell(record, WorkerEventKind.EXITED, exit=end)

@@ -2,6 +2,9 @@
 
 A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key; a record's revision is its sequence in
 that stream, so it grows over the whole bucket. Every read is answered by the stream's leader.
+
+What is written through a KeyValue is told to its own watches as soon as it is stored, and only once: who keeps records
+in memory by a watch reads what it wrote, and nothing older comes after something newer, however late an answer is.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class KeyValue:
         self.stream = f"KV_{bucket}"
         self._prefix = f"$KV.{bucket}."
         self._config = config
+        self._watches: set[Watch] = set()
 
     @classmethod
     async def open(
@@ -82,7 +86,8 @@ class KeyValue:
 
     async def put(self, key: str, value: bytes) -> int:
         """Returns the new revision."""
-        return (await self.bus.publish_stored(self.subject(key), value)).seq
+        stored = await self.bus.publish_stored(self.subject(key), value)
+        return self._written(key, value, stored.seq)
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
         """Raises Conflict if the key is there. One that was deleted can be created again."""
@@ -102,7 +107,7 @@ class KeyValue:
         stored = await self.bus.publish_stored(
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s
         )
-        return stored.seq
+        return self._written(key, value, stored.seq)
 
     async def change(self, key: str, change: Callable[[Entry | None], bytes]) -> Entry:
         """The record as it is then. `change` gets what is stored, and gives what shall be; it is asked again when
@@ -122,7 +127,8 @@ class KeyValue:
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """With `revision`: raises Conflict unless the key is at it now."""
-        await self.bus.publish_stored(self.subject(key), b"", expected_last=revision, headers=_DELETE)
+        stored = await self.bus.publish_stored(self.subject(key), b"", expected_last=revision, headers=_DELETE)
+        self._written(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Every present record whose key starts with `prefix`, oldest change first."""
@@ -141,6 +147,11 @@ class KeyValue:
         watch = Watch(self, prefix, on_change)
         await watch._start()
         return watch
+
+    def _written(self, key: str, value: bytes | None, revision: int) -> int:
+        for watch in list(self._watches):
+            watch.learn(key, None if value is None else Entry(key, value, revision), revision)
+        return revision
 
     def _filter(self, prefix: str) -> str:
         whole_tokens, dot, _ = prefix.rpartition(".")
@@ -163,6 +174,8 @@ class Watch:
         self._known: set[str] = set()
         self._fresh: set[str] | None = None  # the keys of a snapshot that is not complete yet
         self._missing: set[str] = set()  # known, and not in the last one
+        self._seq = 0  # what is older has been told, or something newer
+        self._ahead: dict[str, int] = {}  # key → the revision that was learnt of it before it came
         self._checking: asyncio.Task[None] | None = None
         self._feed: Feed | None = None
         self._task: asyncio.Task[None] | None = None
@@ -170,6 +183,7 @@ class Watch:
         self._complete = asyncio.Event()
 
     def stop(self) -> None:
+        self._kv._watches.discard(self)
         if self._task is not None:
             self._task.cancel()
         if self._checking is not None:
@@ -177,8 +191,19 @@ class Watch:
         if self._feed is not None:
             self._feed.close()
 
+    def learn(self, key: str, entry: Entry | None, revision: int) -> None:
+        """`key` was stored at `revision`: tell it, unless that or something newer has been told. None: deleted."""
+        if not key.startswith(self._prefix) or revision <= max(self._seq, self._ahead.get(key, 0)):
+            return
+        self._ahead[key] = revision
+        if self._fresh is not None and entry is not None:
+            self._fresh.add(key)
+        if entry is not None or key in self._known:
+            self._tell(key, entry)
+
     async def _start(self) -> None:
         await self._open()
+        self._kv._watches.add(self)
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
             await self._first_snapshot()
@@ -210,6 +235,7 @@ class Watch:
     async def _open(self) -> None:
         self._lost.clear()
         self._fresh = set()
+        self._seq, self._ahead = 0, {}  # the bucket may have been made again, and count anew
         try:
             self._feed = await Feed.open(
                 self._kv.bus, self._kv.stream, self._kv._filter(self._prefix), self._on_message, self._on_lost
@@ -228,8 +254,12 @@ class Watch:
     def _on_message(self, message: StoredMessage, pending: int) -> None:
         assert self._feed is not None
         self._feed.take()
+        self._seq = message.seq
         key = message.subject.removeprefix(self._kv._prefix)
-        if key.startswith(self._prefix):
+        ahead = self._ahead.get(key, 0)
+        if message.seq >= ahead:
+            self._ahead.pop(key, None)
+        if key.startswith(self._prefix) and message.seq > ahead:
             entry = self._kv._entry(message)
             if self._fresh is not None and entry is not None:
                 self._fresh.add(key)

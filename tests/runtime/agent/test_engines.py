@@ -23,6 +23,7 @@ from gpufn.protocol.codec import encode
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.revision import Revision
 from gpufn.spec import Resources, spec_from_json
+from gpufn.workers import WorkerState
 from gpufn_runtime.agent.engines import EngineCache
 from tests.runtime.agent.conftest import Node, Run
 
@@ -312,6 +313,44 @@ def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node
         await node.unassign(worker)
         await node.until(lambda: not (node.home.bundles / revision.bundle).exists())
         await node.until(lambda: _names(node.home.engines) == [])
+
+    on_node(test)
+
+
+@pytest.mark.parametrize(
+    ("fake", "is_ready", "is_checked"),
+    [
+        ("exit 3", False, True),
+        ("segv", False, True),
+        ("sleep", False, True),  # its runner has it killed before it has ended by itself
+        ("sleep", True, False),
+    ],
+    ids=["it fails", "it crashes", "it is killed", "it was ready"],
+)
+def test_when_a_worker_does_not_get_ready_its_engines_are_checked_before_the_next(
+    on_node: Run, fake: str, is_ready: bool, is_checked: bool
+) -> None:
+    """The bytes are others, and the file's size and times are as they were."""
+
+    async def test(node: Node) -> None:
+        key = _publish(node, "weights")
+        await _deploy(node, {"cpu": (key,)}, fake=fake)
+        file = node.home.engines / key / "model"
+        await node.start()
+        await node.until(file.exists)
+        before = file.stat()
+        file.chmod(0o644)
+        file.write_bytes(b"WEIGHTS")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        first = await node.assign()
+        await node.event(first, "started")
+        if is_ready:
+            node.runner_says({first: WorkerState.READY})
+        if fake == "sleep":
+            node.kill(first)
+        await node.event(first, "exited")
+        await node.event(await node.assign(), "started")
+        assert file.read_bytes() == (b"weights" if is_checked else b"WEIGHTS")
 
     on_node(test)
 
