@@ -17,7 +17,8 @@ def peer_uid(transport: asyncio.BaseTransport) -> int:
 
 
 class Outbox:
-    """Joins what is written in one turn of the loop: each write is a system call and wakes the process that reads."""
+    """Joins what is written in one turn of the loop: each write is a system call and wakes the process that reads.
+    What is written in the turn that closes the socket is dropped."""
 
     __slots__ = ("_loop", "_parts", "_transport")
 
@@ -33,4 +34,5 @@ class Outbox:
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []
-        self._transport.writelines(parts)
+        if not self._transport.is_closing():
+            self._transport.writelines(parts)
