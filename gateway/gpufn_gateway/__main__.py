@@ -133,8 +133,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     builds = Builds(bus, buckets.builds, clock)
     stack.callback(builds.stop)
     await builds.start()
-    schedules = await Schedules.open(bus, buckets.schedules, registry, clock)
+    schedules = Schedules(bus, buckets.schedules, registry, clock)
     stack.callback(schedules.stop)
+    await schedules.start()
 
     caller = Caller(bus, name=name, clock=clock)
     home = Home.from_env()

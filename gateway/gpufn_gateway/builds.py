@@ -46,7 +46,7 @@ class Builds:
         if entry is None:
             self.known.pop(key, None)
             self._changed_at.pop(key, None)
-        elif entry.revision > self._changed_at.get(key, 0):
+        else:
             self._changed_at[key] = entry.revision
             self.known[key] = _build.decode(entry.value)
         for event in self._waiting:
@@ -71,7 +71,7 @@ class Builds:
     async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
         """The build once it has changed after `since`, has ended, or `wait_s` are over. Raises BuildNotFound."""
         if build_id not in self.known and is_invocation_id(build_id):  # it may have begun at another gateway just now
-            self.on_build(build_id, await self._builds.get(build_id))
+            await self._builds.get(build_id)
         loop = asyncio.get_running_loop()
         give_up = loop.time() + wait_s
         while True:
@@ -99,13 +99,12 @@ class Builds:
         """Queue a build of `model`, whose files are there, for a DeviceKind. Raises QueueFull."""
         build = Build(id=new_ulid(), model=model, device=device, created_at=self._clock.time())
         value = encode(build)
-        stored_at = await self._builds.create(build.id, value)
+        await self._builds.create(build.id, value)
         try:
             await self._bus.publish_stored(subjects.build_queue(device), build.id.encode(), msg_id=build.id)
         except BaseException:
             await self._builds.delete(build.id)
             raise
-        self.on_build(build.id, Entry(build.id, value, stored_at))
         return build
 
     async def tell(self, build_id: str, detail: str) -> None:
@@ -113,7 +112,7 @@ class Builds:
         build, revision = self.get(build_id), self.change(build_id)
         value = encode(msgspec.structs.replace(build, detail=detail))
         with contextlib.suppress(Conflict):
-            self.on_build(build_id, Entry(build_id, value, await self._builds.update(build_id, value, revision)))
+            await self._builds.update(build_id, value, revision)
 
     async def cancel(self, build_id: str) -> Build:
         """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""
@@ -132,5 +131,4 @@ class Builds:
             return encode(cancelled)
 
         stored = await self._builds.change(build_id, change)
-        self.on_build(build_id, stored)
         return _build.decode(stored.value)

@@ -26,7 +26,7 @@ import msgspec
 
 from gpufn.bus import objects, queues, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import Entry, KeyValue
+from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.engine import Build, EngineManifest
 from gpufn.errors import Conflict
@@ -157,11 +157,8 @@ class Collection:
             raise Conflict(f"{before} was changed meanwhile.")
         if after is None:
             await self._buckets.revisions.delete(key, entry.revision)
-            self._registry.on_revision(key, None)
         else:
-            value = encode(after)
-            stored_at = await self._buckets.revisions.update(key, value, entry.revision)
-            self._registry.on_revision(key, Entry(key, value, stored_at))
+            await self._buckets.revisions.update(key, encode(after), entry.revision)
 
     # --- builds and blobs ---------------------------------------------------------------------------------------------
 
@@ -169,7 +166,6 @@ class Collection:
         over = usage.builds_over(self._builds.known.values(), self._revisions(), self._clock.time())
         for build in over:
             await self._buckets.builds.delete(build.id)
-            self._builds.on_build(build.id, None)
         if over:
             log.info("forgot %d builds that ended long ago", len(over))
 

@@ -192,7 +192,6 @@ class Deploys:
                 continue
         else:
             raise _busy(name)
-        self._registry.on_function(name, None)
         numbers = self._registry.numbers(name)
         for number in numbers:
             await self._end(name, number)
@@ -240,10 +239,9 @@ class Deploys:
             )
             key = subjects.revision_key(spec.name, number)
             try:
-                stored_at = await self._revisions.create(key, encode(revision))
+                await self._revisions.create(key, encode(revision))
             except Conflict:
                 continue
-            self._registry.on_revision(key, Entry(key, encode(revision), stored_at))
             return revision
         raise _busy(spec.name)
 
@@ -279,7 +277,6 @@ class Deploys:
             return encode(absent)
 
         stored = await self._functions.change(name, changed)
-        self._registry.on_function(name, stored)
         return _function.decode(stored.value)
 
     async def _end(self, name: str, number: int) -> None:
@@ -308,7 +305,6 @@ class Deploys:
             return encode(change(_revision.decode(entry.value)))
 
         stored = await self._revisions.change(key, changed)
-        self._registry.on_revision(key, stored)
         return _revision.decode(stored.value)
 
 

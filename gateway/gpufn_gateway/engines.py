@@ -40,7 +40,6 @@ class Engines:
         """Manifests first: what there is a manifest of is whole."""
         for manifest in going.engines:
             await self._engines.delete(manifest.key)
-            self._registry.on_engine(manifest.key, None)
         for digest in going.files:
             await objects.delete(self._bus, subjects.ENGINE_FILES, digest)
 

@@ -80,7 +80,6 @@ class Registry:
         self.loaded = False
         self._epoch = 0
         self._controller_heard_at: float | None = None
-        self._changed_at: dict[str, int] = {}  # key → revision of its record, so that older news change nothing
         self._targets: dict[str, Target] = {}
         self._signatures: dict[tuple[str, int, str], Signature] = {}
         self._watches: list[Watch] = []
@@ -111,8 +110,7 @@ class Registry:
                 self.statuses.pop(key, None)
                 for tell in self.on_deleted:
                     tell(key)
-        elif entry.revision >= self._changed_at.get(f"function {key}", 0):
-            self._changed_at[f"function {key}"] = entry.revision
+        else:
             self.functions[key] = _function.decode(entry.value)
             self._targets.clear()
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import objects, streams
+from gpufn.bus.kv import KeyValue
 from gpufn.device import Device, DeviceType
 from gpufn.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest
 from gpufn.errors import BuildFailed, BuildNotFound, FunctionNotFound
@@ -366,8 +367,13 @@ def test_a_revision_has_engines_where_all_its_models_have() -> None:
 
 async def test_a_build_that_began_at_another_gateway_just_now_is_known(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
+        other = Builds(gateway.bus, await KeyValue.open(gateway.bus, subjects.BUILDS), gateway.clock)
+        await other.start()
+        assert other._watch is not None
+        assert other._watch._feed is not None
+        other._watch._feed._on_message = lambda *_: None  # it has not told it yet
         begun = await gateway.builds.begin(NET, "cpu")
-        other = Builds(gateway.bus, gateway.buckets.builds, gateway.clock)  # its watch has not told it yet
+        assert begun.id not in other.known
         assert await other.changed(begun.id, 0, wait_s=0.0) == begun
         for unknown in (new_ulid(), "no.id"):
             with pytest.raises(BuildNotFound):

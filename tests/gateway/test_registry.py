@@ -27,12 +27,6 @@ def test_a_new_serving_revision_takes_over_at_once(gateway: Any, make: Any) -> N
     assert gateway.registry.resolve("embed").number == 2
 
 
-def test_older_news_change_nothing(gateway: Any) -> None:
-    gateway.registry.on_function("embed", Entry("embed", record("embed", 1, latest=9), 50))
-    gateway.registry.on_function("embed", Entry("embed", record("embed", 1, latest=3), 49))
-    assert gateway.registry.functions["embed"].latest == 9
-
-
 def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
     gateway.registry.on_function("new", Entry("new", record("new", 4), 60))
     with pytest.raises(PlatformError, match="new@4 is not known here yet") as caught:

@@ -174,12 +174,14 @@ async def gateway_on(nats: Any, name: str = "gw-test") -> AsyncIterator[Whole]:
         whole = Whole(bus, await Buckets.open(bus), name)
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()
+        await whole.schedules.start()
         whole.caller.start()
         await whole.deploys.put_bundle(DIGEST, BUNDLE)
         async with whole.http:
             yield whole
         whole.registry.stop()
         whole.builds.stop()
+        whole.schedules.stop()
     finally:
         await bus.close()
 

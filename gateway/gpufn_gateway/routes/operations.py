@@ -121,8 +121,7 @@ class OperationRoutes:
             raise InvalidInput(
                 "the first key needs the scope admin: without one nobody could make another", field="scopes"
             )
-        stored_at = await self._keys.create(key.id, encode(key))
-        self._registry.on_key(key.id, Entry(key.id, encode(key), stored_at))
+        await self._keys.create(key.id, encode(key))
         return json_answer(_shown(key) | {"key": secret}, 201)
 
     async def limit_key(self, request: Request) -> Response:
@@ -140,7 +139,6 @@ class OperationRoutes:
             return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
 
         entry = await self._keys.change(key_id, limited)
-        self._registry.on_key(key_id, entry)
         return json_answer(_shown(_api_key.decode(entry.value)))
 
     async def delete_key(self, request: Request) -> Response:
@@ -152,7 +150,6 @@ class OperationRoutes:
         if others and not any(ADMIN in key.scopes for key in others):
             raise Conflict("This is the last key with the scope admin: make another one first.")
         await self._keys.delete(key_id)
-        self._registry.on_key(key_id, None)
         return Response(status_code=204)
 
 

@@ -10,6 +10,7 @@ Each second, just after it has begun:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -97,7 +98,5 @@ class ScheduleRuns:
                 return stored
             return msgspec.structs.replace(stored, done_until=now, invocation=invocation)
 
-        try:
+        with contextlib.suppress(ScheduleNotFound):  # removed meanwhile
             await self._schedules.change(record.id, done)
-        except ScheduleNotFound:
-            self._schedules.known.pop(record.id, None)  # removed meanwhile

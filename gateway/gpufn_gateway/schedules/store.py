@@ -33,12 +33,9 @@ class Schedules:
         self._watch: Watch | None = None
         self.known: dict[str, ScheduleRecord] = {}
 
-    @classmethod
-    async def open(cls, bus: Bus, bucket: KeyValue, registry: Registry, clock: Clock) -> Schedules:
+    async def start(self) -> None:
         """Returns when everything there is has been read."""
-        self = cls(bus, bucket, registry, clock)
-        self._watch = await bucket.watch(self._on_change)
-        return self
+        self._watch = await self._bucket.watch(self._on_change)
 
     def stop(self) -> None:
         if self._watch is not None:
@@ -85,13 +82,11 @@ class Schedules:
 
     async def put(self, record: ScheduleRecord) -> None:
         await self._bucket.put(record.id, _encode(record))
-        self.known[record.id] = record
 
     async def delete(self, id: str) -> None:  # noqa: A002
         """Absent is fine."""
         if await self._bucket.get(id) is not None:
             await self._bucket.delete(id)
-        self.known.pop(id, None)
 
     async def change(self, id: str, change: Callable[[ScheduleRecord], ScheduleRecord]) -> ScheduleRecord:  # noqa: A002
         """By compare-and-set, on the record as it is stored. Raises ScheduleNotFound."""
@@ -102,8 +97,7 @@ class Schedules:
             return _encode(change(_record.decode(entry.value)))
 
         stored = await self._bucket.change(id, changed)
-        after = self.known[id] = _record.decode(stored.value)
-        return after
+        return _record.decode(stored.value)
 
     async def submit(self, record: ScheduleRecord, at: float | None = None) -> CallRecord:
         """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one."""

@@ -3,8 +3,8 @@
 A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key; a record's revision is its sequence in
 that stream, so it grows over the whole bucket. Every read is answered by the stream's leader.
 
-What is written through a KeyValue is told to its own watches as soon as it is stored, and only once: who keeps records
-in memory by a watch reads what it wrote, and nothing older comes after something newer, however late an answer is.
+What is written or read through a KeyValue is told to its own watches at once, and only once: who keeps records in
+memory by a watch finds there what it wrote, and nothing older comes after something newer, however late an answer is.
 """
 
 from __future__ import annotations
@@ -82,12 +82,17 @@ class KeyValue:
         return self._prefix + key
 
     async def get(self, key: str) -> Entry | None:
-        return self._entry(await streams.last_message(self.bus, self.stream, self.subject(key)))
+        message = await streams.last_message(self.bus, self.stream, self.subject(key))
+        entry = self._entry(message)
+        if message is not None:
+            self._learn(key, entry, message.seq)
+        return entry
 
     async def put(self, key: str, value: bytes) -> int:
         """Returns the new revision."""
         stored = await self.bus.publish_stored(self.subject(key), value)
-        return self._written(key, value, stored.seq)
+        self._learn(key, Entry(key, value, stored.seq), stored.seq)
+        return stored.seq
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None, timeout_s: float = 5.0) -> int:
         """Raises Conflict if the key is there. One that was deleted can be created again."""
@@ -107,7 +112,8 @@ class KeyValue:
         stored = await self.bus.publish_stored(
             self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s
         )
-        return self._written(key, value, stored.seq)
+        self._learn(key, Entry(key, value, stored.seq), stored.seq)
+        return stored.seq
 
     async def change(self, key: str, change: Callable[[Entry | None], bytes]) -> Entry:
         """The record as it is then. `change` gets what is stored, and gives what shall be; it is asked again when
@@ -128,7 +134,7 @@ class KeyValue:
     async def delete(self, key: str, revision: int | None = None) -> None:
         """With `revision`: raises Conflict unless the key is at it now."""
         stored = await self.bus.publish_stored(self.subject(key), b"", expected_last=revision, headers=_DELETE)
-        self._written(key, None, stored.seq)
+        self._learn(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Every present record whose key starts with `prefix`, oldest change first."""
@@ -148,10 +154,9 @@ class KeyValue:
         await watch._start()
         return watch
 
-    def _written(self, key: str, value: bytes | None, revision: int) -> int:
+    def _learn(self, key: str, entry: Entry | None, revision: int) -> None:
         for watch in list(self._watches):
-            watch.learn(key, None if value is None else Entry(key, value, revision), revision)
-        return revision
+            watch._learn(key, entry, revision)
 
     def _filter(self, prefix: str) -> str:
         whole_tokens, dot, _ = prefix.rpartition(".")
@@ -191,7 +196,7 @@ class Watch:
         if self._feed is not None:
             self._feed.close()
 
-    def learn(self, key: str, entry: Entry | None, revision: int) -> None:
+    def _learn(self, key: str, entry: Entry | None, revision: int) -> None:
         """`key` was stored at `revision`: tell it, unless that or something newer has been told. None: deleted."""
         if not key.startswith(self._prefix) or revision <= max(self._seq, self._ahead.get(key, 0)):
             return
