@@ -6,7 +6,7 @@
 | LitServe, uvicorn | the bytes of the array |
 | BentoML | base64 in JSON |
 
-All run the same ONNX file with as many threads as gpufn's builder chose, which sleep while they wait.
+All run the same ONNX file with as many threads as gpufn's builder chose, which wait as those of gpufn's engines do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 import measure
 import networks
 from gpufn.engine import MANIFEST_FILE, EngineManifest
+from gpufn.ort_threads import waiting
 
 _HEAD_LENGTH = "Inference-Header-Content-Length"
 _DATATYPES = {"float32": "FP32", "int64": "INT64"}
@@ -85,7 +86,8 @@ class Bare:
         self.threads = int(manifest.settings["intra_op_threads"])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for entry, value in waiting(onnxruntime.__version__).items():
+            options.add_session_config_entry(entry, value)
         self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def run(self, inputs: dict[str, Array]) -> Array:
@@ -109,7 +111,10 @@ def serving(
     expected = bare.run(inputs).reshape(-1)
     _check(server, answer, expected)
     servers = [server]
-    environ = {"MODEL": str(model), "MAX_BATCH": str(max_batch), "THREADS": str(bare.threads)}
+    session = json.dumps(waiting(onnxruntime.__version__))
+    environ = {
+        "MODEL": str(model), "MAX_BATCH": str(max_batch), "THREADS": str(bare.threads), "SESSION": session,
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for peer in peers:
             if (python := _python_of(peer)) is None:

@@ -1,7 +1,8 @@
-"""A peer's model: the ONNX file and the threads that gpufn's engine has, by MODEL and THREADS."""
+"""A peer's model: the ONNX file, the threads and how they wait as gpufn's engine has them: MODEL, THREADS, SESSION."""
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -17,7 +18,8 @@ class Rows:
     def __init__(self) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(os.environ["THREADS"])
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for entry, value in json.loads(os.environ["SESSION"]).items():
+            options.add_session_config_entry(entry, value)
         self._session = onnxruntime.InferenceSession(os.environ["MODEL"], options, providers=["CPUExecutionProvider"])
         self.input, self.output = self._session.get_inputs()[0], self._session.get_outputs()[0]
         self.dtype = _DTYPES[self.input.type]

@@ -3,9 +3,6 @@
 1. the graph is optimised as far as the result runs on every machine of its kind, and saved
 2. which node ran on which provider is recorded; a GPU's engine that would not use the GPU at all is refused
 3. on the CPU a few numbers of threads are tried, and the least that is as good as the best is kept
-
-Threads sleep while they wait. Alone on a machine, as here, spinning is faster; beside a gateway and a runner it takes
-their cores, during a run and after it, and a worker on two cores serves half as much.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ import onnxruntime
 from gpufn.engine import Backend, BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
+from gpufn.ort_threads import waiting
 from gpufn_builder import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
 from gpufn_builder.compilers.threads import Trials, choose_threads, raced
@@ -76,7 +74,8 @@ class OnnxRuntime:
         options.log_severity_level = _ERRORS_ONLY
         options.graph_optimization_level = _LEVELS[str(settings["graph_optimization"])]
         options.intra_op_num_threads = int(settings["intra_op_threads"])
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        for entry, value in waiting(onnxruntime.__version__).items():
+            options.add_session_config_entry(entry, value)
         if self._on_gpu and not compiled.cpu_nodes:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         session = self._session(job, job.folder / compiled.files[0], options)
