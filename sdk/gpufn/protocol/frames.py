@@ -25,6 +25,7 @@ STREAM_WINDOW = 64  # items that may be under way between a generator and the re
 F = TypeVar("F")
 
 _LENGTHS = struct.Struct("!II")
+_COPIED_BYTES = 4096  # of a body that is joined to its header
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -227,10 +228,21 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
+    """Raises PayloadTooLarge."""
+    return b"".join((_head(frame, len(body)), body))
+
+
+def encode_parts(frame: msgspec.Struct, body: bytes = b"") -> tuple[bytes, ...]:
+    """As `encode`, to be written one after the other: a large body is not copied. Raises PayloadTooLarge."""
+    head = _head(frame, len(body))
+    return (head, body) if len(body) > _COPIED_BYTES else (head + body,)
+
+
+def _head(frame: msgspec.Struct, body_bytes: int) -> bytes:
+    if body_bytes > MESSAGE_BYTES:
+        raise PayloadTooLarge(f"{body_bytes} bytes are more than the {MESSAGE_BYTES} that fit one frame")
     header = _encode(frame)
-    if len(body) > MESSAGE_BYTES:
-        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MESSAGE_BYTES} that fit one frame")
-    return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
+    return _LENGTHS.pack(len(header), body_bytes) + header
 
 
 class FrameReader(Generic[F]):
@@ -241,27 +253,38 @@ class FrameReader(Generic[F]):
 
     def __init__(self, frame_type: Any) -> None:
         self._decode: Callable[[bytes | memoryview], F] = msgspec.msgpack.Decoder(frame_type).decode
-        self._buffer = bytearray()
+        self._begun: list[bytes] = []  # the parts of what is not a whole frame yet
+        self._has = 0  # bytes, in all of them
+        self._needs = 0  # bytes, to read on
 
     def feed(self, data: bytes) -> Iterator[tuple[F, bytes]]:
-        buffer = self._buffer
-        buffer += data
-        start = 0
+        if self._begun:
+            self._begun.append(data)
+            self._has += len(data)
+            if self._has < self._needs:
+                return
+            data = b"".join(self._begun)
+            self._begun.clear()
+        start, needs = 0, _LENGTHS.size
         try:
-            while len(buffer) - start >= _LENGTHS.size:
-                header_bytes, body_bytes = _LENGTHS.unpack_from(buffer, start)
+            while len(data) - start >= needs:
+                header_bytes, body_bytes = _LENGTHS.unpack_from(data, start)
                 if header_bytes > MAX_HEADER_BYTES or body_bytes > MESSAGE_BYTES:
                     raise ProtocolMismatch(f"a frame claims {header_bytes} + {body_bytes} bytes")
-                body_at = start + _LENGTHS.size + header_bytes
+                header_at = start + _LENGTHS.size
+                body_at = header_at + header_bytes
                 end = body_at + body_bytes
-                if len(buffer) < end:
+                if len(data) < end:
+                    needs = end - start
                     break
                 try:
-                    frame = self._decode(bytes(buffer[start + _LENGTHS.size : body_at]))
+                    frame = self._decode(data[header_at:body_at])
                 except msgspec.DecodeError as error:
                     raise ProtocolMismatch(f"a frame could not be read: {error}") from error
-                body = bytes(buffer[body_at:end])
+                body = data[body_at:end]
                 start = end
                 yield frame, body
         finally:
-            del buffer[:start]
+            if start < len(data):
+                self._begun.append(data[start:])
+                self._has, self._needs = len(data) - start, needs

@@ -1,0 +1,55 @@
+"""Frames come out as they went in, wherever the stream is cut."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpufn.errors import PayloadTooLarge, ProtocolMismatch
+from gpufn.protocol import frames
+from gpufn.protocol.frames import FrameReader, Item, WorkerFrame
+from gpufn.protocol.limits import MESSAGE_BYTES
+
+_SIZES = st.sampled_from([0, 1, 100, 5000, 70_000])
+
+
+@given(st.lists(_SIZES, max_size=6), st.lists(st.integers(0, 400_000), max_size=8))
+def test_frames_come_out_whole_wherever_the_stream_is_cut(sizes: list[int], cuts: list[int]) -> None:
+    sent = [(Item(number, "text/plain"), bytes([number]) * size) for number, size in enumerate(sizes)]
+    stream = b"".join(frames.encode(*each) for each in sent)
+    assert stream == b"".join(part for each in sent for part in frames.encode_parts(*each))
+    reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    assert [each for at, to in zip(places, places[1:], strict=False) for each in reader.feed(stream[at:to])] == sent
+
+
+def test_byte_by_byte_as_well() -> None:
+    sent = [(Item(1, "a"), b""), (Item(2, "b"), b"xyz")]
+    reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
+    stream = b"".join(frames.encode(*each) for each in sent)
+    assert [each for byte in stream for each in reader.feed(bytes([byte]))] == sent
+
+
+def test_a_large_body_is_not_copied_and_a_small_one_goes_with_its_header() -> None:
+    large = bytes(100_000)
+    assert frames.encode_parts(Item(1, "a"), large)[1] is large
+    assert len(frames.encode_parts(Item(1, "a"), b"small")) == 1
+
+
+def test_what_is_larger_than_a_frame_is_refused_by_who_sends_it_and_by_who_reads_it() -> None:
+    for encode in (frames.encode, frames.encode_parts):
+        with pytest.raises(PayloadTooLarge):
+            encode(Item(1, "a"), bytes(MESSAGE_BYTES + 1))
+    with pytest.raises(ProtocolMismatch, match="claims"):
+        list(FrameReader[WorkerFrame](WorkerFrame).feed(struct.pack("!II", 1, MESSAGE_BYTES + 1)))
+
+
+def test_what_came_whole_before_a_break_in_the_protocol_is_read() -> None:
+    reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
+    read = reader.feed(frames.encode(Item(1, "a"), b"x") + struct.pack("!II", 1, 0) + b"\xc1")
+    assert next(read) == (Item(1, "a"), b"x")
+    with pytest.raises(ProtocolMismatch, match="could not be read"):
+        next(read)
