@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -23,7 +24,7 @@ def test_frames_come_out_whole_wherever_the_stream_is_cut(sizes: list[int], cuts
     assert stream == b"".join(part for each in sent for part in frames.encode_parts(*each))
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    assert [each for at, to in zip(places, places[1:], strict=False) for each in reader.feed(stream[at:to])] == sent
+    assert [each for at, to in itertools.pairwise(places) for each in reader.feed(stream[at:to])] == sent
 
 
 def test_byte_by_byte_as_well() -> None:

@@ -82,13 +82,15 @@ class Batching:
         return group
 
     def _check_names(self, given: Iterable[str]) -> None:
-        takes = ", ".join(map(described, self._inputs.values())) or "nothing"
         for name in given:
             if name not in self._inputs:
-                raise InvalidInput(f"{name}: the model has no such input; it takes {takes}", field=name)
+                raise InvalidInput(f"{name}: the model has no such input; it takes {self._takes()}", field=name)
         for name in self._inputs:
             if name not in given:
-                raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
+                raise InvalidInput(f"{name}: missing; the model takes {self._takes()}", field=name)
+
+    def _takes(self) -> str:
+        return ", ".join(map(described, self._inputs.values())) or "nothing"
 
     def _rows(self, inputs: Arrays) -> int:
         counts: dict[str, int] = {name: array.shape[0] for name, array in inputs.items()}
