@@ -5,8 +5,8 @@ Two numbers of threads take turns, so that what else the machine does meets both
 - on a quiet machine the fastest of its runs by the clock: what else happens only adds
 - where others have the cores, what its CPU time comes to. A run with two threads then hardly ever has both cores at
   once, and would look slower than one with a single thread, which fits between the others' turns. So: the work spread
-  evenly, with all that the spreading costs on top, and no less than the calling thread did itself; and a third more,
-  for how long a thread takes to wake CPU time does not tell
+  evenly, with all that the spreading costs on top, and no less than the calling thread did itself. That they wait for
+  one another is in it, for they spin (gpufn.ort_threads)
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 _WORTH_SHARE: Final = 0.1
 _WORTH_S: Final = 50e-6
 _BUSY_SHARE: Final = 0.2  # of the time: so long its threads wait for a core. On a quiet machine they take some to wake
-_WAKING: Final = 4 / 3  # else sixty products of 8 us one after the other, each of which wakes a thread, get two
 _LEAST_RUNS: Final = 3
 _FIRST_RUNS: Final = 2  # slower, and not counted
 _TASKS: Final = Path("/proc/self/task")
@@ -69,7 +68,7 @@ class Trials:
         if threads == 1:
             return self._work_s
         spreading_s = max(0.0, statistics.median(run.cpu_s for run in runs) - self._work_s)
-        return _WAKING * max(min(run.own_s for run in runs), self._work_s / threads + spreading_s)
+        return max(min(run.own_s for run in runs), self._work_s / threads + spreading_s)
 
     def notes(self) -> tuple[str, ...]:
         """What was tried, in words."""
