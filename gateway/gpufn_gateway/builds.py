@@ -70,8 +70,8 @@ class Builds:
 
     async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
         """The build once it has changed after `since`, has ended, or `wait_s` are over. Raises BuildNotFound."""
-        if build_id not in self.known and is_invocation_id(build_id):  # it may have begun at another gateway just now
-            await self._builds.get(build_id)
+        if build_id not in self.known and is_invocation_id(build_id):
+            await self._builds.get(build_id)  # it may have begun at another gateway just now: our watch learns of it
         loop = asyncio.get_running_loop()
         give_up = loop.time() + wait_s
         while True:

@@ -122,19 +122,16 @@ class Invoke:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
 
     async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
-        took_s = self._calls.clock.time() - call.now
+        stats = self._calls.telemetry.of(call.target.name)
+        stats.ended(reply.kind, self._calls.clock.time() - call.now, reply.queue_s)
+        if reply.cold_start is not None:
+            stats.started_cold(reply.cold_start)
         about = reply_headers(reply, call.target.revision_header) + self._calls.limits(call)
-        try:
-            if reply.kind is OutcomeKind.SUCCEEDED:
-                result = self._calls.result(reply, body)
-                await send_result(send, wording, reply.content_type, result, about)
-            else:
-                await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
-        finally:  # the client has waited for long enough
-            stats = self._calls.telemetry.of(call.target.name)
-            stats.ended(reply.kind, took_s, reply.queue_s)
-            if reply.cold_start is not None:
-                stats.started_cold(reply.cold_start)
+        if reply.kind is OutcomeKind.SUCCEEDED:
+            result = self._calls.result(reply, body)
+            await send_result(send, wording, reply.content_type, result, about)
+        else:
+            await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
 
     async def _failed(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording

@@ -149,7 +149,7 @@ class _Runner(asyncio.Protocol):
         self._reader: frames.FrameReader[lane.RunnerFrame] = frames.FrameReader(lane.RunnerFrame)
 
     def send(self, frame: lane.GatewayFrame, body: bytes = b"") -> None:
-        self._out.write(*frames.encode_parts(frame, body))
+        self._out.write(frames.encode(frame, body))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses

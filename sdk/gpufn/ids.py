@@ -37,7 +37,7 @@ class _UlidSource:
         now = time.time_ns() // 1_000_000
         if now > self._millisecond:  # later ids sort later, though the clock be set back
             self._millisecond = now
-            self._prefix = "".join([_PAIRS[(now >> shift) & 1023] for shift in range(40, -1, -10)])
+            self._prefix = _base32(now, 10)
         tail = int.from_bytes(os.urandom(10), "big")
         pairs = _PAIRS
         return self._prefix + "".join([pairs[(tail >> shift) & 1023] for shift in range(70, -1, -10)])

@@ -27,10 +27,10 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._parts: list[bytes] = []
 
-    def write(self, *parts: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if not self._parts:
             self._loop.call_soon(self._flush)
-        self._parts += parts
+        self._parts.append(data)
 
     def _flush(self) -> None:
         parts, self._parts = self._parts, []

@@ -138,7 +138,7 @@ class _Gateway(asyncio.Protocol):
         self.under_way: dict[str, DirectDelivery] = {}
 
     def send(self, frame: lane.RunnerFrame, body: bytes = b"") -> None:
-        self._out.write(*frames.encode_parts(frame, body))
+        self._out.write(frames.encode(frame, body))
 
     def ended(self, reply: ResultReply, body: bytes) -> None:
         try:

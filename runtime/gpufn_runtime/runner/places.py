@@ -35,10 +35,10 @@ class Places:
     def least_busy(self) -> WorkerLink | None:
         """The worker with the most slots that may take a call, and sooner one that need not wait for its turn; None
         when none may."""
-        best, highest = None, (False, 0)
+        best = None
         for link in self.links.values():
-            if (free := link.free) and (rank := (not link.needs_turn, free)) > highest:
-                best, highest = link, rank
+            if link.free and (best is None or (not link.needs_turn, link.free) > (not best.needs_turn, best.free)):
+                best = link
         return best
 
     @property
@@ -48,21 +48,11 @@ class Places:
 
     def capacity(self) -> int:
         """Calls that may be here at a time."""
-        slots = workers = 0
-        for link in self.links.values():
-            if link.takes_calls:
-                slots += link.slots.total
-                workers += 1
-        return slots + self._longest_line(workers)
+        return self.slots + self._longest_line()
 
     def room(self) -> int:
         """Calls that may come now: for the free slots, and to stand in line."""
-        free = workers = 0
-        for link in self.links.values():
-            if link.takes_calls:
-                free += link.slots.free
-                workers += 1
-        return free + self._longest_line(workers) - len(self.line)
+        return self.free + self._longest_line() - len(self.line)
 
     def lane_room(self) -> int:
         """Calls that gateways may bring by the lane at a time."""
@@ -76,7 +66,8 @@ class Places:
         """A run took so long, for as many calls as it may have had."""
         self.line.ended(run_s / self._calls_per_run, body_bytes)
 
-    def _longest_line(self, workers: int) -> int:
-        """Behind so many that take calls."""
-        longest = self.line.longest(workers * self._runs_per_worker)
-        return 0 if longest and self.takes_turns else longest
+    def _longest_line(self) -> int:
+        if self.takes_turns:
+            return 0
+        workers = sum(link.takes_calls for link in self.links.values())
+        return self.line.longest(workers * self._runs_per_worker)

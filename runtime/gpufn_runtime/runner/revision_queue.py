@@ -93,7 +93,6 @@ class RevisionQueue:
         )  # fmt: skip
         self._intake = self._arrivals.intake
         self._ticking: asyncio.TimerHandle | None = None
-        self._offering: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(f"queue of {revision}")
         self._started = 0
@@ -289,11 +288,6 @@ class RevisionQueue:
             link.park(self._clock.monotonic())
         if self._places.line:
             self._arrivals.serve_line()
-        if self._offering is None:  # behind what this turn of the loop sends: an end does not wait for credits
-            self._offering = self._loop.call_soon(self._offer_what_is_free)
-
-    def _offer_what_is_free(self) -> None:
-        self._offering = None
         self._intake.offer()
 
     # --- what a link tells of its attempts ----------------------------------------------------------------------------

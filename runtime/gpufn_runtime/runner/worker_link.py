@@ -133,7 +133,7 @@ class WorkerLink:
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
         if self._peer is not None:
-            self._peer.out.write(*frames.encode_parts(frame, body))
+            self._peer.out.write(frames.encode(frame, body))
 
     def drain(self) -> None:
         """Take nothing new; when nothing runs, tell the worker to end. One that is not READY yet hears it then."""

@@ -25,7 +25,6 @@ STREAM_WINDOW = 64  # items that may be under way between a generator and the re
 F = TypeVar("F")
 
 _LENGTHS = struct.Struct("!II")
-_COPIED_BYTES = 4096  # of a body that is joined to its header
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -229,20 +228,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
     """Raises PayloadTooLarge."""
-    return b"".join((_head(frame, len(body)), body))
-
-
-def encode_parts(frame: msgspec.Struct, body: bytes = b"") -> tuple[bytes, ...]:
-    """As `encode`, to be written one after the other: a large body is not copied. Raises PayloadTooLarge."""
-    head = _head(frame, len(body))
-    return (head, body) if len(body) > _COPIED_BYTES else (head + body,)
-
-
-def _head(frame: msgspec.Struct, body_bytes: int) -> bytes:
-    if body_bytes > MESSAGE_BYTES:
-        raise PayloadTooLarge(f"{body_bytes} bytes are more than the {MESSAGE_BYTES} that fit one frame")
     header = _encode(frame)
-    return _LENGTHS.pack(len(header), body_bytes) + header
+    if len(body) > MESSAGE_BYTES:
+        raise PayloadTooLarge(f"{len(body)} bytes are more than the {MESSAGE_BYTES} that fit one frame")
+    return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
 
 
 class FrameReader(Generic[F]):
@@ -253,17 +242,15 @@ class FrameReader(Generic[F]):
 
     def __init__(self, frame_type: Any) -> None:
         self._decode: Callable[[bytes | memoryview], F] = msgspec.msgpack.Decoder(frame_type).decode
-        self._begun: list[bytes] = []  # the parts of what is not a whole frame yet
-        self._has = 0  # bytes, in all of them
-        self._needs = 0  # bytes, to read on
+        self._begun = bytearray()  # what is not a whole frame yet
+        self._needs = 0  # so many bytes, to read on
 
     def feed(self, data: bytes) -> Iterator[tuple[F, bytes]]:
         if self._begun:
-            self._begun.append(data)
-            self._has += len(data)
-            if self._has < self._needs:
+            self._begun += data
+            if len(self._begun) < self._needs:
                 return
-            data = b"".join(self._begun)
+            data = bytes(self._begun)
             self._begun.clear()
         start, needs = 0, _LENGTHS.size
         try:
@@ -286,5 +273,5 @@ class FrameReader(Generic[F]):
                 yield frame, body
         finally:
             if start < len(data):
-                self._begun.append(data[start:])
-                self._has, self._needs = len(data) - start, needs
+                self._begun += data[start:]
+                self._needs = needs
