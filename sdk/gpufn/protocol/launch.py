@@ -68,7 +68,7 @@ IN_CONTAINER = "/gpufn"  # all that a container has of us is below it
 CONTROL_NAME = "a"  # in the worker's folder; the agent listens
 CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 
-# The worker's exit codes that mean something to the agent.
+# The worker's exit codes that are not the user's.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
 
