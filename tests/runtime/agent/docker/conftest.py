@@ -102,6 +102,12 @@ class Daemon:
         filters = [*([f"status={status}"] if status else []), *([f"label=gpufn.owner={owner}"] if owner else [])]
         return self.docker("ps", "-aq", "--no-trunc", *(word for each in filters for word in ("--filter", each)))
 
+    def remove(self, container: str) -> None:
+        """However it runs; the agent may be removing it already."""
+        command = self._command("rm", "-f", container)
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert not told or "already in progress" in told or "No such container" in told, told
+
     def pid(self, container: str) -> int:
         """Of its first process; 0 when it is gone."""
         command = self._command("inspect", "--format", "{{.State.Pid}}", container)

@@ -160,7 +160,7 @@ def test_an_image_that_was_removed_is_built_again(contained: Platform, daemon: D
         daemon.docker("tag", tag, "gpufn-test-kept:1")  # what a container uses may only lose a name, not its last one
         daemon.docker("rmi", tag)
     for container in daemon.containers():
-        daemon.docker("rm", "-f", container)
+        daemon.remove(container)
     until(lambda: contained.ready_workers("greet") == 0)
     assert contained.invoke("greet") == "Good morning"
 
