@@ -88,22 +88,24 @@ class Exit(msgspec.Struct, frozen=True):
     tail: str = ""  # the last lines that it wrote to its standard error
     memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
     device_fault: str = ""  # why its GPU was of no use any more, when it was ended for that
+    untold: str = ""  # why nobody could see how
 
     def describe(self) -> str:
         """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
         if self.device_fault:
             return f"was ended because of its GPU: {self.device_fault}"
-        if self.out_of_memory and self.memory_limit_bytes is not None:
-            limit = _mebibytes(self.memory_limit_bytes)
-            return f"was killed because it used more than its {limit} of memory (memory=... sets it)"
         if self.out_of_memory:
-            return "was killed because it used more memory than allowed"
+            limit = self.memory_limit_bytes
+            than = "memory than allowed" if limit is None else f"than its {_mebibytes(limit)} of memory"
+            return f"was killed because it used more {than} (memory=... sets it)"
         if self.signal is not None:
             try:
                 return f"was killed by {signals.Signals(self.signal).name}"
             except ValueError:
                 return f"was killed by signal {self.signal}"
-        return "ended" if self.code is None else f"exited with code {self.code}"
+        if self.code is not None:
+            return f"exited with code {self.code}"
+        return f"ended ({self.untold})" if self.untold else "ended"
 
 
 def _mebibytes(count: int) -> str:

@@ -65,6 +65,6 @@ class Inheritance:
         record = self._fleet.add(assignment)
         group = self._burials.group_left(record.worker, file)
         log.info("%s ended while no agent looked", record)
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group))
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
         processes.kill_each(processes.writing_to(folder.output))
         self._burials.bury(record, folder, group)

@@ -212,16 +212,23 @@ class Running:
 
     async def _ask_how_it_ended(self, worker: RunningWorker) -> None:
         """Its parent is Docker's."""
-        end = ContainerEnd()
+        end, untold = ContainerEnd(), ""
         try:
             end = await self._containers.end_of(worker.container)
         except PlatformError as error:
             log.warning("%s: %s", worker.record.worker, error.message)
+            untold = error.message.rstrip(".")
         self._containers.let_go(worker.container)
-        self._has_ended(worker, end.code, end.signal, end.exceeded_bytes)
+        self._has_ended(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, untold=untold)
 
     def _has_ended(
-        self, worker: RunningWorker, code: int | None, signum: int | None, exceeded_bytes: int | None = None
+        self,
+        worker: RunningWorker,
+        code: int | None,
+        signum: int | None,
+        *,
+        exceeded_bytes: int | None = None,
+        untold: str = "",
     ) -> None:
         record = worker.record
         self._shares.left(record.worker)
@@ -234,6 +241,7 @@ class Running:
             signal=signum,
             tail=worker.output.tail(),
             device_fault=record.device_fault,
+            untold=untold,
         )
         if could_be_oom and exceeded_bytes is not None:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)

@@ -20,8 +20,8 @@ class Attempt:
 
     __slots__ = (
         "began", "busy_from", "busy_s", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items",
-        "link", "message", "method", "must_end_at", "number", "parcel", "progress", "started_at", "touched_at",
-        "waits_on", "while_ending_until",
+        "link", "lost_at", "message", "method", "must_end_at", "number", "parcel", "progress", "started_at",
+        "touched_at", "waits_on", "while_ending_until",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +41,7 @@ class Attempt:
         self.began = 0.0
         self.touched_at = 0.0
         self.must_end_at = math.inf
+        self.lost_at = math.inf  # when its worker was
         self.parcel = ""  # its input's name in the worker's folder, when it is one
         self.busy_from: float | None = None  # as its link's BusyTime says, while it runs
         self.busy_s = 0.0  # of its worker's time, once it has ended

@@ -102,15 +102,19 @@ class Ends:
     def give_up(self, attempt: Attempt) -> None:
         """It did not end in time: its slot is poisoned, and its worker goes when nothing else runs there."""
         del attempt.link.attempts[attempt.number]
-        self._poison(attempt)
+        attempt.link.slots.poison()
         self._settle_lost(attempt, None)
 
     def take_all(self, link: WorkerLink) -> list[Attempt]:
-        """What runs in a worker that is gone, to be ended by `with_worker` once it is known why."""
+        """What runs in a worker that is gone, to be ended by `with_worker` once it is known why. Until then whoever
+        asks for them finds them."""
         attempts = list(link.attempts.values())
         link.attempts.clear()
+        now = self._clock.monotonic()
         for attempt in attempts:
-            self._poison(attempt)
+            attempt.lost_at = now
+            link.slots.poison()
+            self._stop_counting(attempt, now)
         return attempts
 
     def with_worker(self, link: WorkerLink, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
@@ -129,12 +133,13 @@ class Ends:
             self._output.publish(link, invocation, "error", text.encode())
 
     def _settle_lost(self, attempt: Attempt, error: ErrorInfo | None) -> None:
+        self._forget(attempt)
         self.ended += 1
         self.failed += 1
         outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
         if not _hands_back(attempt, outcome):
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
-            run_s = self._clock.monotonic() - attempt.began
+            run_s = min(self._clock.monotonic(), attempt.lost_at) - attempt.began
             self._charge(attempt, outcome, run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
 
@@ -156,17 +161,17 @@ class Ends:
         except ResultNotEncodable as error:
             return Outcome(OutcomeKind.RAISED, error.info()), ""
 
-    def _poison(self, attempt: Attempt) -> None:
-        attempt.link.slots.poison()
-        self._forget(attempt)
-
     def _forget(self, attempt: Attempt) -> None:
         """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
-        if attempt.busy_from is not None:
-            attempt.busy_s = attempt.link.busy.end(attempt.busy_from, self._clock.monotonic())
-            attempt.busy_from = None
+        self._stop_counting(attempt, self._clock.monotonic())
         if self._running.get(attempt.message.id) is attempt:
             del self._running[attempt.message.id]
+
+    def _stop_counting(self, attempt: Attempt, now: float) -> None:
+        """It takes no more of its worker's time, and none of its GPU's."""
+        if attempt.busy_from is not None:
+            attempt.busy_s = attempt.link.busy.end(attempt.busy_from, now)
+            attempt.busy_from = None
         if attempt.link.seat is not None:
             attempt.link.seat.done(attempt)
 

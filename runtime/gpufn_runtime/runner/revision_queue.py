@@ -23,7 +23,6 @@ from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import ItemReply, Progress
 from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
-from gpufn.tasks import Tasks
 from gpufn.workers import ColdStart, StartFailure, WorkerState
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Attempt, may_run_s
@@ -37,6 +36,7 @@ from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
+from gpufn_runtime.runner.unexplained import Unexplained
 from gpufn_runtime.runner.waits import Waits
 from gpufn_runtime.runner.worker_link import WorkerLink
 
@@ -91,10 +91,10 @@ class RevisionQueue:
             revision, self._places, clock=clock, settler=settler, parcels=parcels, running=running,
             free=self._ends.free, freed=self._after_end,
         )  # fmt: skip
+        self._unexplained = Unexplained(self._ends, supervision, clock)
         self._intake = self._arrivals.intake
         self._ticking: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(f"queue of {revision}")
         self._started = 0
 
     # --- workers come and go ------------------------------------------------------------------------------------------
@@ -140,7 +140,9 @@ class RevisionQueue:
             self._leave_gpu(link)
             attempts = self._ends.take_all(link)
             self._let_go(link)
-            self._ends.with_worker(link, attempts, self._supervision.exit_of(worker))
+            exit_ = self._supervision.exit_of(worker)
+            self._ends.with_worker(link, attempts, exit_)
+            self._unexplained.end(worker, exit_)
 
     def _let_go(self, link: WorkerLink) -> None:
         """Hear nothing more of this worker; what it has asked of the platform goes with it."""
@@ -257,6 +259,7 @@ class RevisionQueue:
                 else:
                     self._touch(attempt, now)
         busy |= self._waits.tick(now, self._touch)
+        busy |= self._unexplained.tick(now, self._touch)
         line = self._places.line
         if lasting is not line.is_closed:
             line.is_closed = lasting
@@ -393,7 +396,5 @@ class RevisionQueue:
             self._retire(link, why)
         self._on_change()
         if attempts:
-            self._tasks.start(self._explain_and_end(link, attempts))
-
-    async def _explain_and_end(self, link: WorkerLink, attempts: list[Attempt]) -> None:
-        self._ends.with_worker(link, attempts, await self._supervision.wait_for_exit(link.worker))
+            self._unexplained.add(link, attempts)
+            self._keep_ticking()

@@ -6,8 +6,8 @@ an order to the agent, since only the agent touches processes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
-_EXIT_WAIT_S = 1.0
 _REMEMBERED = 1000
 
 _event = msgspec.msgpack.Decoder(WorkerEvent)
@@ -39,7 +38,7 @@ class Supervision:
         self._clock = clock
         self._launches: dict[str, ColdStart] = {}
         self._exits: dict[str, Exit] = {}
-        self._waiting: dict[str, list[asyncio.Future[Exit]]] = {}
+        self._when_ended: dict[str, Callable[[Exit], None]] = {}
 
     def start(self) -> None:
         self._bus.subscribe(subjects.WORKER_EVENTS, self._on_event)
@@ -73,19 +72,17 @@ class Supervision:
     def exit_of(self, worker: str) -> Exit | None:
         return self._exits.get(worker)
 
-    async def wait_for_exit(self, worker: str) -> Exit | None:
-        """How the worker's process ended; None when the agent has not said within a second."""
+    def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None:
+        """Call `tell` once the agent has said how the worker's process ended; at once when it has. The last one asked
+        for counts."""
         if (known := self._exits.get(worker)) is not None:
-            return known
-        future: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(worker, []).append(future)
-        try:
-            async with asyncio.timeout(_EXIT_WAIT_S):
-                return await future
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting.pop(worker, None)
+            tell(known)
+        else:
+            self._when_ended[worker] = tell
+
+    def forget(self, worker: str) -> None:
+        """Nobody waits for its end any more."""
+        self._when_ended.pop(worker, None)
 
     def _on_event(self, message: Message) -> None:
         event = _event.decode(message.payload)
@@ -95,9 +92,8 @@ class Supervision:
             _remember(self._launches, event.worker, event.cold_start)
         elif event.kind == "exited" and event.exit is not None:
             _remember(self._exits, event.worker, event.exit)
-            for future in self._waiting.pop(event.worker, []):
-                if not future.done():
-                    future.set_result(event.exit)
+            if (tell := self._when_ended.pop(event.worker, None)) is not None:
+                tell(event.exit)
 
     def _publish(self, subject: str, payload: bytes) -> None:
         try:

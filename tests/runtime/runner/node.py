@@ -37,20 +37,13 @@ SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
 
 
 class SettableClock(SystemClock):
-    """`ahead_s`: how far somebody has set the wall clock."""
+    """`ahead_s`: how far somebody has set the wall clock. `skipped_s`: time that has passed all at once."""
 
     def __init__(self) -> None:
-        self.ahead_s = 0.0
+        self.ahead_s = self.skipped_s = 0.0
 
     def time(self) -> float:
         return SystemClock.time() + self.ahead_s
-
-
-class SkippingClock(SystemClock):
-    """`skipped_s`: time that has passed all at once."""
-
-    def __init__(self) -> None:
-        self.skipped_s = 0.0
 
     def monotonic(self) -> float:
         return SystemClock.monotonic() + self.skipped_s
@@ -121,7 +114,7 @@ class Node:
         self.bus = bus
         self.home = home
         self.clock = SettableClock()
-        self.turns_clock = SkippingClock()
+        self.turns_clock = SettableClock()
         self.kills: asyncio.Queue[KillOrder] = asyncio.Queue()
         self.reports: asyncio.Queue[RunnerReport] = asyncio.Queue()
         self.workers: list[FakeWorker] = []

@@ -42,6 +42,7 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
         fail(first, (await first.run())[0])
         await first.run()
         first.die()
+        await node.reap("attempts")
         second = await node.worker(revision, "w-2")
         run, body = await second.run()
         assert (run.number, body) == (3, b"1")

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpufn.bus import records
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
@@ -41,6 +42,61 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
         assert "Segmentation fault" in reply.error.message
         await node.bus.flush()
         assert [(line.stream, line.text.splitlines()[0][:12]) for line in logged] == [("error", "worker_lost:")]
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_is_still_had_here_until_the_agent_has_told_how_its_worker_ended(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("contained")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.die()
+        await node.report_of("w-1", WorkerState.FAILED)
+        node.clock.skipped_s = 5.0
+        held = await records.where(node.bus, run.invocation)
+        assert held is not None
+        assert held.worker == "w-1"
+        await node.reap("contained", Exit(signal=15))
+        reply, _ = await call.future
+        assert "was killed by SIGTERM" in reply.error.message
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_whose_worker_is_gone_ends_when_its_caller_cancels_it(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("unwanted")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.die()
+        await node.kills.get()
+        call.cancel()
+        while await records.where(node.bus, run.invocation) is not None:
+            pass
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("unassigned", [True, False])
+def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
+    url: str, tmp_path: Path, unassigned: bool
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("untold")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        worker.die()
+        await node.kills.get()
+        if unassigned:
+            await node.unassign("w-1")
+        else:
+            node.clock.skipped_s = 11.0
+        reply, _ = await call.future
+        assert "closed its connection" in reply.error.message
 
     on_node(url, tmp_path, test)
 

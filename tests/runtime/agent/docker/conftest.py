@@ -86,11 +86,20 @@ class Daemon:
                 lacking(f"dockerd does not start here:\n{(self.root / 'log').read_text()[-2000:]}")
             time.sleep(0.05)
 
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+    def stop(self) -> None:
         if self.process is not None:
-            self.process.send_signal(how)
+            self.process.terminate()
             self.process.wait(60)
             self.process = None
+
+    @contextlib.contextmanager
+    def hung(self) -> Iterator[None]:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def docker(self, *arguments: str) -> list[str]:
         """The lines that it prints."""

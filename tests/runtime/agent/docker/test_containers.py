@@ -187,11 +187,25 @@ def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Pl
     finally:
         daemon.start()
     waiting.join(60)
+    # Docker kills its containers when it ends: it tells that just in time, or not.
     assert "was killed by SIGKILL" in answers[0].text or "does not answer" in answers[0].text
     assert contained.ready_workers("who") == 1
     home = Home(contained.home)
     until(lambda: not any((home.run / "w").iterdir()), "workers' folders stay")
     until(lambda: not daemon.containers(status="exited"), "containers that ended stay")
+
+
+def test_an_end_that_docker_cannot_tell_of_is_told_with_that(contained: Platform, daemon: Daemon) -> None:
+    answers: list[Any] = []
+    caller = threading.Thread(target=lambda: answers.append(contained.post("long")))
+    caller.start()
+    until(lambda: contained.client.get("/v1/functions/long").json()["running"] == 1)
+    processes = [daemon.pid(container) for container in daemon.awake()]
+    with daemon.hung():
+        for pid in processes:
+            os.kill(pid, signal.SIGKILL)
+        caller.join(60)
+    assert "does not answer" in answers[0].json()["detail"]
 
 
 def test_when_the_platform_ends_nothing_of_it_is_left(daemon: Daemon, tmp_path: Path) -> None:
