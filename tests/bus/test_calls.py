@@ -1,32 +1,34 @@
-"""Calls that somebody waits for: found or told to be lost when the bus restarts; streams say why they break off."""
+"""Calls that somebody waits for: found or told to be lost when the bus restarts, ended when they wait for too long;
+streams say why they break off."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpufn.bus import calls, streams
+from gpufn.bus import searches, streams
 from gpufn.bus.calls import Caller, CallRequest, PendingCall, PendingStream
 from gpufn.bus.connection import Bus, Message
 from gpufn.clock import SystemClock
-from gpufn.errors import BusUnavailable, GpufnError, WorkerLost
+from gpufn.errors import BusUnavailable, GpufnError, InvocationExpired, WorkerLost
 from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
-SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),))
+SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), queue_timeout_s=10.0)
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=0.0)
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LOST_AFTER_S", "_LOST_RETRY_S", "_HELD_AGAIN_S"):
-        monkeypatch.setattr(calls, name, 0.01)
+        monkeypatch.setattr(searches, name, 0.01)
 
 
 def request() -> CallRequest:
@@ -74,6 +76,63 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
     with pytest.raises(BusUnavailable, match="was lost"):
         await call.future
     assert asked == 5
+
+
+async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
+    """A call whose function's queue_timeout is over by the clock of the next tick."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw-waits", clock=SystemClock())
+    caller.start()
+    return bus, caller, await queued(bus, caller)
+
+
+async def test_a_call_that_nobody_began_with_ends_with_its_queue_timeout(connect: Any, nats: Any) -> None:
+    bus, caller, call = await waiting(connect, nats)
+    caller.tick(call.since + 9.9)
+    await caller._searches.done()
+    assert not call.future.done()
+    caller.tick(call.since + 10.1)
+    with pytest.raises(InvocationExpired, match=r"s in the queue were too long"):
+        await call.future
+    await bus.flush()
+    assert await streams.next_message(bus, subjects.SYNC, subjects.sync_queue("f", 1, call.priority), 1) is None
+
+
+async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: Any, nats: Any) -> None:
+    bus, caller, call = await waiting(connect, nats)
+    runner = await connect(nats)
+    asked: list[str] = []
+
+    def whereabouts(message: Message) -> None:
+        asked.append(message.reply)
+        runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
+
+    runner.subscribe(subjects.WHEREABOUTS, whereabouts)
+    await runner.flush()
+    for seconds in (10.1, 12.0, 20.0):
+        caller.tick(call.since + seconds)
+        await caller._searches.done()
+    assert len(asked) == 1
+    assert not call.future.done()
+    call.cancel()
+    await bus.flush()
+
+
+async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_timeout(
+    connect: Any, nats: Any
+) -> None:
+    bus, caller, call = await waiting(connect, nats)
+    queue = subjects.sync_queue("f", 1, call.priority)
+    stored = await streams.next_message(bus, subjects.SYNC, queue, call.queue_seq)
+    assert stored is not None
+    first, body = unpack_invocation(stored.payload)
+    await bus.publish_stored(queue, pack(msgspec.structs.replace(first, attempt=2), body))
+    await streams.delete_message(bus, subjects.SYNC, call.queue_seq)
+    caller.tick(call.since + 10.1)
+    await caller._searches.done()
+    assert not call.future.done()
+    call.cancel()
 
 
 def item(stream: PendingStream, number: int) -> None:

@@ -6,22 +6,20 @@
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
    where the message is stored.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
-4. `tick` ends calls whose deadline has passed. After a reconnect somebody is asked who still has the older ones: the
-   sync queue is in the server's memory and may be gone. Of a call that only a runner has, from time to time: no queue
-   would hand it to another.
+4. `tick` ends calls whose deadline has passed, and those that have waited for as long as they may (`searches`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, Protocol
 
-from gpufn.bus import doorbells, jetstream, streams
+from gpufn.bus import doorbells, jetstream
 from gpufn.bus.connection import Bus, Message
-from gpufn.bus.records import where
+from gpufn.bus.searches import Searches
 from gpufn.clock import Clock
 from gpufn.errors import (
     BusUnavailable,
@@ -43,20 +41,12 @@ from gpufn.protocol.messages import (
     Reply,
     ResultReply,
     StreamCredit,
-    unpack_invocation,
     unpack_reply,
 )
 from gpufn.revision import Revision
 
-log = logging.getLogger(__name__)
-
 # The runner ends a call at its deadline and says so; we wait this much longer for its word.
 _DEADLINE_GRACE_S = 1.0
-# A runner reconnects within a second and knows what it runs.
-_LOST_AFTER_S = 2.0
-_LOST_RETRY_S = 0.25
-_HELD_AGAIN_S = 2.0
-_LOOKS_AT_A_TIME = 64
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -94,14 +84,22 @@ class Lane(Protocol):
 class PendingCall:
     """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes.
 
-    `offered` holds the invocation while it is on the lane, for it may come to be queued.
+    `offered` holds the invocation while it is on the lane, for it may come to be queued. When nobody has begun with it
+    at `starts_by`, it ends.
     """
 
     __slots__ = (
         "_caller", "expires_at", "function", "future", "id", "offered", "priority", "queue_seq", "revision", "since",
+        "starts_by",
     )  # fmt: skip
 
-    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
+    def __init__(
+        self,
+        caller: Caller,
+        message: InvocationMessage,
+        future: asyncio.Future[tuple[ResultReply, bytes]],
+        queue_timeout_s: float | None = None,
+    ):
         self._caller = caller
         self.id = InvocationId(message.id)
         self.function = message.function
@@ -109,6 +107,7 @@ class PendingCall:
         self.priority = message.priority
         self.since = caller._clock.monotonic()
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
+        self.starts_by = math.inf if queue_timeout_s is None else self.since + queue_timeout_s
         self.queue_seq = 0
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
@@ -138,8 +137,14 @@ class PendingStream(PendingCall):
 
     __slots__ = ("_credit_to", "_items", "_taken")
 
-    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
-        super().__init__(caller, message, future)
+    def __init__(
+        self,
+        caller: Caller,
+        message: InvocationMessage,
+        future: asyncio.Future[tuple[ResultReply, bytes]],
+        queue_timeout_s: float | None = None,
+    ):
+        super().__init__(caller, message, future, queue_timeout_s)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
         self._credit_to = ""
@@ -199,7 +204,7 @@ class Caller:
         self._pending: dict[str, PendingCall] = {}
         self._abandoned: dict[str, float] = {}  # id → when it expires, of calls given up before their PubAck came
         self._loop = asyncio.get_running_loop()
-        self._rescue: asyncio.Task[None] | None = None
+        self._searches = Searches(bus, clock, self._pending, self._abandon)
 
     def start(self, lane: Lane | None = None, *, parcels: str = "", drop: Callable[[str], None] | None = None) -> None:
         """`parcels` is our folder in Home.parcels, if results may come as parcels; `drop` removes one that came for a
@@ -208,7 +213,7 @@ class Caller:
         self._parcels = parcels
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
-        self._bus.on_reconnect(self._on_reconnect)
+        self._bus.on_reconnect(self._searches.after_reconnect)
 
     @property
     def pending(self) -> int:
@@ -217,7 +222,7 @@ class Caller:
     def invoke(self, request: CallRequest) -> PendingCall:
         """Have it run, for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
-        call = PendingCall(self, message, self._loop.create_future())
+        call = PendingCall(self, message, self._loop.create_future(), request.revision.spec.queue_timeout_s)
         if self._lane is not None and self._lane.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
@@ -228,7 +233,7 @@ class Caller:
     def open_stream(self, request: CallRequest) -> PendingStream:
         """Have it run, for its items. Raises BusUnavailable at once."""
         message = self._message(request, stream=True)
-        call = PendingStream(self, message, self._loop.create_future())
+        call = PendingStream(self, message, self._loop.create_future(), request.revision.spec.queue_timeout_s)
         self._publish(call, message, request.body)
         return call
 
@@ -240,13 +245,17 @@ class Caller:
                 call.fail(error)
 
     def tick(self, now: float) -> None:
-        """End the calls whose deadline is over. `now` is monotonic; call it a few times a second."""
+        """End the calls whose deadline is over, or that have waited for too long. `now` is monotonic; call it a few
+        times a second."""
         late = [call for call in self._pending.values() if now > call.expires_at + _DEADLINE_GRACE_S]
+        waiting = [call for call in self._pending.values() if now > call.starts_by]
         if self._abandoned:
             self._abandoned = {token: until for token, until in self._abandoned.items() if now < until}
         for call in late:
             self._abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
+        if waiting:
+            self._searches.end_unless_begun(waiting)
 
     # --- what the lane tells ------------------------------------------------------------------------------------------
 
@@ -273,6 +282,7 @@ class Caller:
         call = self._pending.get(invocation)
         if call is not None and call.offered is not None:
             call.offered = None
+            call.starts_by = math.inf
 
     # --- what the calls and the bus do to us --------------------------------------------------------------------------
 
@@ -354,46 +364,3 @@ class Caller:
     def _drop_parcel(self, reply: Reply) -> None:
         if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:
             self._drop(reply.parcel)
-
-    def _on_reconnect(self) -> None:
-        if self._rescue is not None:
-            self._rescue.cancel()  # it looked for these, or older ones, on the connection before
-        queued = [call for call in self._pending.values() if call.offered is None]
-        if queued:
-            give_up_at = self._clock.monotonic() + _LOST_AFTER_S
-            rescue = self._fail_lost(queued, give_up_at)
-            self._rescue = self._loop.create_task(rescue, name="calls after a reconnect")
-
-    async def _fail_lost(self, calls: list[PendingCall], give_up_at: float) -> None:
-        """End the calls that neither a queue nor a runner has any more."""
-        places = asyncio.Semaphore(_LOOKS_AT_A_TIME)
-        has_said_why = False
-
-        async def look_for(call: PendingCall, give_up_at: float) -> None:
-            nonlocal has_said_why
-            while call.id in self._pending:
-                is_held, began_at = False, self._clock.monotonic()
-                try:
-                    async with places:
-                        if await self._is_queued(call):
-                            return
-                        is_held = await where(self._bus, call.id) is not None
-                except GpufnError as error:  # nobody knows yet: the stream may be about to be made again
-                    if not has_said_why:
-                        has_said_why = True
-                        log.warning("calls cannot be looked for yet after a reconnect: %s", error)
-                    give_up_at = self._clock.monotonic() + _LOST_AFTER_S
-                if is_held:
-                    give_up_at = self._clock.monotonic() + _HELD_AGAIN_S + _LOST_AFTER_S
-                elif began_at > give_up_at:  # we may have been stopped during an earlier look
-                    call.fail(BusUnavailable("the message bus restarted and this call was lost; it may have run"))
-                await asyncio.sleep(_HELD_AGAIN_S if is_held else _LOST_RETRY_S)
-
-        await asyncio.gather(*(look_for(call, give_up_at) for call in calls))
-
-    async def _is_queued(self, call: PendingCall) -> bool:
-        if not call.queue_seq:
-            return False
-        queue = subjects.sync_queue(call.function, call.revision, call.priority)
-        stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
-        return stored is not None and unpack_invocation(stored.payload)[0].id == call.id
