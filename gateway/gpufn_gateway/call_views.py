@@ -71,16 +71,25 @@ def waits(
     held: HeldBy | None = None,
 ) -> dict[str, Any]:
     """`waiting`, `place` and `eta_s` of a call that is queued; `place` None means unknown."""
-    if held is not None and held.waits_on:
-        waiting = Waiting(WaitReason.TURN, f"it waits for its turn on {held.waits_on}")
-        return {"waiting": waiting, "place": None, "eta_s": None}
-    waiting = _waiting(record, place, function, now)
+    waiting = why_it_waits(record, function, now, held=held) or _in_line(place, function)
     eta_s = None
-    if waiting.reason is WaitReason.RETRY:
+    if waiting.reason in (WaitReason.TURN, WaitReason.RETRY):
         place, eta_s = None, waiting.eta_s
     elif place is not None and spec is not None and function is not None:
         eta_s = _eta_s(place, spec, function)
     return {"waiting": waiting, "place": place, "eta_s": eta_s}
+
+
+def why_it_waits(
+    record: CallRecord, function: FunctionStatus | None, now: float, *, held: HeldBy | None = None
+) -> Waiting | None:
+    """Of a call that is queued, as far as that is known without its place there."""
+    if held is not None and held.waits_on:
+        return Waiting(WaitReason.TURN, f"it waits for its turn on {held.waits_on}")
+    if record.not_before > now:
+        left_s = record.not_before - now
+        return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {left_s:.1f} s", left_s)
+    return None if function is None else function.waiting
 
 
 def event_number(state: InvocationState, attempt: int) -> int:
@@ -103,14 +112,9 @@ def letter(found: DeadLetter) -> dict[str, Any]:
     return {**msgspec.structs.asdict(found), "links": {"self": here, "payload": f"{here}/payload"}}
 
 
-def _waiting(record: CallRecord, place: int | None, function: FunctionStatus | None, now: float) -> Waiting:
-    if record.not_before > now:
-        left_s = record.not_before - now
-        return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {left_s:.1f} s", left_s)
+def _in_line(place: int | None, function: FunctionStatus | None) -> Waiting:
     if function is None:
         return Waiting(WaitReason.UNKNOWN, "the controller has not reported on its function yet")
-    if function.waiting is not None:
-        return function.waiting
     if place is None:
         return Waiting(WaitReason.UNKNOWN, "it is about to be taken, or to be told of")
     before = place - 1

@@ -17,6 +17,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
 from gpufn.protocol.records import AttemptRecord, CallRecord
+from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import Retry
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
@@ -273,6 +274,21 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
         assert await listed("limit=1") == [first]  # the last that changed
         for query in ("state=lost", "since=x", "function=../x"):
             assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
+
+
+async def test_a_list_says_why_calls_wait_as_far_as_that_takes_no_look_at_each(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("full", "short"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+            await submit(gateway, name)
+        gateway.report(
+            make.status("full", waiting=Waiting(WaitReason.LIMIT, "max_workers is reached: 1")),
+            make.status("short", ready=1),
+        )
+        listed = (await gateway.http.get("/v1/calls")).json()["calls"]
+        waiting = {call["function"]: call["waiting"] for call in listed if call["function"] in ("full", "short")}
+        assert waiting["full"]["detail"] == "max_workers is reached: 1"
+        assert waiting["short"] is None
 
 
 class Events:
