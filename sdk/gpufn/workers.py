@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import signal as signals
+from typing import Final
 
 import msgspec
 
@@ -77,6 +78,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     desired: Desired = Desired.RUN
     reason: str = ""
     park_bytes: int = 0
+
+
+# So soon after a worker's end its agent has said how it was, or that it cannot tell; runners wait a little longer.
+END_TOLD_WITHIN_S: Final = 8.0
 
 
 class Exit(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from gpufn.errors import PlatformError
 from gpufn.protocol.reports import ProcessReport, WorkerEventKind
 from gpufn.revision import RevisionKey
 from gpufn.tasks import Tasks
-from gpufn.workers import Exit
+from gpufn.workers import END_TOLD_WITHIN_S, Exit
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup
@@ -214,10 +214,14 @@ class Running:
         """Its parent is Docker's."""
         end, untold = ContainerEnd(), ""
         try:
-            end = await self._containers.end_of(worker.container)
+            async with asyncio.timeout(END_TOLD_WITHIN_S):
+                end = await self._containers.end_of(worker.container)
         except PlatformError as error:
-            log.warning("%s: %s", worker.record.worker, error.message)
             untold = error.message.rstrip(".")
+        except TimeoutError:
+            untold = f"in {END_TOLD_WITHIN_S:g} s it was not to be learned how container {worker.container[:12]} did"
+        if untold:
+            log.warning("%s: %s", worker.record.worker, untold)
         self._containers.let_go(worker.container)
         self._has_ended(worker, end.code, end.signal, exceeded_bytes=end.exceeded_bytes, untold=untold)
 

@@ -102,18 +102,16 @@ class Ends:
     def give_up(self, attempt: Attempt) -> None:
         """It did not end in time: its slot is poisoned, and its worker goes when nothing else runs there."""
         del attempt.link.attempts[attempt.number]
-        attempt.link.slots.poison()
         self._settle_lost(attempt, None)
 
     def take_all(self, link: WorkerLink) -> list[Attempt]:
-        """What runs in a worker that is gone, to be ended by `with_worker` once it is known why. Until then whoever
-        asks for them finds them."""
+        """What runs in a worker that is gone, to be ended by `with_worker` once it is known why. Until then they count
+        as running, and whoever asks for them finds them."""
         attempts = list(link.attempts.values())
         link.attempts.clear()
         now = self._clock.monotonic()
         for attempt in attempts:
             attempt.lost_at = now
-            link.slots.poison()
             self._stop_counting(attempt, now)
         return attempts
 
@@ -133,6 +131,7 @@ class Ends:
             self._output.publish(link, invocation, "error", text.encode())
 
     def _settle_lost(self, attempt: Attempt, error: ErrorInfo | None) -> None:
+        attempt.link.slots.poison()
         self._forget(attempt)
         self.ended += 1
         self.failed += 1

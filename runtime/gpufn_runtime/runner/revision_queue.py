@@ -105,6 +105,7 @@ class RevisionQueue:
 
     def close(self) -> None:
         """Pull nothing more, and let the workers go on without us: they come back to our successor."""
+        self._unexplained.end_all()
         for link in self.links.values():
             self._leave_gpu(link)
             link.close()
@@ -140,9 +141,8 @@ class RevisionQueue:
             self._leave_gpu(link)
             attempts = self._ends.take_all(link)
             self._let_go(link)
-            exit_ = self._supervision.exit_of(worker)
-            self._ends.with_worker(link, attempts, exit_)
-            self._unexplained.end(worker, exit_)
+            self._ends.with_worker(link, attempts, self._supervision.exit_of(worker))
+            self._unexplained.end(worker)
 
     def _let_go(self, link: WorkerLink) -> None:
         """Hear nothing more of this worker; what it has asked of the platform goes with it."""
@@ -172,7 +172,7 @@ class RevisionQueue:
             failed=self._ends.failed,
             run_seconds=self._ends.run_seconds,
             gpu_seconds=self._ends.gpu_seconds,
-            direct=sum(attempt.is_direct for attempt in self._places.attempts())
+            direct=sum(attempt.is_direct for attempt in (*self._places.attempts(), *self._unexplained))
             + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._places.line),
         )
 

@@ -73,8 +73,7 @@ class Supervision:
         return self._exits.get(worker)
 
     def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None:
-        """Call `tell` once the agent has said how the worker's process ended; at once when it has. The last one asked
-        for counts."""
+        """Call `tell` once the agent has said how the worker's process ended; at once when it has."""
         if (known := self._exits.get(worker)) is not None:
             tell(known)
         else:

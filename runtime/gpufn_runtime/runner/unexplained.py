@@ -1,31 +1,30 @@
 """Attempts of one Revision whose worker is gone, until the agent has said how it ended: their callers are told that.
 
 Of a process it is known within milliseconds, of a container when Docker has noticed, which on a busy machine takes
-seconds. Meanwhile they are still ours: touched, found by who asks where they are, and ended when their time is over
-or nobody wants them any more.
+seconds. Meanwhile they are still ours: touched, found by who asks where they are, and ended without a reason when
+nobody would wait for it any longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpufn.clock import Clock
-from gpufn.invocation import OutcomeKind
-from gpufn.workers import Exit
+from gpufn.workers import END_TOLD_WITHIN_S, Exit
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.worker_link import WorkerLink
 
-_EXPLAIN_S = 10.0  # an agent that was killed is back, and has looked at what ended meanwhile
+_EXPLAIN_S = END_TOLD_WITHIN_S + 2.0  # an agent that was killed is back, and has looked at what ended meanwhile
 
 
 class _Ends(Protocol):
-    def begin(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None: ...
     def with_worker(self, link: WorkerLink, attempts: Iterable[Attempt], exit_: Exit | None) -> None: ...
 
 
 class _Supervision(Protocol):
+    def exit_of(self, worker: str) -> Exit | None: ...
     def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None: ...
     def forget(self, worker: str) -> None: ...
 
@@ -44,30 +43,32 @@ class Unexplained:
         self._clock = clock
         self._losses: dict[str, _Loss] = {}
 
-    def add(self, link: WorkerLink, attempts: Iterable[Attempt]) -> None:
-        """Of a worker that has just been lost; one that came back may be lost again."""
-        if (loss := self._losses.get(link.worker)) is not None:
-            loss.attempts.extend(attempts)
-            return
-        self._losses[link.worker] = _Loss(link, list(attempts), self._clock.monotonic() + _EXPLAIN_S)
-        self._supervision.when_ended(link.worker, lambda exit_: self.end(link.worker, exit_))
+    def __iter__(self) -> Iterator[Attempt]:
+        return (attempt for loss in self._losses.values() for attempt in loss.attempts)
 
-    def end(self, worker: str, exit_: Exit | None) -> None:
-        """It is known now, or nobody will ever say."""
+    def add(self, link: WorkerLink, attempts: list[Attempt]) -> None:
+        """What ran in a worker that has just been lost."""
+        self._losses[link.worker] = _Loss(link, attempts, self._clock.monotonic() + _EXPLAIN_S)
+        self._supervision.when_ended(link.worker, lambda _: self.end(link.worker))
+
+    def end(self, worker: str) -> None:
+        """What is known of it now is all that anybody will say."""
         if (loss := self._losses.pop(worker, None)) is not None:
             self._supervision.forget(worker)
-            self._ends.with_worker(loss.link, loss.attempts, exit_)
+            self._ends.with_worker(loss.link, loss.attempts, self._supervision.exit_of(worker))
+
+    def end_all(self) -> None:
+        for worker in list(self._losses):
+            self.end(worker)
 
     def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
         """Touch them, and end what waits no longer. Whether any is left; `now` is monotonic."""
         for worker, loss in list(self._losses.items()):
+            over = [each for each in loss.attempts if each.ending is not None or now >= each.must_end_at]
+            loss.attempts = [each for each in loss.attempts if each not in over]
+            self._ends.with_worker(loss.link, over, None)
             for attempt in loss.attempts:
-                if now >= attempt.must_end_at:
-                    self._ends.begin(attempt, OutcomeKind.TIMED_OUT, now)
                 touch(attempt, now)
-            decided = [attempt for attempt in loss.attempts if attempt.ending is not None]
-            loss.attempts = [attempt for attempt in loss.attempts if attempt.ending is None]
-            self._ends.with_worker(loss.link, decided, None)
             if now >= loss.until or not loss.attempts:
-                self.end(worker, None)
+                self.end(worker)
         return bool(self._losses)

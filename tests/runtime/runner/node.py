@@ -129,6 +129,16 @@ class Node:
         self.caller = Caller(self.bus, name="gateway", clock=self.clock)
         self.caller.start()
 
+    async def start(self) -> None:
+        self._running = asyncio.create_task(self.runner().run())
+        await self.reports.get()
+
+    async def stop(self) -> None:
+        """The runner, as a SIGTERM does it."""
+        self._running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._running
+
     def _on_kill(self, message: Message) -> None:
         self.kills.put_nowait(msgspec.msgpack.decode(message.payload, type=KillOrder))
 
@@ -235,14 +245,11 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
     try:
         node = Node(bus, home)
         await node.open()
-        task = asyncio.create_task(node.runner().run())
-        await node.reports.get()
+        await node.start()
         try:
             yield node
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await node.stop()
             for worker in node.workers:
                 await worker.close()
     finally:

@@ -15,11 +15,20 @@ from gpufn_runtime.runner.unexplained import Unexplained
 
 LINK: Any = SimpleNamespace(worker="w-1")
 KILLED = Exit(signal=9)
+UNKNOWN = None
 
 
 class Agent:
     def __init__(self) -> None:
         self.listeners: dict[str, Callable[[Exit], None]] = {}
+        self.told: dict[str, Exit] = {}
+
+    def tell(self, worker: str, end: Exit) -> None:
+        self.told[worker] = end
+        self.listeners.pop(worker)(end)
+
+    def exit_of(self, worker: str) -> Exit | None:
+        return self.told.get(worker)
 
     def when_ended(self, worker: str, tell: Callable[[Exit], None]) -> None:
         self.listeners[worker] = tell
@@ -30,10 +39,7 @@ class Agent:
 
 class Ends:
     def __init__(self) -> None:
-        self.ended: dict[Any, Exit | OutcomeKind | None] = {}
-
-    def begin(self, attempt: Any, kind: OutcomeKind, now: float) -> None:
-        attempt.ending = kind
+        self.ended: dict[str, Exit | OutcomeKind | None] = {}
 
     def with_worker(self, link: Any, attempts: Iterable[Any], exit_: Exit | None) -> None:
         for attempt in attempts:
@@ -70,15 +76,15 @@ def lost() -> Lost:
 def test_they_are_kept_until_the_agent_tells(lost: Lost) -> None:
     assert lost.tick(2.0)
     assert (lost.ends.ended, lost.touched) == ({}, ["first", "second"])
-    lost.agent.listeners["w-1"](KILLED)
+    assert list(lost.unexplained) == [lost.first, lost.second]
+    lost.agent.tell("w-1", KILLED)
     assert lost.ends.ended == {"first": KILLED, "second": KILLED}
     assert not lost.tick(2.1)
-    assert not lost.agent.listeners
 
 
 def test_one_that_is_over_or_unwanted_waits_no_longer(lost: Lost) -> None:
     assert lost.tick(3.0)
-    assert lost.ends.ended == {"second": OutcomeKind.TIMED_OUT}
+    assert lost.ends.ended == {"second": UNKNOWN}
     lost.first.ending = OutcomeKind.CANCELLED
     assert not lost.tick(3.1)
     assert lost.ends.ended["first"] is OutcomeKind.CANCELLED
@@ -86,17 +92,13 @@ def test_one_that_is_over_or_unwanted_waits_no_longer(lost: Lost) -> None:
 
 
 def test_an_agent_that_never_tells_is_not_waited_for_for_ever(lost: Lost) -> None:
+    assert lost.tick(9.9)
     assert not lost.tick(10.0)
-    assert lost.ends.ended == {"first": None, "second": OutcomeKind.TIMED_OUT}
+    assert lost.ends.ended == {"first": UNKNOWN, "second": UNKNOWN}
 
 
-def test_a_worker_that_came_back_and_is_lost_again_takes_nobody_with_it(lost: Lost) -> None:
-    lost.unexplained.add(LINK, [attempt("third")])
-    lost.agent.listeners["w-1"](KILLED)
-    assert lost.ends.ended == {"first": KILLED, "second": KILLED, "third": KILLED}
-
-
-def test_with_its_assignment_it_is_over(lost: Lost) -> None:
-    lost.unexplained.end("w-1", None)
-    assert lost.ends.ended == {"first": None, "second": None}
-    lost.unexplained.end("w-1", None)
+def test_with_its_assignment_or_its_runner_it_is_over(lost: Lost) -> None:
+    lost.agent.told["w-1"] = KILLED
+    lost.unexplained.end_all()
+    assert lost.ends.ended == {"first": KILLED, "second": KILLED}
+    lost.unexplained.end("w-1")

@@ -11,7 +11,7 @@ import pytest
 
 from gpufn.bus import records
 from gpufn.errors import ErrorInfo
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.protocol.messages import LogLine
@@ -76,6 +76,38 @@ def test_a_call_whose_worker_is_gone_ends_when_its_caller_cancels_it(url: str, t
         call.cancel()
         while await records.where(node.bus, run.invocation) is not None:
             pass
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_death_that_nobody_explains_in_time_is_no_timeout(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("hasty", timeout_s=3.0)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        worker.die()
+        await node.kills.get()
+        node.clock.skipped_s = 4.0
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.LOST
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_runner_that_is_stopped_ends_the_calls_of_workers_that_died(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("once")
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        await worker.run()
+        worker.die()
+        await node.kills.get()
+        await node.stop()
+        record, _ = await records.wait(node.bus, call.id, 5.0)
+        assert record.state is InvocationState.FAILED
+        assert record.error is not None
+        assert record.error.code == "worker_lost"
 
     on_node(url, tmp_path, test)
 

@@ -27,7 +27,7 @@ from gpufn_runtime.agent.launchers.sandbox import Sandbox
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 _TIMEOUT_S = 60.0
-_WAIT_TIMEOUT_S = 8.0  # less than a runner waits to be told; for the daemon to learn of an end that we have seen
+_WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen
 _TAIL_LINES = 40
 _NO_GPU_RUNTIME = "could not select device driver"
 _SIGNALLED = 128  # an exit code above it names the signal, as in a shell
