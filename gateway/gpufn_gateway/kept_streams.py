@@ -51,15 +51,17 @@ class KeptStream:
         self._taking = asyncio.create_task(self._take(), name=f"items of {pending.id}")
 
     async def _take(self) -> None:
-        async for item, body in self.pending.items():
-            self._kept.append((item, body))
-            self.kept_bytes += len(body)
+        try:
+            async for item, body in self.pending.items():
+                self._kept.append((item, body))
+                self.kept_bytes += len(body)
+                async with self._changed:
+                    self._changed.notify_all()
+                    await self._changed.wait_for(lambda: self._end - self._read < STREAM_WINDOW)
+        finally:
             async with self._changed:
+                self._is_over = True
                 self._changed.notify_all()
-                await self._changed.wait_for(lambda: self._end - self._read < STREAM_WINDOW)
-        async with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
 
     async def items(self, first: int) -> AsyncIterator[tuple[ItemReply, bytes]]:
         """From number `first` on. Raises ItemsGone for a reader that others have left far behind."""

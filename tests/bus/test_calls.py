@@ -3,6 +3,7 @@ streams say why they break off."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -17,7 +18,8 @@ from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
-from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply, unpack_invocation
+from gpufn.protocol.frames import STREAM_WINDOW
+from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply, StreamCredit, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
@@ -167,3 +169,31 @@ async def test_a_stream_that_is_not_whole_breaks_off_and_says_why(
     with pytest.raises(error, match=why):
         await stream.future
     assert caller.pending == 0
+
+
+async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, runner = await connect(nats), await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    stream = caller.open_stream(request())
+    given: asyncio.Queue[StreamCredit] = asyncio.Queue()
+    runner.subscribe(
+        "credits", lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit))
+    )
+    await runner.flush()
+    count = STREAM_WINDOW // 2 + 1
+    for number in range(count):
+        stream.take(ItemReply(stream.id, number, "application/json", "credits"), b"1")
+    end(stream, count)
+
+    def away(*_: Any, **__: Any) -> None:
+        raise BusUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bus, "publish", away)
+        assert len([body async for _, body in stream.items()]) == count
+    stream.on_reconnect()
+    assert (await given.get()).items == count

@@ -9,6 +9,7 @@ is told to end; it gives none of them more time than it has itself.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 
 from gpufn.bus import checkpoints, records
@@ -50,6 +51,10 @@ _KIND_OF_STATE = {
 }
 
 
+_Answer = tuple[OutcomeKind, ErrorInfo | None, str, bytes]  # how it ended, the result's content type, the result
+_CANCELLED: _Answer = (OutcomeKind.CANCELLED, None, "", b"")
+
+
 class NestedCalls:
     def __init__(self, bus: Bus, caller: Caller, directory: Directory, circuits: Circuits, clock: Clock) -> None:
         self._bus = bus
@@ -57,7 +62,7 @@ class NestedCalls:
         self._directory = directory
         self._circuits = circuits
         self._clock = clock
-        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
@@ -69,6 +74,8 @@ class NestedCalls:
             parent.calls.add(call.call)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
+        # Not in the task: one that is cancelled before its first step runs nothing of itself.
+        task.add_done_callback(functools.partial(self._answer, link, call, parent))
 
     def credit(self, link: WorkerLink, call: int, items: int) -> None:
         """The function has read so many items of a stream."""
@@ -91,29 +98,26 @@ class NestedCalls:
         for call in link.open_calls:
             self.close(link, call)
 
-    async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
-        kind, error, content_type, answer = OutcomeKind.SUCCEEDED, None, "", b""
+    def _answer(self, link: WorkerLink, call: frames.Call, parent: Attempt | None, task: asyncio.Task[_Answer]) -> None:
+        self._tasks.pop((link.worker, call.call), None)
+        link.open_calls.discard(call.call)
+        if parent is not None:
+            parent.calls.discard(call.call)
+        kind, error, content_type, body = _CANCELLED if task.cancelled() else task.result()
+        link.send(frames.Answer(call.call, kind, error, content_type), body)
+
+    async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         try:
-            kind, error, content_type, answer = await self._do(link, call, body, parent)
+            return await self._do(link, call, body, parent)
         except GpufnError as failure:
-            kind, error = OutcomeKind.REJECTED, failure.info()
+            return OutcomeKind.REJECTED, failure.info(), "", b""
         except TimeoutError:
-            kind, error = OutcomeKind.EXPIRED, None
-        except asyncio.CancelledError:
-            kind, error = OutcomeKind.CANCELLED, None
+            return OutcomeKind.EXPIRED, None, "", b""
         except Exception:
             log.exception("a call from worker %s failed", link.worker)
-            kind, error = OutcomeKind.REJECTED, PlatformError().info()
-        finally:
-            self._tasks.pop((link.worker, call.call), None)
-            link.open_calls.discard(call.call)
-            if parent is not None:
-                parent.calls.discard(call.call)
-        link.send(frames.Answer(call.call, kind, error, content_type), answer)
+            return OutcomeKind.REJECTED, PlatformError().info(), "", b""
 
-    async def _do(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _do(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         match call.verb:
             case "call":
                 return await self._call(link, call, body, parent)
@@ -131,9 +135,7 @@ class NestedCalls:
                 raise InvalidInput("only a call that runs has a checkpoint")
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
-    async def _call(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._directory.serving(call.target)
         self._circuits.check(revision)
         self._ring(revision)
@@ -145,9 +147,7 @@ class NestedCalls:
             raise
         return reply.kind, reply.error, reply.content_type, result
 
-    async def _stream(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._directory.serving(call.target)
         self._circuits.check(revision)
         self._ring(revision)
@@ -158,16 +158,13 @@ class NestedCalls:
                 await window.acquire()
                 link.send(frames.AnswerItem(call.call, item.content_type), data)
             end: ResultReply = (await pending.future)[0]
-        except asyncio.CancelledError:
-            pending.cancel()
-            raise
         finally:
+            if not pending.future.done():
+                pending.cancel()
             del self._windows[link.worker, call.call]
         return end.kind, end.error, end.content_type, b""
 
-    async def _submit(
-        self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
-    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._directory.serving(call.target)
         record = await records.submit(
             self._bus, revision, call.method, call.content_type, body,
@@ -176,7 +173,7 @@ class NestedCalls:
         )  # fmt: skip
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
-    async def _look(self, call: frames.Call) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _look(self, call: frames.Call) -> _Answer:
         if call.verb == "result":
             timeout_s = min(call.timeout_s if call.timeout_s is not None else _LONGEST_WAIT_S, _LONGEST_WAIT_S)
             record, body = await records.wait(self._bus, call.target, timeout_s)
@@ -196,7 +193,7 @@ class NestedCalls:
 
     async def _keep(
         self, call: frames.Call, body: bytes, parent: Attempt
-    ) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    ) -> _Answer:
         """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""
         if len(body) > CHECKPOINT_BYTES:
             raise PayloadTooLarge(f"a checkpoint of {len(body):,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
@@ -209,7 +206,7 @@ class NestedCalls:
                 log.info("a checkpoint of %s waits: %s", parent.message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
-    async def _restore(self, parent: Attempt) -> tuple[OutcomeKind, ErrorInfo | None, str, bytes]:
+    async def _restore(self, parent: Attempt) -> _Answer:
         """No content type: there is none."""
         found = await checkpoints.last(self._bus, parent.message.id)
         if found is None:

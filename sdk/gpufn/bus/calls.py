@@ -119,6 +119,9 @@ class PendingCall:
             self.future.set_exception(InvocationCancelled(f"invocation {self.id} was cancelled"))
             self.future.exception()  # whoever cancelled does not come back for it
 
+    def on_reconnect(self) -> None:
+        """The bus is back."""
+
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, ItemReply):
             self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
@@ -135,7 +138,7 @@ class PendingCall:
 class PendingStream(PendingCall):
     """An invocation whose items are read as they come. `future` resolves at its end, as for a call."""
 
-    __slots__ = ("_credit_to", "_items", "_taken")
+    __slots__ = ("_credit_to", "_items", "_owed", "_taken")
 
     def __init__(
         self,
@@ -147,6 +150,7 @@ class PendingStream(PendingCall):
         super().__init__(caller, message, future, queue_timeout_s)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
+        self._owed = 0  # credit for what was taken, that is not given yet
         self._credit_to = ""
 
     def take(self, reply: Reply, body: bytes) -> None:
@@ -185,10 +189,19 @@ class PendingStream(PendingCall):
         """
         while (item := await self._items.get()) is not None:
             self._taken += 1
-            if self._taken % (STREAM_WINDOW // 2) == 0:
-                credit = StreamCredit(self.id, STREAM_WINDOW // 2)
-                self._caller._bus.publish(self._credit_to, encode(credit))
+            self._owed += 1
+            self._give_credit()
             yield item
+
+    def on_reconnect(self) -> None:
+        self._give_credit()
+
+    def _give_credit(self) -> None:
+        """Without the bus later: who makes the items would wait for it for ever."""
+        if self._owed >= STREAM_WINDOW // 2:
+            with contextlib.suppress(BusUnavailable):
+                self._caller._bus.publish(self._credit_to, encode(StreamCredit(self.id, self._owed)))
+                self._owed = 0
 
 
 class Caller:
@@ -213,7 +226,7 @@ class Caller:
         self._parcels = parcels
         self._drop = drop
         self._bus.subscribe(subjects.replies(self._name), self._on_reply)
-        self._bus.on_reconnect(self._searches.after_reconnect)
+        self._bus.on_reconnect(self._on_reconnect)
 
     @property
     def pending(self) -> int:
@@ -360,6 +373,11 @@ class Caller:
             call.queue_seq = jetstream.read_pub_ack(payload, call.function).seq
         except GpufnError as error:
             call.fail(error)
+
+    def _on_reconnect(self) -> None:
+        self._searches.after_reconnect()
+        for call in list(self._pending.values()):
+            call.on_reconnect()
 
     def _drop_parcel(self, reply: Reply) -> None:
         if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:

@@ -210,6 +210,22 @@ def test_a_call_of_a_function_that_does_not_exist_is_answered_with_the_reason(ur
     on_node(url, tmp_path, test)
 
 
+def test_a_call_that_is_closed_before_it_has_begun_is_answered_all_the_same(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await node.deploy("child")
+        revision = await node.deploy("parent")
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        for number in range(1, 1101):  # more than a worker may have open
+            worker.send_raw(frames.encode(call_of(run, number), b"{}") + frames.encode(frames.CloseCall(number)))
+            answer, _ = await worker.next()
+            assert isinstance(answer, frames.Answer)
+            assert (answer.call, answer.kind) == (number, OutcomeKind.CANCELLED)
+
+    on_node(url, tmp_path, test)
+
+
 def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         outer = await node.deploy("impatient", timeout_s=0.1)
