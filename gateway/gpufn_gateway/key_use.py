@@ -160,10 +160,14 @@ class KeyUses:
         if principal.limits is None:
             return None
         use = self._uses.get(principal.id)
-        if use is None or use.limits is not principal.limits:
+        if use is None:
             use = self._uses[principal.id] = Use(principal.id, principal.limits, self._clock.monotonic())
-            if use.is_by_day:
-                self._is_new.set()
+        elif use.limits is not principal.limits:  # changed, or told once more, as after a reconnect
+            use.change(principal.limits, self._clock.monotonic())
+        else:
+            return use
+        if use.is_by_day:
+            self._is_new.set()
         return use
 
     def heard(self, report: GatewayReport) -> None:

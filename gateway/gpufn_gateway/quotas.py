@@ -99,15 +99,19 @@ class Bucket:
         return (self.burst - self.left(now)) / self.rate
 
 
+def _bucket(limits: KeyLimits, now: float) -> Bucket | None:
+    if limits.rate is None:
+        return None
+    return Bucket(limits.rate, limits.burst or max(1, math.ceil(limits.rate)), now)
+
+
 class Use:
     """Of one key, at this gateway."""
 
     def __init__(self, key: str, limits: KeyLimits, now: float) -> None:
         self.key = key
         self.limits = limits
-        self._bucket: Bucket | None = None
-        if limits.rate is not None:
-            self._bucket = Bucket(limits.rate, limits.burst or max(1, math.ceil(limits.rate)), now)
+        self._bucket = _bucket(limits, now)
         self._running = 0
         self._mean_s = 0.0  # what its calls take
         self._elsewhere: dict[str, tuple[int, float]] = {}  # gateway → its running calls, and when it said so
@@ -118,6 +122,12 @@ class Use:
         self._queued = 0  # at most
         self._counted_at = -math.inf
         self.storing = 0  # of these, on their way to the bus
+
+    def change(self, limits: KeyLimits, now: float) -> None:
+        """What it has running, queued and spent stays its own; another rate begins with all of its burst."""
+        if (limits.rate, limits.burst) != (self.limits.rate, self.limits.burst):
+            self._bucket = _bucket(limits, now)
+        self.limits = limits
 
     # --- rate ---------------------------------------------------------------------------------------------------------
 

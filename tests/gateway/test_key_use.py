@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gpufn.bus import records, streams
@@ -174,6 +175,23 @@ async def test_the_limits_of_a_key_are_changed_at_once(nats: Any, make: Any, pro
         assert problem(await gateway.http.put(here, json={"queued": 0})) == (422, "invalid_input")
         assert (await gateway.http.put("/v1/keys/none/limits", json={})).status_code == 404
         assert (await gateway.http.delete(f"/v1/keys/{made['id']}")).status_code == 204
+
+
+async def test_a_key_that_is_told_of_once_more_has_what_it_had_left(gateway: Any, make: Any) -> None:
+    """As when the watch of the keys begins anew after a reconnect."""
+    gateway.deploy(make.spec("embed"))
+    key, secret = new_key("", ("admin",), 0.0, KeyLimits(rate=0.001, burst=2))
+    headers = {"authorization": f"Bearer {secret}"}
+    stored = encode(key)
+
+    async def answered(limits: KeyLimits | None = None) -> Any:
+        told = msgspec.msgpack.decode(stored, type=type(key))
+        gateway.access.put(told if limits is None else msgspec.structs.replace(told, limits=limits))
+        return (await gateway.post(INVOKE, GOOD, **headers)).status_code
+
+    assert [await answered() for _ in range(3)] == [200, 200, 429]
+    assert await answered(KeyLimits(rate=0.001, burst=2, concurrency=1)) == 429
+    assert await answered(KeyLimits(rate=0.001, burst=3)) == 200
 
 
 async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:

@@ -191,9 +191,7 @@ class NestedCalls:
             return OutcomeKind.SUCCEEDED, None, "application/json", b"true" if was_running else b"false"
         return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
 
-    async def _keep(
-        self, call: frames.Call, body: bytes, parent: Attempt
-    ) -> _Answer:
+    async def _keep(self, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""
         if len(body) > CHECKPOINT_BYTES:
             raise PayloadTooLarge(f"a checkpoint of {len(body):,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
