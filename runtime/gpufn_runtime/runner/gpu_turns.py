@@ -88,6 +88,10 @@ class Seat:
         """Call `begin` now, or in its turn. False: it waits."""
         return self._turns.ask(self, attempt, begin)
 
+    def give_up_waits(self) -> list[Attempt]:
+        """All that waits, taken out at once: none of it begins because another went."""
+        return self._turns.give_up_waits(self)
+
     def done(self, attempt: Attempt) -> None:
         """It ended, waits no longer, or needs no turn any more. Again is fine."""
         self._turns.done(self, attempt)
@@ -134,6 +138,13 @@ class GpuTurns:
             self._order.wait(seat.function, seat, now)
         self._serve(now)
         return attempt not in seat.waits
+
+    def give_up_waits(self, seat: Seat) -> list[Attempt]:
+        waits = list(seat.waits)
+        seat.waits.clear()
+        if waits and seat.turn is None:
+            self._order.leave(seat.function, seat)
+        return waits
 
     def done(self, seat: Seat, attempt: Attempt) -> None:
         now = self._clock.monotonic()

@@ -242,7 +242,7 @@ class RevisionQueue:
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
     def _tick_attempts(self) -> None:
-        self._ticking = None
+        self._ticking = ticking = self._loop.call_later(_TICK_S, self._tick_attempts)  # whatever fails in this one
         now = self._clock.monotonic()
         busy = lasting = False
         for link in list(self.links.values()):
@@ -267,8 +267,9 @@ class RevisionQueue:
         if lasting:
             self._arrivals.hand_back_line()
             self._intake.shrink()
-        if busy:
-            self._keep_ticking()
+        if not busy:
+            ticking.cancel()
+            self._ticking = None
 
     def _touch(self, attempt: Attempt, now: float) -> None:
         if now - attempt.touched_at < _TOUCH_EVERY_S:

@@ -72,6 +72,8 @@ class Waits:
         """Touch them, and end whose time is over. Whether any waits; `now` is monotonic."""
         waits = list(self._all())
         for attempt in waits:
+            if not attempt.waits_on:
+                continue  # the end of one of the others gave it its turn
             if now >= attempt.must_end_at:
                 waited_s = self._clock.time() - attempt.message.submitted_at
                 expired = InvocationExpired(f"{waited_s:.1f} s in the queue were too long").info()
@@ -85,7 +87,7 @@ class Waits:
 
     def hand_back(self, link: WorkerLink) -> None:
         """Its worker takes nothing more."""
-        for attempt in list(link.seat.waits if link.seat is not None else ()):
+        for attempt in link.seat.give_up_waits() if link.seat is not None else ():
             self._leave(attempt)
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
                 attempt.delivery.nak()

@@ -193,6 +193,22 @@ def test_who_waits_no_longer_does_not_begin() -> None:
     assert gpu.began == ["f1", "g2"]
 
 
+def test_what_waits_at_a_worker_that_goes_does_not_begin_there_though_a_turn_is_free() -> None:
+    gpu = Gpu()
+    f, g = gpu.seat("f"), gpu.seat("g")
+    first = gpu.ask(f, "f1")
+    waiting = [gpu.ask(g, "g1"), gpu.ask(g, "g2")]
+    gpu.later(0.1)
+    f.done(first)
+    assert gpu.began == ["f1"]  # the turn is kept for f's next call
+    gpu.now += 1.0  # no longer; the timer is late
+    assert g.give_up_waits() == waiting
+    g.leave()
+    assert gpu.began == ["f1"]
+    gpu.ask(f, "f2")
+    assert gpu.began == ["f1", "f2"]
+
+
 def test_a_worker_that_goes_leaves_its_turn_and_the_last_function_waits_for_nobody() -> None:
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
