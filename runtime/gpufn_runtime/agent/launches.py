@@ -92,14 +92,14 @@ class Launches:
                 self._never_started(record, folder)
                 return
             is_process = self._orders.image(revision.spec) is None
-            joins = await self._shares.prepare(record.key, assignment.share, contained=not is_process)
-            if is_process:
-                group = self._groups.create(record.worker, self._orders.memory_bytes(revision.spec))
-            config = self._orders.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
-            folder.create(config)
-            modules = self._preparation.modules(revision)
-            order = self._orders.launch(config, folder, assignment, joins=joins, modules=modules)
-            launched = await self._begin(record, order, folder, group)
+            async with self._shares.joining(record.key, assignment.share, contained=not is_process) as joins:
+                if is_process:
+                    group = self._groups.create(record.worker, self._orders.memory_bytes(revision.spec))
+                config = self._orders.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
+                folder.create(config)
+                modules = self._preparation.modules(revision)
+                order = self._orders.launch(config, folder, assignment, joins=joins, modules=modules)
+                launched = await self._begin(record, order, folder, group)
         except Exception as error:
             if not isinstance(error, GpufnError):
                 log.exception("%s: the launch failed", record.worker)

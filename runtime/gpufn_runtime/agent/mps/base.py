@@ -9,6 +9,7 @@ same questions, which `agent/__main__` would choose where `NodeFacts.mps` says t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,8 +52,11 @@ class GpuShares(Protocol):
         """Children that live on."""
         ...
 
-    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> Joining:
-        """Make the GPU ready for one more worker, which lives in a container or does not.
+    def joining(
+        self, key: RevisionKey, share: DeviceShare, *, contained: bool
+    ) -> AbstractAsyncContextManager[Joining, bool | None]:
+        """The GPU is ready for one more worker, which lives in a container or does not, until that has `joined`, or
+        could not be launched: that is inside, however long it takes.
 
         Raises DeviceFailed, and FunctionStartFailed for a function that has brought GPUs down too often.
         """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from gpufn.clock import Clock
@@ -92,11 +92,15 @@ class MpsDaemons:
         known = (gpu.daemon.process for gpu in self._gpus.values())
         return frozenset(process.pid for process in known if process is not None)
 
-    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool = False) -> Joining:
+    @contextlib.asynccontextmanager
+    async def joining(
+        self, key: RevisionKey, share: DeviceShare, *, contained: bool = False
+    ) -> AsyncGenerator[Joining, None]:
         if share.mode is not Share.MPS:
             for uuid in share.gpus:
                 await self._vacate(uuid)
-            return Joining()
+            yield Joining()
+            return
         if key in self.suspects.quarantined:
             raise FunctionStartFailed(
                 f"{key[0]}@{key[1]} starts no more on shared GPUs of this node: it was there when one failed, "
@@ -112,11 +116,11 @@ class MpsDaemons:
                     await self._start(gpu)
                 if gpu.trouble is not None:
                     raise DeviceFailed(f"{uuid}: {gpu.trouble.reason}")
+            mounts = gpu.daemon.mounts
+            yield Joining(client_environment(share, gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER), mounts)
         finally:
             gpu.joining -= 1
             gpu.empty_since = self._clock.monotonic()
-        mounts = gpu.daemon.mounts
-        return Joining(client_environment(share, gpu.daemon.pipe if mounts is None else PIPE_IN_CONTAINER), mounts)
 
     def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
         if share.mode is Share.MPS:
@@ -248,7 +252,7 @@ class MpsDaemons:
         """A daemon's clients are one user's, and share memory with it: so all live in containers, or none."""
         if contained == (gpu.daemon.mounts is not None):
             return
-        if gpu.tenants:
+        if gpu.tenants or gpu.joining > 1:  # somebody else is on the way
             where = "out of containers" if contained else "in containers"
             raise DeviceFailed(f"{gpu.daemon.gpu}: it is shared by workers that live {where}")
         await gpu.daemon.stop()

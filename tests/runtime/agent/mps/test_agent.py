@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +86,10 @@ class _Namespaces:
         self.asked: list[str] = []
         self.ill: Trouble | None = None
 
-    async def prepare(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> Joining:
-        self.asked.append(f"prepare {share.sm_percent} %")
-        return Joining({"CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f"})
+    @contextlib.asynccontextmanager
+    async def joining(self, key: RevisionKey, share: DeviceShare, *, contained: bool) -> AsyncGenerator[Joining, None]:
+        self.asked.append(f"joining {share.sm_percent} %")
+        yield Joining({"CUDA_MPS_PIPE_DIRECTORY": "/run/namespaces/f"})
 
     def joined(self, worker: str, key: RevisionKey, share: DeviceShare, pid: int) -> None:
         self.asked.append("joined")
@@ -137,7 +139,7 @@ def test_gpus_may_be_shared_in_another_way_than_by_a_daemon_for_each(on_node: An
     on_node(run)
     assert isinstance(shares, _Namespaces)
     assert list(dict.fromkeys(shares.asked)) == [
-        "take_over", "prepare 25 %", "joined", "is_ready", "evict", "left", "stop",
+        "take_over", "joining 25 %", "joined", "is_ready", "evict", "left", "stop",
     ]  # fmt: skip
 
 

@@ -63,9 +63,13 @@ class Node:
         if worker not in self.stubborn:
             self.shares.left(worker)
 
+    async def prepare(self, key: tuple[str, int], share: DeviceShare, *, contained: bool = False) -> Joining:
+        async with self.shares.joining(key, share, contained=contained) as joining:
+            return joining
+
     async def start(self, worker: str, key: tuple[str, int] = F, pid: int = 101) -> Path:
         """A worker comes, and is READY; the pipe directory that it was given."""
-        joining = await self.shares.prepare(key, PART)
+        joining = await self.prepare(key, PART)
         pipe = Path(joining.environment["CUDA_MPS_PIPE_DIRECTORY"])
         self.shares.joined(worker, key, PART, pid)
         self.machine.connect(pipe, pid)
@@ -108,13 +112,32 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
     on_node(work)
 
 
+def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machine: Machine) -> None:
+    """As when its image is built meanwhile."""
+
+    async def work(node: Node) -> None:
+        async with node.shares.joining(F, PART):
+            node.clock.now += 600
+            await node.shares.look("GPU-1")
+            assert len(machine.running()) == 2
+            with pytest.raises(DeviceFailed, match="workers share it by MPS still"):
+                await node.prepare(G, WHOLE)
+            with pytest.raises(DeviceFailed, match="shared by workers that live out of containers"):
+                await node.prepare(G, PART, contained=True)
+        node.clock.now += 31
+        await node.shares.look("GPU-1")
+        assert machine.rests()
+
+    on_node(work)
+
+
 def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
         with pytest.raises(DeviceFailed, match="GPU-1: workers share it by MPS still"):
-            await node.shares.prepare(G, WHOLE)
+            await node.prepare(G, WHOLE)
         node.shares.left("w-1")
-        assert await node.shares.prepare(G, WHOLE) == Joining()
+        assert await node.prepare(G, WHOLE) == Joining()
         assert machine.rests()
 
     on_node(work)
@@ -190,7 +213,7 @@ def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, mach
             await node.start("w-9")
         await node.start("w-9", ("f", 2))
         await node.start("w-g", G, 103)
-        assert await node.shares.prepare(F, DeviceShare("cpu", 0.1, 1, ("GPU-2",))) == Joining()
+        assert await node.prepare(F, DeviceShare("cpu", 0.1, 1, ("GPU-2",))) == Joining()
 
     on_node(work)
 
@@ -198,7 +221,7 @@ def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, mach
 def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1", pid=101)
-        await node.shares.prepare(G, PART)
+        await node.prepare(G, PART)
         node.shares.joined("w-2", G, PART, 102)
         await node.shares.look("GPU-1")
         await node.shares.look("GPU-1")
@@ -216,7 +239,7 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
 def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
-        joining = await node.shares.prepare(F, PART, contained=True)
+        joining = await node.prepare(F, PART, contained=True)
         mounts = joining.mounts
         assert mounts is not None
         assert joining.environment["CUDA_MPS_PIPE_DIRECTORY"] == "/gpufn/mps"
@@ -225,7 +248,7 @@ def test_containers_share_a_daemon_of_their_own_user_and_its_memory(on_node: Any
         owners = [(path.stat().st_uid, path.stat().st_mode & 0o777) for path in map(Path, (mounts.pipe, mounts.memory))]
         assert owners == [(0, 0o755), (mounts.uid, 0o700)]
         assert Path(mounts.pipe).parent.stat().st_mode & 0o077 == 0
-        assert (await node.shares.prepare(G, PART, contained=True)).mounts == mounts
+        assert (await node.prepare(G, PART, contained=True)).mounts == mounts
         await node.shares.stop()
         assert not [left for path in node.elsewhere for left in path.iterdir()]
 
@@ -237,13 +260,13 @@ def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_nod
     async def work(node: Node) -> None:
         await node.start("w-1")
         with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live out of containers"):
-            await node.shares.prepare(G, PART, contained=True)
+            await node.prepare(G, PART, contained=True)
         node.shares.left("w-1")
-        contained = await node.shares.prepare(G, PART, contained=True)
+        contained = await node.prepare(G, PART, contained=True)
         assert contained.mounts is not None
         node.shares.joined("w-2", G, PART, 102)
         with pytest.raises(DeviceFailed, match="GPU-1: it is shared by workers that live in containers"):
-            await node.shares.prepare(F, PART)
+            await node.prepare(F, PART)
         assert len(machine.running()) == 2
 
     on_node(work)
@@ -252,7 +275,7 @@ def test_workers_in_and_out_of_containers_share_a_gpu_one_after_the_other(on_nod
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
 def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
-        joining = await node.shares.prepare(F, PART, contained=True)
+        joining = await node.prepare(F, PART, contained=True)
         assert joining.mounts is not None
         node.shares.joined("w-1", F, PART, os.getpid())
         node.shares.is_ready("w-1")
@@ -268,10 +291,10 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
 def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
-        before = await node.shares.prepare(F, PART, contained=True)
+        before = await node.prepare(F, PART, contained=True)
         node.shares = node.agent()
         await node.shares.take_over()
-        assert (await node.shares.prepare(F, PART, contained=True)).mounts == before.mounts
+        assert (await node.prepare(F, PART, contained=True)).mounts == before.mounts
         assert len(machine.running()) == 2
 
     on_node(work)
