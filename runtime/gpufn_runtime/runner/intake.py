@@ -29,6 +29,7 @@ from gpufn_runtime.runner.order import STANDING, QueueOrder
 log = logging.getLogger(__name__)
 
 ACK_WAIT_S = 8.0
+TOUCH_EVERY_S = 2.0
 _UNBOUNDED = -1  # the credits are the bound
 _ALWAYS = (STANDING, QueueKind(Priority.NORMAL, is_sync=False))
 _FIND_TICKS = 10  # doorbells tell of calls in the other queues; one that nobody heard is made up for

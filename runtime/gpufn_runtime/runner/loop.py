@@ -131,6 +131,7 @@ class Runner:
             self._start_to_attach(self._desired[worker])
         self._caller.tick(now)
         self._departed.tick(now)
+        self._settler.tick(now)
         for queue in self._queues.values():
             queue.tick(now)
         self._lane.beat()

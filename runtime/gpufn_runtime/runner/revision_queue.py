@@ -27,6 +27,7 @@ from gpufn.workers import ColdStart, StartFailure, WorkerState
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Attempt, may_run_s
 from gpufn_runtime.runner.ends import Ends
+from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import LASTS_S
 from gpufn_runtime.runner.meter import Meter
@@ -42,7 +43,6 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
-_TOUCH_EVERY_S = 2.0
 _TICK_S = 0.1
 _COMEBACK_S = 30.0  # so long a worker looks for its runner when that was started again
 
@@ -272,7 +272,7 @@ class RevisionQueue:
             self._ticking = None
 
     def _touch(self, attempt: Attempt, now: float) -> None:
-        if now - attempt.touched_at < _TOUCH_EVERY_S:
+        if now - attempt.touched_at < TOUCH_EVERY_S:
             return
         attempt.touched_at = now
         try:

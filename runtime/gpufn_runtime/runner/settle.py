@@ -5,8 +5,9 @@
                        for one that failed the dead letter, ack
     worth a retry      a new message with the next attempt's number, the CallRecord that says so, ack
 
-While the bus is away, replies are kept (bounded) and records are tried again: the delivery comes back after ack_wait
-otherwise, and the first end still wins.
+While the bus is away, replies are kept (bounded) and records are tried again. Where the bus does not take them, as a
+retry whose queue is full, the delivery is touched meanwhile: it would come back after ack_wait, here or at another
+node, and the same attempt would run again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any
 
 import msgspec
 
@@ -31,6 +34,7 @@ from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invoc
 from gpufn.protocol.records import AttemptRecord, CallRecord
 from gpufn.tasks import Tasks
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery, too_large
 from gpufn_runtime.runner.parcels import NodeParcels
 
@@ -50,6 +54,7 @@ class Settler:
         self._parcels = parcels
         self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
         self._tasks = Tasks("settle")
+        self._touched_at: dict[Delivery | DirectDelivery, float] = {}  # of those being settled; monotonic
         self.dropped_outcomes = 0  # ends that came second
         self.unsettled: dict[str, Attempt] = {}  # by id: of submitted calls, ended, and their records do not say so
         bus.on_reconnect(self._send_kept)
@@ -87,7 +92,7 @@ class Settler:
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 size=len(body),
             )
-            self._tasks.start(self._end(attempt.delivery, record, body, parcel))
+            self._start(attempt.delivery, self._end(attempt.delivery, record, body, parcel))
             self._forget_checkpoint(attempt)
         else:
             reply = ResultReply(
@@ -136,11 +141,11 @@ class Settler:
             self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
-            self._tasks.start(self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
+            self._start(delivery, self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
 
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
-        self._tasks.start(self._bury_and_ack(delivery, record))
+        self._start(delivery, self._bury_and_ack(delivery, record))
 
     def _reply(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes
@@ -180,7 +185,7 @@ class Settler:
         if attempt.is_submitted:
             again = msgspec.structs.replace(again, attempts=_attempts(attempt, outcome, now))
         _, body = unpack_invocation(attempt.delivery.payload)
-        self._tasks.start(self._requeue(attempt.delivery, again, body))
+        self._start(attempt.delivery, self._requeue(attempt.delivery, again, body))
 
     async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
@@ -243,6 +248,26 @@ class Settler:
                 log.warning("the dead letter of %s waits: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
+
+    def _start(self, delivery: Delivery | DirectDelivery, settling: Coroutine[Any, Any, None]) -> None:
+        self._touched_at[delivery] = self._clock.monotonic()
+
+        async def settle() -> None:
+            try:
+                await settling
+            finally:
+                self._touched_at.pop(delivery, None)
+
+        self._tasks.start(settle())
+
+    def tick(self, now: float) -> None:
+        """Each second: what takes long to settle is touched, or the queue would have it run again elsewhere. `now` is
+        monotonic."""
+        for delivery, touched_at in self._touched_at.items():
+            if now - touched_at >= TOUCH_EVERY_S:
+                self._touched_at[delivery] = now
+                with contextlib.suppress(GpufnError):  # the bus is away
+                    delivery.touch()
 
     async def finish(self) -> None:
         """Wait until everything that ended is kept."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gpufn.bus import dead_letters, objects, records, streams
-from gpufn.bus.connection import Message
+from gpufn.bus.connection import Bus, Message
 from gpufn.bus.consumer import Delivery
-from gpufn.errors import ErrorInfo, IdempotencyMismatch
+from gpufn.bus.wire import ack_tokens
+from gpufn.errors import ErrorInfo, IdempotencyMismatch, QueueFull
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
@@ -92,6 +94,39 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
         await node.queue_is_empty(revision)
         await node.submit(revision, b'"next"')
         assert (await worker.run())[1] == b'"next"'
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or another node would be given it, and run the same attempt once more."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("retried", retries=Retry(1, delay_s=0.0))
+        worker = await node.worker(revision)
+        store, refused = Bus.publish_stored, asyncio.Event()
+
+        async def full(bus: Bus, subject: str, payload: bytes, **more: Any) -> Any:
+            if str(more.get("msg_id", "")).endswith(".2"):
+                refused.set()
+                raise QueueFull("its queue is full")
+            return await store(bus, subject, payload, **more)
+
+        said: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()  # with how often the message was handed over by then
+        node.bus.subscribe(
+            "$JS.ACK.>", lambda message: said.put_nowait((message.payload, ack_tokens(message.subject)[0]))
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(Bus, "publish_stored", full)
+            await node.submit(revision)
+            fail(worker, (await worker.run())[0])
+            await refused.wait()
+            node.clock.skipped_s = 3.0
+            assert await said.get() == (b"+WPI", 1)
+        run, _ = await worker.run()
+        assert run.number == 2
 
     on_node(url, tmp_path, test)
 
