@@ -9,6 +9,8 @@
     keep  = want, were nobody READY: want falls as workers are added and rises again when they go, so it cannot be what
             decides whether they go
     down  to the highest keep of the scale-down window, idle workers only, at most half of all at a time
+    stuck workers all of whose slots run what nobody waits for any more (a cancelled call that has not stopped yet) are
+          wanted beside these, as long as there are calls
     zero  when L == 0 and nothing was done for idle_timeout
 
 λ arrivals per second, S service seconds, C cold-start p50, D target delay. Bounds keep estimates from inventing work:
@@ -32,11 +34,13 @@ _ROUNDING = 1e-9  # 0.7 · 10 / 0.7 is ten workers, not eleven
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of a revision. Where there is no Demand, it is unknown, which is not the same as none.
 
-    `idle_s`: for how long no worker has had anything to do; None when one has, or when it cannot be told.
+    `stuck` slots run what nobody waits for any more. `idle_s`: for how long no worker has had anything to do; None when
+    one has, or when it cannot be told.
     """
 
     queued: int
     running: int
+    stuck: int = 0
     average_in_flight: float | None = None  # over 60 s
     arrivals_per_s: float | None = None  # over 6 s
     most_calls: int | None = None  # L at its highest in 60 s
@@ -103,7 +107,7 @@ def decide(
     terms = _terms(policy, demand, workers)
     is_idle = demand.calls == 0 and demand.idle_s is not None and demand.idle_s >= policy.idle_timeout_s
     if demand.calls > 0:
-        need = max(int(terms["base"]), int(terms["burst"]), 1)
+        need = max(int(terms["base"]), int(terms["burst"]), 1) + demand.stuck // workers.slots
     elif workers.held == 0 or is_idle:
         need = 0  # an average of the last minute brings nobody back who has gone for good reason
     else:
@@ -146,6 +150,7 @@ def _terms(policy: ScalingPolicy, demand: Demand, workers: Workers) -> dict[str,
         "calls": demand.calls,
         "queued": demand.queued,
         "running": demand.running,
+        "stuck": demand.stuck,
         "ready": workers.ready,
         "starting": workers.starting,
         "slots": slots,
@@ -186,7 +191,8 @@ def _down(target: int, workers: Workers) -> int:
 def _reason(policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool) -> str:
     if demand.calls:
         each = "" if demand.service_s is None else f", {_seconds(demand.service_s)} each"
-        why = f"{demand.queued} queued, {demand.running} running{each}"
+        stuck = f", {demand.stuck} that nobody waits for" if demand.stuck else ""
+        why = f"{demand.queued} queued, {demand.running} running{each}{stuck}"
     elif is_idle:
         why = f"idle for {_seconds(demand.idle_s or 0.0)} of {_seconds(policy.idle_timeout_s)}"
     elif demand.idle_s is not None and workers.held:

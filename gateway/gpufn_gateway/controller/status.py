@@ -64,7 +64,7 @@ class Teller:
         ready = counts[WorkerState.READY]
         if gpus := {worker.waits_on for worker in one.view.in_state(WorkerState.READY)} - {""}:
             return Waiting(WaitReason.TURN, f"waits for its turn on {min(gpus)}")
-        if demand is None or not demand.calls or (ready and demand.calls <= ready * slots):
+        if demand is None or not demand.calls or (ready and demand.calls <= ready * slots - demand.stuck):
             return None
         if one.view.circuit.openings and not ready:
             return self._crash_looping(one.view)

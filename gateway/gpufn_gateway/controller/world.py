@@ -272,7 +272,8 @@ class World:
         running = min(max(0, (self.running(view, now) or 0) - left_over), calls)
         return Demand(
             queued=calls - running,
-            running=running + left_over,
+            running=running,
+            stuck=left_over,
             average_in_flight=view.in_flight.at(now),
             arrivals_per_s=view.arrivals.per_second(now),
             most_calls=view.most_calls.at(now),

@@ -66,6 +66,11 @@ class Attempt:
         return isinstance(self.delivery, DirectDelivery)
 
     @property
+    def is_cancelled(self) -> bool:
+        """Nobody wants it, and its message is out of the queue; it has not stopped yet."""
+        return self.ending is OutcomeKind.CANCELLED
+
+    @property
     def is_submitted(self) -> bool:
         """Nobody waits for a reply: the outcome goes into a record."""
         return not self.message.reply

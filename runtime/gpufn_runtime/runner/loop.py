@@ -87,6 +87,8 @@ class Runner:
         self._output = Output(bus, clock)
         self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
         self._running: dict[str, Attempt] = {}
+        self._is_new = True  # it hears of what was assigned before it was there
+        self._inherited: set[str] = set()  # workers of that
         self._departed = Departed(bus, self._running, self._cancel_attempt)
         self._queues: dict[RevisionKey, RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
@@ -106,6 +108,7 @@ class Runner:
         await self._directory.open()
         await self._lane.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
+        self._is_new = False
         self._home.claim_parcels()
         self._parcels.keep_only(set(self._desired))
         metering = asyncio.get_running_loop().create_task(self._meter.run(), name="meter")
@@ -171,6 +174,7 @@ class Runner:
         worker = key.partition(".")[2]
         if entry is None:
             self._desired.pop(worker, None)
+            self._inherited.discard(worker)
             self._detach(worker)
             return
         assignment = _assignment.decode(entry.value)
@@ -180,6 +184,8 @@ class Runner:
             return
         self._desired[worker] = assignment
         if known is None:
+            if self._is_new:
+                self._inherited.add(worker)
             self._start_to_attach(assignment)
         elif (queue := self._queues.get((assignment.function, assignment.revision))) is not None:
             _obey(queue, assignment)
@@ -205,6 +211,7 @@ class Runner:
                 assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
+                is_inherited=assignment.worker in self._inherited,
             )
             queue.links[assignment.worker] = link
             await link.listen(self._clock.monotonic())

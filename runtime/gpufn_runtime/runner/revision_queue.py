@@ -172,7 +172,10 @@ class RevisionQueue:
             failed=self._ends.failed,
             run_seconds=self._ends.run_seconds,
             gpu_seconds=self._ends.gpu_seconds,
-            direct=sum(attempt.is_direct for attempt in (*self._places.attempts(), *self._unexplained))
+            direct=sum(
+                attempt.is_direct and not attempt.is_cancelled
+                for attempt in (*self._places.attempts(), *self._unexplained)
+            )
             + sum(isinstance(waiting.delivery, DirectDelivery) for waiting in self._places.line),
         )
 
@@ -186,7 +189,8 @@ class RevisionQueue:
         self._tell_room()
         for link in list(self.links.values()):
             limit = self.revision.spec.startup_timeout_s
-            if link.state is WorkerState.STARTING and now - link.listening_since > max(limit, _COMEBACK_S):
+            within_s = max(limit, _COMEBACK_S) if link.is_inherited else limit
+            if link.state is WorkerState.STARTING and now - link.listening_since > within_s:
                 self.on_start_failed(link, "load", WorkerLost(f"it was not ready after {limit:g} s").info())
             elif link.told_at is not None and now - link.told_at > limit:
                 phase = "park" if link.state is WorkerState.PARKING else "resume"

@@ -60,7 +60,8 @@ class LinkOwner(Protocol):
 
 
 class WorkerLink:
-    """`gpus_charged`: what its calls are charged of GPUs while they run, 0.25 for a quarter of one."""
+    """`gpus_charged`: what its calls are charged of GPUs while they run, 0.25 for a quarter of one. `is_inherited`: it
+    was assigned before this runner was there, and may look for it still."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class WorkerLink:
         *,
         seat: Seat | None = None,
         gpus_charged: float = 0.0,
+        is_inherited: bool = False,
     ) -> None:
         self.worker = worker
         self.revision = revision
@@ -80,6 +82,7 @@ class WorkerLink:
         self.slots = SlotPool(revision.spec.slots)
         self.busy = BusyTime()
         self.gpus_charged = gpus_charged
+        self.is_inherited = is_inherited
         self.seat = seat  # None: it shares no GPU by time
         self.attempts: dict[int, Attempt] = {}
         self.open_calls: set[int] = set()
@@ -119,8 +122,10 @@ class WorkerLink:
         return self.slots.free if self.takes_calls else 0
 
     def left_over(self, now: float) -> int:
-        """Slots in use by attempts of an earlier runner whose calls the queue has given out again."""
-        return self._leftovers if now - self.listening_since > ACK_WAIT_S else 0
+        """Slots in use by what is no call of the queue any more: cancelled attempts that have not stopped yet, and
+        those of an earlier runner whose calls the queue has given out again."""
+        unwanted = sum(attempt.is_cancelled for attempt in self.attempts.values())
+        return unwanted + (self._leftovers if now - self.listening_since > ACK_WAIT_S else 0)
 
     @property
     def needs_turn(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpufn.spec import ScalingPolicy
@@ -52,6 +53,13 @@ def test_running_calls_count_as_well_as_queued_ones() -> None:
     queued = decide(POLICY, Demand(queued=6, running=0, service_s=1.0), Workers())
     running = decide(POLICY, Demand(queued=0, running=6, service_s=1.0), Workers())
     assert queued.count == running.count == 6
+
+
+@pytest.mark.parametrize(("stuck", "slots", "count"), [(0, 1, 1), (1, 1, 2), (3, 4, 1), (4, 4, 2)])
+def test_a_worker_that_only_runs_what_nobody_waits_for_is_none(stuck: int, slots: int, count: int) -> None:
+    demand = Demand(queued=1, running=0, stuck=stuck, service_s=0.1)
+    assert decide(POLICY, demand, Workers(1, slots=slots)).count == count
+    assert decide(POLICY, msgspec.structs.replace(demand, queued=0), Workers(1, slots=slots)).count == 1
 
 
 def test_a_starting_worker_is_capacity() -> None:

@@ -221,6 +221,44 @@ def test_a_worker_that_cannot_start_is_told_with_the_users_error(url: str, tmp_p
     on_node(url, tmp_path, test)
 
 
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_worker_has_its_startup_timeout_and_one_of_an_earlier_runner_time_to_come_back(
+    url: str, tmp_path: Path, inherited: bool
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("slow", startup_timeout_s=3.0)  # a test takes less
+        if inherited:
+            await node.stop()
+        await node.assign(revision, "w-1")
+        if inherited:
+            await node.start()
+        await node.report_of("w-1", WorkerState.STARTING)
+        for seconds in (25.0, 31.0) if inherited else (0.0, 4.0):
+            assert node.kills.empty()
+            node.clock.skipped_s = seconds
+            await node.reports.get()
+            await node.reports.get()
+        assert (await node.kills.get()).worker == "w-1"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_cancelled_call_that_does_not_stop_is_no_call_that_runs(url: str, tmp_path: Path) -> None:
+    """Who waits behind it needs a worker: for the controller the slot is in use by nobody's call."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("stubborn")
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        await worker.run()
+        assert await records.cancel(node.bus, call, node.clock.time())
+        while not (found := (await node.reports.get()).workers) or not found[0].left_over:
+            pass
+        assert (found[0].in_use, found[0].left_over) == (1, 1)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_worker_finds_its_runner_again_after_the_runner_died(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("reborn")
