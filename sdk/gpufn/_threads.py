@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
+import threading
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -34,19 +34,59 @@ def caught(function: Callable[..., T], *args: Any) -> Caught[T]:
         return Caught(error=error)
 
 
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+class _Threads:
+    """Of which none keeps the process from ending: a call goes on though nobody awaits it any more."""
 
-    return ThreadPoolExecutor(_AIO_THREADS, thread_name_prefix="gpufn-aio")
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._lock = threading.Lock()
+        self._idle = threading.Semaphore(0)
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def run(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        if self._idle.acquire(blocking=False):
+            return
+        with self._lock:
+            if self._count < self._most:
+                self._count += 1
+                threading.Thread(target=self._serve, name=f"gpufn-aio-{self._count}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                work = self._work.get_nowait()
+            except Empty:
+                self._idle.release()
+                work = self._work.get()
+            work()
+            del work
+
+
+@functools.cache
+def _threads() -> _Threads:
+    return _Threads(_AIO_THREADS)
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     import asyncio  # noqa: PLC0415
 
     context = contextvars.copy_context()
-    ended = await asyncio.get_running_loop().run_in_executor(_threads(), context.run, caught, function, *args)
-    return ended.get()
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Caught[T]] = loop.create_future()
+
+    def tell(ended: Caught[T]) -> None:
+        if not future.done():
+            future.set_result(ended)
+
+    def work() -> None:
+        ended = context.run(caught, function, *args)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, ended)
+
+    _threads().run(work)
+    return (await future).get()
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -57,4 +97,6 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
-    return _threads().submit(asyncio.run, coroutine).result()
+    ended: SimpleQueue[Caught[T]] = SimpleQueue()
+    _threads().run(lambda: ended.put(caught(asyncio.run, coroutine)))
+    return ended.get().get()
