@@ -38,7 +38,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Waiting | None = None
     service_s: float | None = None
     cold_start_s: float | None = None
-    start_error: dict[str, Any] | None = None
+    start_error: ErrorInfo | None = None
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
@@ -174,7 +174,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
-    start_error: dict[str, Any] | None = None
+    start_error: ErrorInfo | None = None
 
 
 class InvocationView(msgspec.Struct, frozen=True, kw_only=True):

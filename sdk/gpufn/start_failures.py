@@ -22,5 +22,5 @@ def start_failure(revision: int, status: FunctionStatus) -> Refused | None:
     if status.start_error is None or status.serving != revision or status.workers.ready:
         return None
     name, error = status.function, status.start_error
-    what = f"{error.error_type}: {error.message}" if error.error_type else error.message
-    return Refused(f"{name} cannot start: {what} (`gpufn logs {name}` has the traceback)")
+    where = f" (`gpufn logs {name}` has the traceback)" if error.traceback else ""
+    return Refused(f"{name} cannot start: {error.summary}{where}")

@@ -20,8 +20,10 @@ def revision(make: Any, **fields: Any) -> Revision:
     return Revision(function="embed", number=1, spec=make.spec(**fields), bundle=Digest("0" * 64), created_at=0.0)
 
 
-CANNOT_START = "embed cannot start: No module named 'torch' (`gpufn logs embed` has the traceback)"
-BROKEN = ErrorInfo("function_raised", "No module named 'torch'")
+CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
+BROKEN = ErrorInfo(
+    "function_raised", "No module named 'torch'", error_type="ModuleNotFoundError", traceback="Traceback ..."
+)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +114,10 @@ def test_a_call_without_time_to_wait_for_room_is_refused(
     assert repr(refused) == (
         "NoCapacity('embed has no worker, and there is no room for one: a: it has no L4 GPU')" if refuses else "None"
     )
+
+
+def test_a_traceback_is_promised_where_there_is_one(make: Any) -> None:
+    hung = make.status(ready=0, start_error=ErrorInfo("worker_lost", "it was not ready after 3 s"))
+    refused = refusal(function(), revision(make), hung)
+    assert refused is not None
+    assert refused.message == "embed cannot start: it was not ready after 3 s"

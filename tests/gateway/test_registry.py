@@ -9,7 +9,10 @@ from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function
 
-CANNOT_START = "embed cannot start: No module named 'torch' (`gpufn logs embed` has the traceback)"
+CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
+BROKEN = ErrorInfo(
+    "function_raised", "No module named 'torch'", error_type="ModuleNotFoundError", traceback="Traceback ..."
+)
 
 
 def record(name: str, serving: int, *, latest: int = 1) -> bytes:
@@ -78,10 +81,9 @@ def test_ready_workers_are_unknown_without_fresh_news_of_the_serving_revision(ga
 
 
 def test_an_open_circuit_ends_the_calls_that_wait(gateway: Any, make: Any) -> None:
-    broken = ErrorInfo("function_raised", "No module named 'torch'")
-    gateway.report(make.status(ready=1, start_error=broken))
+    gateway.report(make.status(ready=1, start_error=BROKEN))
     assert gateway.queue.failed == []
-    gateway.report(make.status(ready=0, start_error=broken))
+    gateway.report(make.status(ready=0, start_error=BROKEN))
     ((function, number, error),) = gateway.queue.failed
     assert (function, number, error.message) == (
         "embed",
@@ -91,7 +93,7 @@ def test_an_open_circuit_ends_the_calls_that_wait(gateway: Any, make: Any) -> No
 
 
 async def test_an_open_circuit_refuses_new_calls(gateway: Any, make: Any, problem: Any) -> None:
-    gateway.report(make.status(ready=0, start_error=ErrorInfo("function_raised", "No module named 'torch'")))
+    gateway.report(make.status(ready=0, start_error=BROKEN))
     answer = await gateway.post("/v1/functions/embed/invoke", b'{"texts":[]}')
     assert problem(answer) == (503, "function_start_failed")
     assert (answer.headers["retry-after"], gateway.queue.calls) == ("15", [])

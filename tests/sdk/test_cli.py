@@ -467,6 +467,15 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
     assert (_gpufn("keys", "ls").stdout, _gpufn("keys", "ls", "--json").stdout) == ("", "[]\n")
 
 
+def test_what_keeps_a_function_from_starting_has_its_type(gateway: StubGateway) -> None:
+    error = {"code": "function_start_failed", "message": "'missing-key'", "error_type": "KeyError"}
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "start_error": error})
+    view = {"name": "f", "active": 1, "serving": 1, "latest": 1, "start_error": error}
+    gateway.on("GET /v1/functions", {"functions": [view]})
+    assert "last start error  KeyError: 'missing-key'" in _gpufn("why", "f").stdout
+    assert "does not start: KeyError: 'missing-key'" in _gpufn("ls").stdout
+
+
 def test_version_has_a_json_form() -> None:
     assert {"gpufn", "python"} <= set(json.loads(_gpufn("version", "--json").stdout))
 

@@ -83,7 +83,7 @@ def _as_json(spec: FunctionSpec) -> dict[str, Any]:
         (_view(2, 2, spec=_as_json(_SPEC)), True, True),
         (_view(2, 2, spec=_as_json(_SPEC) | {"concurrency": 2}), False, True),
         (_view(2, 1, spec=_as_json(_SPEC)), False, True),
-        (_view(2, 2, spec=_as_json(_SPEC), start_error={"message": "no"}), False, True),
+        (_view(2, 2, spec=_as_json(_SPEC), start_error={"code": "x", "message": "no"}), False, True),
     ],
 )
 def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:

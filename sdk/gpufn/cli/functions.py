@@ -178,5 +178,6 @@ def _known(count: int | None) -> str:
 
 def _note(view: FunctionView) -> str:
     if view.start_error:
-        return f"does not start: {(str(view.start_error.get('message', '')).splitlines() or [''])[0]}"
+        why, _, _ = view.start_error.summary.partition("\n")
+        return f"does not start: {why}"
     return f"calls wait: {view.waiting.detail}" if view.waiting else ""

@@ -33,7 +33,7 @@ def why(
             ("calls", "not known yet" if unknown else f"{view.queued} queued, {view.running} running"),
             ("of class", _classes(view.classes or {})),
             ("calls wait", waiting and f"{waiting.detail} ({waiting.reason})"),
-            ("last start error", view.start_error and view.start_error.get("message")),
+            ("last start error", view.start_error and view.start_error.summary),
             ("figures", ", ".join(f"{term} {value:.4g}" for term, value in view.terms.items() if verbose)),
         ]
     )
