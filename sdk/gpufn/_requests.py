@@ -18,7 +18,7 @@ import msgspec
 
 from gpufn import media
 from gpufn._answers import decoded, error_of
-from gpufn.errors import GatewayUnavailable, GpufnError
+from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, Unauthorized
 from gpufn.home import Home
 
 if TYPE_CHECKING:
@@ -61,6 +61,20 @@ def _address(url: str) -> str:
     return whole
 
 
+def _checked_key(name: str, key: str) -> str:
+    """`key`, which can be sent in a header. Raises Unauthorized, which does not tell the key, for any other."""
+    wrong = ""
+    if "\r" in key or "\n" in key:
+        wrong = "a line break"
+    elif not key.isascii():
+        wrong = "a character that is not ASCII"
+    elif not key.isprintable() or " " in key:
+        wrong = "a space or a control character"
+    if wrong:
+        raise Unauthorized(f"{name} is not a key: it has {wrong} in it; write it as `gpufn keys create` printed it")
+    return key
+
+
 class _Up(msgspec.Struct):
     url: str
 
@@ -72,7 +86,7 @@ class Requests:
         import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
 
         self.url = _address(url or find_url())
-        key = api_key or os.environ.get("GPUFN_API_KEY")
+        key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -108,16 +122,25 @@ class Requests:
             return 0
 
     def _exists(self, path: str) -> bool:
+        """Of what a deploy sends. Raises Unauthorized and Forbidden by the status, for a HEAD's answer has no body."""
         try:
             self._request("HEAD", path)
         except GpufnError as error:
-            if getattr(error, "status", None) == 404:
+            status = getattr(error, "status", None)
+            if status == 404:
                 return False
+            if status == 401:
+                raise Unauthorized from error
+            if status == 403:
+                raise Forbidden("this needs a key with the scope 'deploy'") from error
             raise
         return True
 
     def _json(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        return decoded(kind, self._request(method, path, **options).content)
+        response = self._request(method, path, **options)
+        if _is_text(response):
+            raise self._no_gateway(response)
+        return decoded(kind, response.content)
 
     def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
         for pause in (*_PAUSES_S, None):
@@ -130,7 +153,7 @@ class Requests:
             else:
                 self._answered = True
                 if check and response.status_code >= 300:
-                    raise error_of(response.status_code, response.headers, response.content)
+                    raise self._error(response, response.content)
                 return response
         raise AssertionError("the last try returns or raises")
 
@@ -150,7 +173,7 @@ class Requests:
         self._answered = True
         with contextlib.closing(response):
             if response.status_code >= 300:
-                raise error_of(response.status_code, response.headers, b"".join(self._chunks(response)))
+                raise self._error(response, b"".join(self._chunks(response)))
             yield response
 
     def _chunks(self, response: httpx.Response) -> Iterator[bytes]:
@@ -158,6 +181,15 @@ class Requests:
             yield from response.iter_raw()
         except self._failures as error:
             raise self._unavailable(error) from None
+
+    def _error(self, response: httpx.Response, body: bytes) -> GpufnError:
+        if _is_text(response):
+            return self._no_gateway(response)
+        return error_of(response.status_code, response.headers, body)
+
+    def _no_gateway(self, response: httpx.Response) -> GatewayUnavailable:
+        said = f"{response.status_code}, {response.headers['content-type']}"
+        return GatewayUnavailable(f"what answers at {self.url} is not a gpufn gateway: {said}")
 
     def _may_repeat(self, method: str, error: Exception) -> bool:
         import httpx  # noqa: PLC0415
@@ -178,3 +210,9 @@ class Requests:
         if isinstance(error, httpx.TimeoutException):
             return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
+
+
+def _is_text(response: httpx.Response) -> bool:
+    """A page, or words for a person; a gateway's documents and problems are JSON."""
+    kind: str = response.headers.get("content-type", "")
+    return kind.startswith("text/")

@@ -13,6 +13,7 @@ from gpufn import Client, _transport, gpu_function, media, values
 from gpufn._http_transport import HttpTransport
 from gpufn._requests import find_url
 from gpufn.errors import (
+    Forbidden,
     FunctionNotFound,
     FunctionRaised,
     GatewayUnavailable,
@@ -98,6 +99,44 @@ def test_what_a_function_raised_reads_as_python_tells_it() -> None:
     assert str(FunctionRaised("division by zero", error_type="ZeroDivisionError")) == (
         "ZeroDivisionError: division by zero"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        ("s3cret\r", "a line break"),
+        ("s3cret\n", "a line break"),
+        ("s3crét", "a character that is not ASCII"),
+        ("s3cret ", "a space or a control character"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_and_not_told(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, key: str, wrong: str
+) -> None:
+    told = f"is not a key: it has {wrong} in it; write it as `gpufn keys create` printed it"
+    with pytest.raises(Unauthorized) as caught:
+        Client(api_key=key)
+    assert caught.value.message == f"api_key {told}"
+    monkeypatch.setenv("GPUFN_API_KEY", key)
+    with pytest.raises(Unauthorized) as caught:
+        Client()
+    assert caught.value.message == f"GPUFN_API_KEY {told}"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "message"),
+    [(401, Unauthorized, "valid API key"), (403, Forbidden, "this needs a key with the scope 'deploy'")],
+)
+def test_an_upload_that_a_key_may_not_do_says_what_it_needs(
+    gateway: StubGateway, tmp_path: Path, status: int, kind: type[GpufnError], message: str
+) -> None:
+    gateway.on("HEAD /v1/bundles/abc", status=status)
+    gateway.on("HEAD /v1/artifacts/abc", status=status)
+    with Client() as client:
+        with pytest.raises(kind, match=message):
+            client.put_bundle(_digest("abc"), b"zip")
+        with pytest.raises(kind, match=message):
+            client.put_artifact("abc", tmp_path)
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999", ""])
@@ -264,9 +303,21 @@ def test_views_are_typed_and_ignore_what_is_new(gateway: StubGateway) -> None:
 
 
 def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
-    gateway.on("GET /v1/functions", b"<html>", content_type="text/html")
+    gateway.on("GET /v1/functions", b"<html>")
     with Client() as client, pytest.raises(ProtocolMismatch, match="is it of another release"):
         client.functions()
+
+
+@pytest.mark.parametrize("status", [200, 301, 404, 502])
+def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int) -> None:
+    gateway.on("GET /v1/functions", b"<html>", status, content_type="text/html")
+    gateway.on("GET /v1/functions/f/logs", b"<html>", 404, content_type="text/html")
+    told = f"what answers at {gateway.url} is not a gpufn gateway: "
+    with Client() as client:
+        with pytest.raises(GatewayUnavailable, match=f"{told}{status}, text/html"):
+            client.functions()
+        with pytest.raises(GatewayUnavailable, match=f"{told}404, text/html"):
+            list(client.logs("f"))
 
 
 def test_a_bundle_that_is_there_is_not_uploaded(gateway: StubGateway) -> None:
