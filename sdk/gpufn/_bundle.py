@@ -196,7 +196,12 @@ class _Collector:
 
     def include(self, root: Path, globs: Sequence[str]) -> None:
         for glob in globs:
-            matches = [path for path in root.glob(glob) if path.is_file()]
+            try:
+                matches = [path for path in root.glob(glob) if path.is_file()]
+            except (NotImplementedError, ValueError) as error:  # it starts with a slash, or is empty
+                raise InvalidBundle(
+                    f"include={glob!r} is not a glob below {root}: write for example 'data/*'"
+                ) from error
             if not matches:
                 raise InvalidBundle(f"include={glob!r} matches no file below {root}")
             for path in matches:

@@ -40,17 +40,18 @@ def prepare(parameter: str, model: Model, folder: Path) -> Prepared:
         raise InvalidSpec(f"{parameter}: there is no file {onnx}")
     paths: dict[str, Path] = {}
 
-    def hashed(path: Path) -> ModelFile:
+    keeps = "" if listed is not None else f": {onnx.name} keeps its weights there"
+
+    def hashed(path: Path, why: str = keeps) -> ModelFile:
         if not path.is_file():
-            beside = f": {onnx.name} keeps its weights there" if listed is None and path.parent == onnx.parent else ""
-            raise InvalidSpec(f"{parameter}: there is no file {path}{beside}")
+            raise InvalidSpec(f"{parameter}: there is no file {path}{why}")
         file = file_of(path)
         paths[file.digest] = path
         return file
 
     beside = listed if listed is not None else [onnx.parent / name for name in external_data(onnx)]
     files = tuple(map(hashed, [onnx, *beside]))
-    samples = None if model.samples is None else hashed(folder / model.samples)
+    samples = None if model.samples is None else hashed(folder / model.samples, ", which samples names")
     return Prepared(model.spec(parameter, files, samples), paths)
 
 

@@ -48,6 +48,14 @@ def test_a_bundle_holds_the_file_and_the_project_modules_it_needs(project: Proje
     assert (bundle.files, bundle.modules) == (_NEEDED, ("numpy",))
 
 
+@pytest.mark.parametrize("glob", ["/etc/passwd", ""])
+def test_what_is_no_glob_below_the_project_is_refused(project: Project, glob: str) -> None:
+    root = project(_FILES)
+    with pytest.raises(InvalidBundle) as caught:
+        _bundle.pack_source(_bundle.load(root / "app.py"), [glob])
+    assert caught.value.message == f"include={glob!r} is not a glob below {root}: write for example 'data/*'"
+
+
 def test_other_files_come_with_include(project: Project) -> None:
     loaded = _bundle.load(project(_FILES) / "app.py")
     assert set(_bundle.pack_source(loaded, ["data/*", "*.txt"]).files) - set(_NEEDED) == {
