@@ -51,6 +51,7 @@ def test_help_lists_every_command_without_importing_them() -> None:
     result = _gpufn("--help")
     assert result.exit_code == 0
     assert [name for name in COMMANDS if name not in result.stdout] == []
+    assert "2 wrong usage" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -78,6 +79,20 @@ def test_a_failure_is_one_line_and_an_exit_code(
     gateway.on("GET /v1/functions/f", problem, status=status)
     result = _gpufn("describe", "f")
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", f"gpufn: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "arguments"),
+    [
+        ("DELETE /v1/keys/k", ["rm", "k"]),
+        ("PUT /v1/keys/k/limits", ["limit", "k"]),
+        ("GET /v1/keys/k/webhook-secret", ["webhook-secret", "k"]),
+    ],
+)
+def test_a_key_that_is_not_there_is_not_found(gateway: StubGateway, request_line: str, arguments: list[str]) -> None:
+    gateway.on(request_line, {"code": "bad_request", "detail": "There is no key with this id."}, status=404)
+    result = _gpufn("keys", *arguments)
+    assert (result.exit_code, result.stderr) == (4, "gpufn: there is no key with this id\n")
 
 
 def test_no_gateway_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +361,7 @@ def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> 
 
 def test_invoke_refuses_arguments_that_are_no_object() -> None:
     result = _gpufn("invoke", "f", "[1]")
-    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments are a JSON object such as")) == (1, True)
+    assert (result.exit_code, result.stderr.startswith("gpufn: the arguments are a JSON object such as")) == (2, True)
 
 
 def test_a_key_that_may_only_invoke_can_invoke(gateway: StubGateway) -> None:

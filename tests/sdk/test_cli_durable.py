@@ -60,7 +60,7 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
 
 def test_a_time_that_is_none_is_refused(gateway: StubGateway) -> None:
     result = _gpufn("calls", "--since", "yesterday")
-    assert (result.exit_code, result.stderr) == (1, "gpufn: --since: write 90s, 15m, 2h or 3d, not 'yesterday'\n")
+    assert (result.exit_code, result.stderr) == (2, "gpufn: --since: write 90s, 15m, 2h or 3d, not 'yesterday'\n")
 
 
 def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path) -> None:
@@ -95,7 +95,8 @@ def test_dead_letters_are_replayed_or_dropped(
 @pytest.mark.parametrize("verb", ["replay", "drop"])
 def test_one_or_all_is_said(gateway: StubGateway, verb: str) -> None:
     for arguments in (("f",), ("f", ID, "--all")):
-        assert _gpufn("dlq", verb, *arguments).stderr == "gpufn: give the id of one, or --all\n"
+        result = _gpufn("dlq", verb, *arguments)
+        assert (result.exit_code, result.stderr) == (2, "gpufn: give the id of one, or --all\n")
     assert gateway.requests == []
 
 
@@ -144,13 +145,13 @@ def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_lis
 
 def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: Path) -> None:
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
-    for data, text in (
-        ('{"x": 1}', "give the items as @FILE"),
-        (f"@{tmp_path}/missing", "No such file"),
-        (f"@{lines}", "a line is a JSON object"),
+    for data, code, text in (
+        ('{"x": 1}', 2, "give the items as @FILE"),
+        (f"@{tmp_path}/missing", 1, "No such file"),
+        (f"@{lines}", 2, "gpufn: --data: line 2: write a JSON object such as '{\"x\": 1}', not '[1]': "),
     ):
         result = _gpufn("map", "f", "-d", data)
-        assert result.exit_code != 0
+        assert result.exit_code == code
         assert text in result.output
     assert gateway.requests == []
 

@@ -66,7 +66,9 @@ _OTHER_WORDS = {
     "start": "up",
     "stop": "down",
 }
-_EXIT_CODES = "3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
+_EXIT_CODES = (
+    "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
+)
 
 
 class LazyGroup(TyperGroup):

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gpufn import media
-from gpufn.cli._render import duration, print_json, say
+from gpufn.cli._render import WrongUsage, duration, print_json, say
 from gpufn.errors import GpufnError, InvalidInput
 from gpufn.priority import Priority
 
@@ -47,7 +47,7 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
-        raise InvalidInput(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
+        raise WrongUsage(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
     return body, media.JSON
 
 

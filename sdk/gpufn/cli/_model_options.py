@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from gpufn.cli._render import WrongUsage, step
 from gpufn.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -94,8 +95,6 @@ def onnx_of(source: str) -> Iterator[Path]:
     if factory is None:
         yield Path(source)
         return
-    from gpufn.cli._render import step  # noqa: PLC0415
-
     with tempfile.TemporaryDirectory(prefix="gpufn-export-") as folder:
         onnx = Path(folder) / f"{factory['factory']}.onnx"
         with step(f"Exporting {source}"):
@@ -113,7 +112,7 @@ def shapes_of(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, sizes = text.rpartition("=")
         ranges = [_shape(part) for part in sizes.split(":")]
         if not (equals and name) or None in ranges or len(ranges) not in (1, 3):
-            raise InvalidSpec(
+            raise WrongUsage(
                 f"--shape is x=1x3x224x224, or three for least, usual and largest, with colons: not {text!r}"
             )
         shapes[name] = ranges[0] if len(ranges) == 1 else tuple(ranges)
@@ -131,7 +130,7 @@ def tolerance_of(texts: Sequence[str]) -> Mapping[str, float]:
         try:
             found[name] = float(number)
         except ValueError:
-            raise InvalidSpec(f"--tolerance is rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}") from None
+            raise WrongUsage(f"--tolerance is rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}") from None
     return found
 
 

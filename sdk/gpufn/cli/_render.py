@@ -41,7 +41,13 @@ _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+
+class WrongUsage(InvalidInput):
+    """What was typed does not fit the command; as of what Typer refuses, the exit code is 2."""
+
+
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
+    (WrongUsage, 2),
     (GatewayUnavailable, 3),
     (
         (
@@ -85,7 +91,8 @@ def report(error: Exception) -> int | None:
     if isinstance(error, FunctionNotFound):
         message = message.rstrip(".") + _near(error.message)
     say(f"gpufn: {message if isinstance(error, FunctionRaised) else voiced(message)}", err=True)
-    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), 1)
+    otherwise = 4 if getattr(error, "status", None) == 404 else 1  # not all that can be missing has its own class
+    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), otherwise)
 
 
 def voiced(message: str) -> str:

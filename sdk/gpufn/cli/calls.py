@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpufn.cli._render import Json, ago, duration, print_json, print_table
-from gpufn.errors import InvalidInput
+from gpufn.cli._render import Json, WrongUsage, ago, duration, print_json, print_table
 from gpufn.invocation import InvocationState
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -59,12 +58,12 @@ def calls(
 
 
 def span_s(text: str) -> float:
-    """Seconds of `"90s"`, `"15m"`, `"2h"`, `"3d"`. Raises InvalidInput.
+    """Seconds of `"90s"`, `"15m"`, `"2h"`, `"3d"`. Raises WrongUsage.
 
     >>> span_s("15m"), span_s("1.5h"), span_s("30")
     (900.0, 5400.0, 30.0)
     """
     match = _SPAN.fullmatch(text)
     if match is None:
-        raise InvalidInput(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field="--since")
+        raise WrongUsage(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field="--since")
     return float(match[1]) * _UNITS_S[match[2]]

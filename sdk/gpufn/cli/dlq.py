@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from gpufn.cli import new_app
-from gpufn.cli._render import Json, ago, print_json, print_table, say
-from gpufn.errors import InvalidInput
+from gpufn.cli._render import Json, WrongUsage, ago, print_json, print_table, say
 
 app = new_app(help="List the submitted calls that failed for good; show, replay or drop them.")
 
@@ -109,4 +108,4 @@ def drop(name: Name, id: MaybeId = None, every: All = False, json: Json = False)
 
 def _one_or_all(id: str | None, every: bool) -> None:  # noqa: A002
     if (id is None) is not every:
-        raise InvalidInput("give the id of one, or --all")
+        raise WrongUsage("give the id of one, or --all")

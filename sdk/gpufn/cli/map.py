@@ -13,7 +13,7 @@ import typer
 
 from gpufn import media
 from gpufn.cli._call import Class, Name
-from gpufn.cli._render import Json, say
+from gpufn.cli._render import Json, WrongUsage, say
 from gpufn.errors import GpufnError, InvalidInput
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ class _Keeper:
         return answer.content_type, answer.body
 
 
-def _lines(data: str) -> tuple[Iterable[bytes], int | None]:
-    """The items, and how many there are where that can be known."""
+def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
+    """The items with the numbers of their lines, and how many there are where that can be known."""
     if not data.startswith("@"):
-        raise InvalidInput("give the items as @FILE, or @- for stdin, with a JSON object per line", field="--data")
+        raise WrongUsage("give the items as @FILE, or @- for stdin, with a JSON object per line", field="--data")
     if data == "@-":
-        return filter(bytes.strip, sys.stdin.buffer), None
+        return _numbered(sys.stdin.buffer), None
     path = Path(data[1:])
     try:
         with path.open("rb") as file:
@@ -114,17 +114,23 @@ def _lines(data: str) -> tuple[Iterable[bytes], int | None]:
     return _lines_of(path), total
 
 
-def _lines_of(path: Path) -> Iterator[bytes]:
+def _lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
-        yield from filter(bytes.strip, file)
+        yield from _numbered(file)
 
 
-def _checked(line: bytes) -> bytes:
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _checked(numbered: tuple[int, bytes]) -> bytes:
+    number, line = numbered
     try:
         msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
         shown = line[:60].decode(errors="replace").strip()
-        raise InvalidInput(f"""a line is a JSON object such as '{{"x": 1}}', not {shown!r}: {error}""") from error
+        wrong = f"""line {number}: write a JSON object such as '{{"x": 1}}', not {shown!r}: {error}"""
+        raise WrongUsage(wrong, field="--data") from error
     return line.strip()
 
 

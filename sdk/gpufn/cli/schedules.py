@@ -11,8 +11,7 @@ import typer
 
 from gpufn.cli import new_app
 from gpufn.cli._call import Class
-from gpufn.cli._render import Json, duration, print_json, print_table, say
-from gpufn.errors import InvalidInput
+from gpufn.cli._render import Json, WrongUsage, duration, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gpufn._views import ScheduleView
@@ -128,7 +127,7 @@ def _arguments(text: str) -> dict[str, object]:
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except msgspec.MsgspecError as error:
-        raise InvalidInput(f"the arguments are a JSON object, such as '{{\"top\": 5}}': {error}") from None
+        raise WrongUsage(f"the arguments are a JSON object, such as '{{\"top\": 5}}': {error}") from None
 
 
 def _seconds(text: str) -> float:
@@ -138,7 +137,7 @@ def _seconds(text: str) -> float:
     """
     match = _DELAY.fullmatch(text.strip())
     if match is None:
-        raise InvalidInput(f"--in is a time such as 90s, 10m, 2h or 3d, not {text!r}")
+        raise WrongUsage(f"--in is a time such as 90s, 10m, 2h or 3d, not {text!r}")
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
