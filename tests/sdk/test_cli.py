@@ -102,7 +102,46 @@ def test_no_gateway_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "gpufn: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?\n"
 
 
-@pytest.mark.parametrize("arguments", [["frobnicate"], ["invoke"], ["scale", "f", "--min", "-1"]])
+def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_told(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFN_API_KEY", "abcsecret\r")
+    result = _gpufn("ls")
+    assert result.exit_code == 5
+    assert result.stderr.startswith("gpufn: GPUFN_API_KEY is not a key: it has a line break in it")
+    assert "abcsecret" not in result.output
+
+
+def test_a_deploy_with_a_key_that_may_not_is_exit_code_5(gateway: StubGateway, project: Project) -> None:
+    project(_APP)
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    original = gateway.answer_to
+    gateway.answer_to = lambda request: (  # type: ignore[method-assign]
+        (403, {}, b"") if request.method == "HEAD" else original(request)
+    )
+    result = _gpufn("deploy", "app.py")
+    told = "gpufn: this needs a key with the scope 'deploy'"
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (5, told)
+
+
+@pytest.mark.parametrize("option", [("--timezone", "Europe/Berlin"), ("--missed", "all")])
+def test_an_option_of_a_cron_line_is_refused_without_one(gateway: StubGateway, option: tuple[str, str]) -> None:
+    assert _gpufn("schedules", "add", "f", "--in", "5s", *option).exit_code == 2
+    assert gateway.requests == []
+    gateway.on("POST /v1/schedules", {"id": "s1", "function": "f"})
+    assert _gpufn("schedules", "add", "f", "--cron", "* * * * *", *option).stdout == "s1\n"
+    assert gateway.requests[-1].json[option[0][2:]] == option[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["invoke"],
+        ["scale", "f", "--min", "-1"],
+        ["schedules", "add", "f", "--in", "soon"],
+    ],
+)
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert _gpufn(*arguments).exit_code == 2
 
@@ -305,6 +344,12 @@ def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f/logs", b"")
     result = _gpufn("logs", "f")
     assert (result.stdout, result.stderr) == ("", "f has written nothing\n")
+
+
+def test_none_of_a_functions_lines_does_not_say_that_there_are_none(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f/logs", b"")
+    result = _gpufn("logs", "f", "-n", "0")
+    assert (result.stdout, result.stderr) == ("", "")
 
 
 def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:

@@ -179,6 +179,7 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "app.py", "--precision", "fp16"], 2, "--precision is for a model; the options of a function are"),
         (["deploy", "app.py", "--min", "1"], 2, "--min is for a model"),
         (["deploy", "net.onnx", "--name", "a", "--name", "b"], 2, "a model is deployed under one --name"),
+        (["deploy", "net.onnx", "--include", "x*"], 2, "--include is for a file of functions; a model's weights are"),
         (["deploy", "no.onnx"], 1, "gpufn: model: there is no file "),
         (["deploy", "net.onnx", "--precision", "fp8"], 1, "gpufn: precision is fp32, tf32, fp16, bf16 or int8"),
         (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape is x=1x3x224x224, or"),

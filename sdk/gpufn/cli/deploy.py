@@ -99,6 +99,8 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     }
     with contextlib.ExitStack() as stack:
         if is_model(file):
+            if include:
+                raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
             onnx = stack.enter_context(onnx_of(file))
             with step(f"Reading {file}"):
                 wanted = [_of_model(typed.model(onnx), {"name": _only(name) or name_of(file), **workers})]

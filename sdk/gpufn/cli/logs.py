@@ -39,5 +39,5 @@ def logs(
                 last = heading
                 say(heading)
             say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {_MARKS.get(line.stream, '')}{line.text}")
-        if not last and not json and not follow:
+        if not last and tail and not json and not follow:
             say(f"{name} has written nothing", err=True)

@@ -48,8 +48,12 @@ def add(  # noqa: PLR0917  Typer passes them by name
     arguments: Annotated[str, typer.Argument(help="The arguments, as a JSON object.")] = "{}",
     cron: Annotated[str | None, typer.Option(help="Minute, hour, day, month and day of week: '*/5 * * * *'.")] = None,
     delay: Annotated[str | None, typer.Option("--in", help="Once, after so long: 90s, 10m, 2h or 3d.")] = None,
-    timezone: Annotated[str, typer.Option(help="What the cron line's times are in, such as Europe/Berlin.")] = "UTC",
-    missed: Annotated[str, typer.Option(help="Of runs that were missed: skip, once or all.")] = "once",
+    timezone: Annotated[
+        str | None, typer.Option(help="What the cron line's times are in, such as Europe/Berlin; else UTC.")
+    ] = None,
+    missed: Annotated[
+        str | None, typer.Option(help="Of the cron line's runs that were missed: skip, once or all; else once.")
+    ] = None,
     priority: Class = None,
     json: Json = False,
 ) -> None:
@@ -59,13 +63,17 @@ def add(  # noqa: PLR0917  Typer passes them by name
 
     if (cron is None) is (delay is None):
         raise typer.BadParameter("give one of --cron and --in")
+    if cron is None and (timezone is not None or missed is not None):
+        raise typer.BadParameter("--timezone and --missed are for --cron; --in is once, so long from now")
+    missed = "once" if missed is None else missed
     if missed not in tuple(Missed):
         raise typer.BadParameter(f"missed is skip, once or all, not {missed!r}")
     given = _arguments(arguments)
     with Client() as client:
         if cron is not None:
             name, _, method = function.partition(".")
-            view = client.add_schedule(name, Schedule(cron, timezone, given, method, Missed(missed)), priority=priority)
+            schedule = Schedule(cron, "UTC" if timezone is None else timezone, given, method, Missed(missed))
+            view = client.add_schedule(name, schedule, priority=priority)
         else:
             view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=given, priority=priority)
     if json:
