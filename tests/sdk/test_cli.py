@@ -547,6 +547,15 @@ def test_doctor_says_what_to_do_about_what_it_finds(gateway: StubGateway, tmp_pa
     assert {finding["check"] for finding in json.loads(result.stdout)} >= {"Python", "nats-server", "GPUFN_HOME"}
 
 
+@pytest.mark.parametrize(("name", "value"), [("GPUFN_API_KEY", "s3cret\r"), ("GPUFN_URL", "ftp://x")])
+def test_doctor_goes_on_when_an_address_or_a_key_is_none(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = {finding["check"]: finding for finding in json.loads(_gpufn("doctor", "--json").stdout)}
+    assert (found["gateway"]["state"], found["gateway"]["do"]) == ("bad", "mend GPUFN_URL or GPUFN_API_KEY")
+
+
 def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
     result = _gpufn("down")
     assert (result.exit_code, result.stdout) == (0, f"gpufn is not running in {tmp_path / 'home'}\n")

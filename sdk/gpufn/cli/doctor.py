@@ -19,7 +19,7 @@ import typer
 from gpufn.cli._instance import Instance
 from gpufn.cli._render import Json, print_json, say, size
 from gpufn.cli.version import installed
-from gpufn.errors import BusUnavailable
+from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.home import Home
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
@@ -99,9 +99,13 @@ def _gateway() -> Iterator[Finding]:
 
     url = find_url()
     running = Instance.running(Home.from_env())
-    with Client(url) as client:
-        alive = client.is_alive()
-        ready = alive and client.is_ready()
+    try:
+        with Client(url) as client:
+            alive = client.is_alive()
+            ready = alive and client.is_ready()
+    except GpufnError as error:  # an address or a key that is none
+        yield Finding("gateway", "bad", error.message, "mend GPUFN_URL or GPUFN_API_KEY")
+        return
     if ready:
         yield Finding("gateway", "ok", f"ready at {url}" + (f", pid {running.record.pid}" if running else ""))
     elif alive:
