@@ -130,7 +130,8 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gather calls into one: the function takes a list per parameter and returns a list as long.
 
     A call that finds the worker idle runs at once. Calls that arrive while a batch runs gather, and run together when
-    it ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`.
+    it ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`. When the function raises, or
+    returns a list of another length, its log says so and each call is run once more, alone: who is to blame fails.
 
     >>> Batch(max_size=32, max_wait_ms=5)
     Batch(max_size=32, max_wait_ms=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,8 @@ class BatchRuns:
             if len(inputs) == 1:
                 self._results.raised(inputs[0][0], error, started)
             else:  # one of them may be to blame: only that one fails
+                what = f"{type(error).__qualname__}: {error}"
+                print(f"a batch of {len(inputs)} calls failed, each is run on its own: {what}", file=sys.stderr)  # noqa: T201
                 for one in inputs:
                     self._run([one], call, time.perf_counter())
             return
