@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from gpufn.bus import doorbells, jetstream
 from gpufn.bus.connection import Bus, Message
@@ -44,6 +44,8 @@ from gpufn.protocol.messages import (
     unpack_reply,
 )
 from gpufn.revision import Revision
+
+C = TypeVar("C", bound="PendingCall")
 
 # The runner ends a call at its deadline and says so; we wait this much longer for its word.
 _DEADLINE_GRACE_S = 1.0
@@ -93,13 +95,7 @@ class PendingCall:
         "starts_by",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        caller: Caller,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        queue_timeout_s: float | None = None,
-    ):
+    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
         self._caller = caller
         self.id = InvocationId(message.id)
         self.function = message.function
@@ -107,7 +103,7 @@ class PendingCall:
         self.priority = message.priority
         self.since = caller._clock.monotonic()
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
-        self.starts_by = math.inf if queue_timeout_s is None else self.since + queue_timeout_s
+        self.starts_by = math.inf
         self.queue_seq = 0
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
@@ -140,14 +136,8 @@ class PendingStream(PendingCall):
 
     __slots__ = ("_credit_to", "_items", "_owed", "_taken")
 
-    def __init__(
-        self,
-        caller: Caller,
-        message: InvocationMessage,
-        future: asyncio.Future[tuple[ResultReply, bytes]],
-        queue_timeout_s: float | None = None,
-    ):
-        super().__init__(caller, message, future, queue_timeout_s)
+    def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
+        super().__init__(caller, message, future)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
         self._owed = 0  # credit for what was taken, that is not given yet
@@ -235,7 +225,7 @@ class Caller:
     def invoke(self, request: CallRequest) -> PendingCall:
         """Have it run, for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
-        call = PendingCall(self, message, self._loop.create_future(), request.revision.spec.queue_timeout_s)
+        call = self._call(PendingCall, request, message)
         if self._lane is not None and self._lane.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
@@ -246,7 +236,7 @@ class Caller:
     def open_stream(self, request: CallRequest) -> PendingStream:
         """Have it run, for its items. Raises BusUnavailable at once."""
         message = self._message(request, stream=True)
-        call = PendingStream(self, message, self._loop.create_future(), request.revision.spec.queue_timeout_s)
+        call = self._call(PendingStream, request, message)
         self._publish(call, message, request.body)
         return call
 
@@ -298,6 +288,12 @@ class Caller:
             call.starts_by = math.inf
 
     # --- what the calls and the bus do to us --------------------------------------------------------------------------
+
+    def _call(self, kind: type[C], request: CallRequest, message: InvocationMessage) -> C:
+        call = kind(self, message, self._loop.create_future())
+        if (queue_timeout_s := request.revision.spec.queue_timeout_s) is not None:
+            call.starts_by = call.since + queue_timeout_s
+        return call
 
     def _message(self, request: CallRequest, *, stream: bool) -> InvocationMessage:
         invocation = new_invocation_id()

@@ -7,18 +7,18 @@ our process. What goes wrong is a PlatformError that says what was asked and wha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import docker
 import docker.errors
 import requests
 
+from gpufn._threads import in_thread
 from gpufn.errors import BuildFailed, PlatformError
 from gpufn_runtime.agent.image_recipe import Recipe, failing_line, lines_of
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway
@@ -197,7 +197,7 @@ class Docker:
 
     async def _ask(self, what: str, request: Callable[[docker.APIClient], _T]) -> _T:
         try:
-            return await _in_thread(lambda: self._run(request))
+            return await in_thread(self._run, request)
         except docker.errors.NotFound as error:
             raise ContainerGone(f"Docker cannot {what}: {_said(error)}") from error
         except docker.errors.APIError as error:
@@ -215,31 +215,6 @@ class Docker:
                 # Not from the environment of whoever started us, nor from the context of its command line.
                 self._client = docker.APIClient(self._host, version="auto", timeout=_TIMEOUT_S)
         return request(self._client)
-
-
-async def _in_thread(call: Callable[[], _T]) -> _T:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[_T] = loop.create_future()
-
-    def tell(value: _T | None, error: Exception | None) -> None:
-        if ended.done():
-            return  # nobody waits any more
-        if error is not None:
-            ended.set_exception(error)
-        else:
-            ended.set_result(cast("_T", value))
-
-    def work() -> None:
-        value, error = None, None
-        try:
-            value = call()
-        except Exception as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, value, error)
-
-    threading.Thread(target=work, name="docker", daemon=True).start()
-    return await ended
 
 
 def _said(error: docker.errors.APIError) -> str:
