@@ -219,7 +219,7 @@ class Running:
         except PlatformError as error:
             untold = error.message.rstrip(".")
         except TimeoutError:
-            untold = f"in {END_TOLD_WITHIN_S:g} s it was not to be learned how container {worker.container[:12]} did"
+            untold = f"how container {worker.container[:12]} ended was not to be learned within {END_TOLD_WITHIN_S:g} s"
         if untold:
             log.warning("%s: %s", worker.record.worker, untold)
         self._containers.let_go(worker.container)
