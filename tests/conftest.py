@@ -43,7 +43,7 @@ def missing(what: str) -> NoReturn:
 def pytest_addoption(parser: pytest.Parser) -> None:
     chaos = parser.getgroup("gpufn")
     chaos.addoption("--chaos-seconds", type=float, default=10.0, help="For how long processes are killed and stopped.")
-    chaos.addoption("--chaos-seed", type=int, help="What befalls whom, as a run before this one printed it.")
+    chaos.addoption("--chaos-seed", default="1", help="What befalls whom: a number, the same for all; or `random`.")
 
 
 def pytest_configure() -> None:

@@ -2,8 +2,8 @@
 
 Afterwards every call that was accepted has one outcome, wherever it is asked for, and its webhook and its dead letter
 tell of that one. What was scheduled was called, what was to be built is built. No function ran more often than "at
-least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 60` goes on for longer, `--chaos-seed`
-repeats what befell whom.
+least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 60` goes on for longer, and
+`--chaos-seed random` does to them what no run has done.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REPEATED_BY_ONE_FAULT = 16
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     given = request.config.getoption("--chaos-seed")
-    return random.SystemRandom().randrange(10**6) if given is None else int(given)
+    return random.SystemRandom().randrange(10**6) if given == "random" else int(given)
 
 
 @pytest.fixture
