@@ -83,9 +83,10 @@ class DirectDelivery:
 
 
 class Lane:
-    """`take(delivery)` takes a call or refuses it; `cancel(invocation)` ends one that nobody waits for."""
+    """`take(delivery)` takes a call or refuses it; `cancel(delivery)` ends the attempt that nobody waits for. Its
+    invocation may run here a second time by then, from the queue: that one somebody waits for."""
 
-    def __init__(self, path: Path, take: Take, cancel: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, take: Take, cancel: Take) -> None:
         self._path = path
         self._take = take
         self._cancel = cancel
@@ -179,7 +180,7 @@ class _Gateway(asyncio.Protocol):
         delivery = self.under_way.get(invocation)
         if delivery is not None:
             delivery.is_withdrawn = True
-            self._lane._cancel(invocation)
+            self._lane._cancel(delivery)
 
 
 def too_large(reply: ResultReply, error: PayloadTooLarge) -> ResultReply:

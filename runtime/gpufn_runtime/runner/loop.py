@@ -85,7 +85,7 @@ class Runner:
         self._circuits = Circuits(bus, self._caller)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
-        self._lane = Lane(home.lane_socket, self._on_offer, self._cancel_attempt)
+        self._lane = Lane(home.lane_socket, self._on_offer, self._on_withdrawn)
         self._running: dict[str, Attempt] = {}
         self._is_new = True  # it hears of what was assigned before it was there
         self._inherited: set[str] = set()  # workers of that
@@ -272,6 +272,11 @@ class Runner:
             delivery.nak()
         else:
             queue.offer(delivery)
+
+    def _on_withdrawn(self, delivery: DirectDelivery) -> None:
+        queue = self._queues.get((delivery.message.function, delivery.message.revision))
+        if queue is not None:
+            queue.withdraw(delivery)
 
     def _on_cancel(self, message: Message) -> None:
         wanted = _cancel.decode(message.payload).invocation

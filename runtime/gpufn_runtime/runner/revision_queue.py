@@ -241,6 +241,11 @@ class RevisionQueue:
         else:
             self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
 
+    def withdraw(self, delivery: DirectDelivery) -> None:
+        """Whoever had offered it is gone, or has queued it."""
+        for attempt in [each for each in self._places.attempts() if each.delivery is delivery]:
+            self.cancel(attempt)
+
     def _keep_ticking(self) -> None:
         if self._ticking is None:
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)

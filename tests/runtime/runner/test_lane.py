@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gpufn.bus import records, streams
+from gpufn.bus.connection import Message
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, lane, subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_reply
 from gpufn.revision import Revision
 from gpufn.spec import Retry
 from tests.runtime.runner.node import FakeWorker, Node, on_node
@@ -286,5 +287,29 @@ def test_the_report_counts_what_no_queue_does(url: str, tmp_path: Path) -> None:
                 counted = [traffic.direct for traffic in report.traffic if traffic.function == "counted"]
                 if counted == [1]:
                     break
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_gateway_that_hangs_up_late_cancels_nothing_of_what_it_has_queued_meanwhile(url: str, tmp_path: Path) -> None:
+    """It heard nothing of a runner that was stopped for seconds. When that goes on, it may read its queues first."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("stopped", concurrency=2)
+        worker = await node.worker(revision)
+        async with gateway_of(node) as gateway:
+            await short_calls(node, revision, worker)
+            invocation = gateway.offer(revision)
+            first, _ = await worker.run()
+            queued = message_of(revision, invocation)
+            answers: asyncio.Queue[Message] = asyncio.Queue()
+            node.bus.subscribe(queued.reply, answers.put_nowait)
+            node.bus.publish(subjects.sync_queue("stopped", 1), pack(queued, b"{}"))
+            second, _ = await worker.run()
+        assert (await worker.next())[0] == frames.Cancel(first.attempt)
+        worker.answer(second, b"2")
+        reply, body = unpack_reply((await answers.get()).payload)
+        assert isinstance(reply, ResultReply)
+        assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"2")
 
     on_node(url, tmp_path, test)
