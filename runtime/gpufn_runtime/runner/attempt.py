@@ -48,7 +48,7 @@ class Attempt:
         self.items = 0  # sent to the reader of its stream
         self.granted = 0  # items that it may have sent by now
         self.waits_on = ""  # the GPU that it waits for its turn on; until then nothing of it has begun
-        self.cold = False  # it waited for its worker to start
+        self.cold = False  # it waited for a worker to start
         self.calls: set[int] = set()  # that it has made of the platform and waits for
         self.progress: Progress | None = None  # as it said last
         self.checkpoint_seq = 0  # where the last one is stored, of this attempt or of one before it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ class Places:
     def __init__(self, spec: FunctionSpec) -> None:
         self.links: dict[str, WorkerLink] = {}
         self.line = Line()
+        self._warm_since = math.inf  # from then on there was always a worker that takes calls; unix seconds
         self._runs_per_worker = spec.concurrency
         self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # at most; they share its time
 
@@ -31,6 +33,17 @@ class Places:
     def slots(self) -> int:
         """Of the workers that take calls, free or not."""
         return sum(link.slots.total for link in self.links.values() if link.takes_calls)
+
+    def became_ready(self, link: WorkerLink, since: float) -> None:
+        """`since` in unix seconds, as what follows."""
+        if not any(other.takes_calls for other in self.links.values() if other is not link):
+            self._warm_since = since
+        else:
+            self._warm_since = min(self._warm_since, since)
+
+    def is_cold(self, submitted_at: float) -> bool:
+        """A call that came then had to wait for a worker to become READY, not just for a slot."""
+        return submitted_at < self._warm_since
 
     def least_busy(self) -> WorkerLink | None:
         """The worker with the most slots that may take a call, and sooner one that need not wait for its turn; None

@@ -215,7 +215,7 @@ class RevisionQueue:
         attempt.began = self._clock.monotonic()
         attempt.busy_from = link.busy.begin(attempt.began)
         attempt.must_end_at = attempt.began + may_run_s(message, self.revision.spec.timeout_s, attempt.started_at)
-        attempt.cold = link.cold_start is not None and message.submitted_at < (link.ready_at or 0.0)
+        attempt.cold = link.cold_start is not None and self._places.is_cold(message.submitted_at)
         link.attempts[attempt.number] = attempt
         self._running[message.id] = attempt
         self._started += 1
@@ -346,15 +346,17 @@ class RevisionQueue:
 
     def on_ready(self, link: WorkerLink) -> None:
         if link.ready_at is None:
-            link.ready_at = self._clock.time()
+            link.ready_at = since = self._clock.time()
             link.idle_since = None if link.slots.in_use else self._clock.monotonic()
             if link.told_at is not None:
                 link.cold_start = ColdStart(resume_s=self._clock.monotonic() - link.told_at)
             elif link.was_ready:  # for the runner before us: its cold start is long over
                 link.cold_start = None
+                since = 0.0
             else:
                 link.cold_start = self._supervision.cold_start(link)
             link.told_at = None
+            self._places.became_ready(link, since)
             if link.cold_start is not None:
                 self._supervision.event(link, "ready")
         if link.seat is not None:

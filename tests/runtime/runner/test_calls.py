@@ -34,6 +34,53 @@ def test_a_call_goes_to_the_worker_and_its_result_comes_back(url: str, tmp_path:
     on_node(url, tmp_path, test)
 
 
+def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("warm")
+        busy = await node.worker(revision)
+        first = node.invoke(revision)
+        run, _ = await busy.run()
+        waits = node.invoke(revision)
+        other = await node.worker(revision, "w-2")
+        await other.echo(1)
+        reply, _ = await waits.future
+        assert (reply.worker, reply.cold_start) == ("w-2", None), "it waited for a slot, not for a start"
+        busy.answer(run)
+        await first.future
+
+    on_node(url, tmp_path, test)
+
+
+def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_worker_as_well(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("several")
+        calls = [node.invoke(revision) for _ in range(2)]
+        one = await node.worker(revision)
+        run, _ = await one.run()
+        two = await node.worker(revision, "w-2")
+        await two.echo(1)
+        one.answer(run)
+        for call in calls:
+            assert (await call.future)[0].cold_start is not None, "nobody was READY when it came"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_came_when_the_last_worker_had_gone_is_cold(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("again")
+        await node.worker(revision)
+        await node.report_of("w-1", WorkerState.READY)
+        await node.unassign("w-1")
+        while (await node.reports.get()).workers:
+            pass
+        call = node.invoke(revision)
+        await (await node.worker(revision, "w-2")).echo(1)
+        assert (await call.future)[0].cold_start is not None
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_runner_takes_no_more_deliveries_than_it_has_free_slots(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("slots", concurrency=2)
