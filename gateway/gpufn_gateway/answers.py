@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Final, Protocol
 
 from gpufn import media
+from gpufn.parcels import ParcelReader
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import negotiation
 from gpufn_gateway.bodies import Send
@@ -21,8 +22,8 @@ _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 class Wording(Protocol):
     """A protocol's words for the end of a call."""
 
-    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
-        """What describes a result's body, its length among it."""
+    def result(self, content_type: str, size: int) -> Headers:
+        """What describes a result's body of `size` bytes, its length among it."""
         ...
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
@@ -33,8 +34,8 @@ class Wording(Protocol):
 class _Own:
     """Our own interface: results as the function returned them, errors as problems."""
 
-    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
-        length = (b"content-length", b"%d" % len(body))
+    def result(self, content_type: str, size: int) -> Headers:
+        length = (b"content-length", b"%d" % size)
         if content_type == media.JSON:
             return [_JSON, length]
         return [(b"content-type", negotiation.clean(content_type).encode()), length, _NOSNIFF, _SANDBOX]
@@ -50,14 +51,33 @@ _PART_BYTES: Final = 1 << 20  # of a large result, which waits for its reader in
 
 
 async def send_result(
-    send: Send, wording: Wording, content_type: str, body: bytes | memoryview, about: Headers
+    send: Send, wording: Wording, content_type: str, body: bytes | ParcelReader, about: Headers
 ) -> None:
-    headers = [*about, *wording.result(content_type, body)]
+    """Closes a parcel. Raises ArtifactUnavailable when that is cut short, while nothing has been sent or after."""
+    if isinstance(body, ParcelReader):
+        with body:
+            await _send_each(send, [*about, *wording.result(content_type, body.size)], body.parts())
+    else:
+        await _send_each(send, [*about, *wording.result(content_type, len(body))], _parts_of(body))
+
+
+async def _send_each(send: Send, headers: Headers, parts: Iterator[bytes | memoryview]) -> None:
+    part = next(parts, b"")
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    while len(body) > _PART_BYTES:
-        await send({"type": "http.response.body", "body": body[:_PART_BYTES], "more_body": True})
-        body = memoryview(body)[_PART_BYTES:]
-    await send({"type": "http.response.body", "body": body})
+    for following in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        part = following
+    await send({"type": "http.response.body", "body": part})
+
+
+def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
+    """All of it, not copied."""
+    if len(body) <= _PART_BYTES:
+        yield body
+        return
+    view = memoryview(body)
+    for at in range(0, len(view), _PART_BYTES):
+        yield view[at : at + _PART_BYTES]
 
 
 async def send_parts(
@@ -66,9 +86,8 @@ async def send_parts(
     """A large result as it is read. Raises what `parts` does, while nothing has been sent or after."""
     async with contextlib.aclosing(parts):
         first = await anext(parts)
-        headers = [each for each in OWN.result(content_type, b"") if each[0] != b"content-length"]
-        length = (b"content-length", b"%d" % size)
-        await send({"type": "http.response.start", "status": 200, "headers": [*about, *headers, length]})
+        headers = [*about, *OWN.result(content_type, size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         async for part in parts:
             await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -27,6 +27,7 @@ from gpufn.errors import (
     InvocationExpired,
     UnsupportedMediaType,
 )
+from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority, priority_of
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import ResultReply
@@ -231,8 +232,8 @@ class Calls:
         self._ring_if_cold(call.target)
         return pending
 
-    def result(self, reply: ResultReply, body: bytes) -> bytes | memoryview:
-        """The result's bytes, which may be in a parcel. Raises ArtifactUnavailable."""
+    def result(self, reply: ResultReply, body: bytes) -> bytes | ParcelReader:
+        """The result's bytes, or the parcel that they are in, to be closed. Raises ArtifactUnavailable."""
         if not reply.parcel or self._parcels is None:
             return body
         return self._parcels.take(reply.parcel)

@@ -42,10 +42,10 @@ class ModelNotReady(CapacityError):
 class _Oip:
     """Errors are `{"error": "..."}`, with the statuses that they have everywhere here."""
 
-    def result(self, content_type: str, body: bytes | memoryview) -> Headers:
+    def result(self, content_type: str, size: int) -> Headers:
         if media.media_type(content_type) != media.TENSORS:
-            return OWN.result(content_type, body)
-        length = (b"content-length", b"%d" % len(body))
+            return OWN.result(content_type, size)
+        length = (b"content-length", b"%d" % size)
         header_bytes = media.header_bytes(content_type)
         if header_bytes is None:
             return [(b"content-type", media.JSON.encode()), length]

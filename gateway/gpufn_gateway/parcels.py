@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gpufn.parcels import LEAST_BYTES, Parcels
+from gpufn.parcels import LEAST_BYTES, ParcelReader, Parcels
 from gpufn_gateway.bodies import BodyBudget, Receive, write_body
 
 _LOCK: Final = "lock"
@@ -84,9 +84,9 @@ class GatewayParcels:
         self._kept.discard(parcel.name)
         self._budget.give_back(parcel.size)
 
-    def take(self, name: str) -> memoryview:
-        """A result. Raises ArtifactUnavailable."""
-        return self._parcels.take(name)
+    def take(self, name: str) -> ParcelReader:
+        """A result, to be closed. Raises ArtifactUnavailable."""
+        return self._parcels.reader(name)
 
     def remove(self, name: str) -> None:
         """A result that nobody waits for any more."""

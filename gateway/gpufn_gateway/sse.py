@@ -20,6 +20,7 @@ from gpufn.bus.records import request_digest
 from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.media import RecordKind
+from gpufn.parcels import ParcelReader
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import negotiation, problems
 from gpufn_gateway.bodies import Receive, Send
@@ -129,6 +130,10 @@ class CallStream:
                         yield encoding.item(item.number, item.content_type, body)
                         items = item.number + 1
             reply, body = await pending.future
+            result = self._calls.result(reply, body)
+            if isinstance(result, ParcelReader):
+                with result:
+                    body = b"".join(result.parts())
         except GpufnError as error:
             yield encoding.error(problems.problem_of(self._public(error)))
             return

@@ -2,7 +2,8 @@
 
 A parcel is a file in memory (tmpfs), named by its writer. A gateway writes a call's body while it arrives; the runner
 links it into the folder of the worker that runs the call; the worker maps it and reads arrays in place. Results come
-back the same way. Whoever takes a parcel removes its name; the memory is free when the last map of it is gone.
+back the same way, and the gateway reads them: a worker may cut its file short at any time, and who has mapped it then
+dies of it. Whoever takes a parcel removes its name; the memory is free when the last map of it is gone.
 
     folder/g          what gateways wrote, and results for them
     folder/<worker>   what one worker may see
@@ -15,13 +16,15 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
 from gpufn.ids import new_ulid
+from gpufn.protocol.limits import PARCEL_BYTES
 
 LEAST_BYTES: Final = 256 << 10  # what is smaller is copied in less time than a file is made
+_PART_BYTES: Final = 512 << 10  # read at a time
 _NAME = re.compile(r"[0-9a-z]{26}")
 
 
@@ -59,21 +62,25 @@ class Parcels:
 
     def look(self, name: str) -> memoryview:
         """As `take`, and the name stays."""
+        file, size = self._open(name)
         try:
-            file = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
-        try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode):
-                raise ProtocolMismatch("a parcel is a file")
-            if not found.st_size:
+            if not size:
                 return memoryview(b"")
             # All of it is going to be read: to be told so at once saves the kernel a page fault for each 64 KiB.
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            return memoryview(mmap.mmap(file, found.st_size, flags=flags, prot=mmap.PROT_READ))
+            return memoryview(mmap.mmap(file, size, flags=flags, prot=mmap.PROT_READ))
         finally:
             os.close(file)
+
+    def reader(self, name: str) -> ParcelReader:
+        """Of a parcel whose writer is not trusted; its name is gone. Raises ArtifactUnavailable."""
+        file, size = self._open(name)
+        self.remove(name)
+        reader = ParcelReader(file, size)
+        if size > PARCEL_BYTES:
+            reader.close()
+            raise ArtifactUnavailable(f"a large body has grown to {size:,} bytes")
+        return reader
 
     def size(self, name: str) -> int:
         """In bytes. Raises ArtifactUnavailable, ProtocolMismatch for what is no file."""
@@ -111,6 +118,18 @@ class Parcels:
             os.rmdir(self.folder)
             os.rmdir(os.path.dirname(self.folder))
 
+    def _open(self, name: str) -> tuple[int, int]:
+        """The file, and its size."""
+        try:
+            file = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(file)
+            raise ProtocolMismatch("a parcel is a file")
+        return file, found.st_size
+
     def _create(self, name: str) -> int:
         # For all to read: a worker in a container is another user, and sees its own folder only; others see none.
         return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -119,6 +138,36 @@ class Parcels:
         if _NAME.fullmatch(name) is None:
             raise ProtocolMismatch(f"{name[:40]!r} is not the name of a parcel")
         return os.path.join(self.folder, name)
+
+
+class ParcelReader:
+    """A parcel of `size` bytes that is read part by part; close it, or use `with`."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self._file = file
+        self.size = size
+
+    def parts(self) -> Iterator[bytes]:
+        """All of it, from the start. Raises ArtifactUnavailable when it has been cut short."""
+        at = 0
+        while at < self.size:
+            try:
+                part = os.pread(self._file, min(_PART_BYTES, self.size - at), at)
+            except OSError as error:
+                raise ArtifactUnavailable(f"a large body cannot be read: {error.strerror}") from error
+            if not part:
+                raise ArtifactUnavailable(f"a large body was cut short: {at:,} of its {self.size:,} bytes are there")
+            at += len(part)
+            yield part
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> ParcelReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class ParcelWriter:

@@ -30,6 +30,7 @@ from gpufn_gateway.calls import Calls
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.oip import Inference
+from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
@@ -145,7 +146,7 @@ class StubBus:
 class Gateway:
     """The application and what it is made of."""
 
-    def __init__(self, clock: ManualClock, *, loopback: bool = True) -> None:
+    def __init__(self, clock: ManualClock, *, loopback: bool = True, parcels: GatewayParcels | None = None) -> None:
         self.clock = clock
         self.bus = StubBus()
         self.queue = StubQueue(clock)
@@ -156,7 +157,7 @@ class Gateway:
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(CALL_LIMIT, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
-        call_bodies = CallBodies(bodies, bodies, None)
+        call_bodies = CallBodies(bodies, bodies, parcels)
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
@@ -166,6 +167,7 @@ class Gateway:
             bodies=call_bodies,
             clock=clock,
             uses=KeyUses("gw-test", self.bus, count=self.count, spent=self.spent, clock=clock),
+            parcels=parcels,
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from gpufn.errors import CapacityError
-from gpufn.parcels import LEAST_BYTES
+from gpufn import media
+from gpufn.errors import ArtifactUnavailable, CapacityError
+from gpufn.parcels import LEAST_BYTES, Parcels
+from gpufn_gateway.answers import OWN, send_result
 from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
 from gpufn_gateway.call_bodies import CallBodies
 from gpufn_gateway.parcels import GatewayParcels
@@ -93,6 +97,72 @@ async def test_all_parcels_together_are_bounded(tmp_path: Path) -> None:
         await parcels.receive(Client(LARGE).receive, LEAST_BYTES)
     parcels.discard(first)
     parcels.discard(await parcels.receive(Client(LARGE).receive, LEAST_BYTES))
+
+
+@pytest.fixture
+def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
+    """A gateway whose calls' results are parcels; what they are is in `gateway.result`."""
+    parcels = parcels_in(tmp_path)
+    gateway = make.Gateway(clock, parcels=parcels)
+    gateway.deploy(make.spec())
+    gateway.report(make.status())
+
+    def answer(call: Any) -> None:
+        content_type, body = gateway.result
+        call.reply(content_type=content_type, parcel=Parcels(tmp_path / parcels.folder).write([body]))
+
+    gateway.queue.answer = answer
+    yield gateway
+    assert files_in(tmp_path / parcels.folder) == set(), "who takes a result removes it"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * LEAST_BYTES, 5 << 20])
+async def test_a_result_in_a_parcel_is_the_answer(answering: Any, size: int) -> None:
+    answering.result = "image/png", os.urandom(size)
+    answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
+    assert answer.content == answering.result[1]
+    assert (answer.headers["content-type"], answer.headers["content-length"]) == ("image/png", str(size))
+
+
+async def test_a_result_in_a_parcel_is_a_stream_of_one_too(answering: Any, connection: Any) -> None:
+    text = msgspec.json.encode("x" * LEAST_BYTES)
+    answering.result = "application/json", text
+    events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
+    await events.start(answering.app)
+    assert events.body == b'event: item\nid: 0\ndata: %b\n\nevent: end\ndata: {"items":1}\n\n' % text
+    records = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="application/vnd.gpufn.items")
+    await records.start(answering.app)
+    kind, name, size = media.RECORD.unpack_from(records.body)
+    assert (kind, records.body[media.RECORD.size + name :][:size]) == (media.RecordKind.ITEM, text)
+
+
+async def test_a_parcel_that_is_gone_is_a_problem_of_its_call(
+    answering: Any, connection: Any, problem: Any, tmp_path: Path
+) -> None:
+    answering.queue.answer = lambda call: call.reply(parcel="0" * 26)
+    answer = await answering.post("/v1/functions/embed/invoke", b'{"texts":[]}')
+    assert problem(answer) == (503, "artifact_unavailable")
+    events = connection("/v1/functions/embed/invoke", b'{"texts":[]}', accept="text/event-stream")
+    await events.start(answering.app)
+    assert events.body.startswith(b"event: error\n")
+    assert b"artifact_unavailable" in events.body
+
+
+async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(tmp_path: Path) -> None:
+    parcels = parcels_in(tmp_path)
+    theirs = Parcels(tmp_path / "w-1")
+    name = theirs.write([bytes(4 << 20)])
+    ours = theirs.hand_on(name, Parcels(tmp_path / parcels.folder))
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if "body" in message:
+            os.truncate(tmp_path / "w-1" / name, 1)
+
+    with pytest.raises(ArtifactUnavailable, match="cut short"):
+        await send_result(send, OWN, "image/png", parcels.take(ours), [])
+    assert sent[-1]["more_body"], "who waits for the rest sees that it does not come"
 
 
 def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:

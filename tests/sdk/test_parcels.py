@@ -9,6 +9,7 @@ import pytest
 
 from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
 from gpufn.parcels import Parcels
+from gpufn.protocol.limits import PARCEL_BYTES
 
 
 def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
@@ -25,6 +26,36 @@ def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
 def test_an_empty_parcel_is_one(tmp_path: Path) -> None:
     parcels = Parcels(tmp_path)
     assert bytes(parcels.take(parcels.write([]))) == b""
+
+
+def test_a_parcel_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path)
+    body = os.urandom((1 << 20) + 1)
+    with parcels.reader(parcels.write([body])) as reader:
+        assert list(tmp_path.iterdir()) == []
+        parts = list(reader.parts())
+        assert (reader.size, len(parts) > 1, b"".join(parts) == body) == (len(body), True, True)
+    with parcels.reader(parcels.write([])) as empty:
+        assert (empty.size, list(empty.parts())) == (0, [])
+
+
+def test_a_parcel_that_its_writer_cuts_short_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path)
+    name = parcels.write([bytes(1 << 20)])
+    with open(tmp_path / name, "r+b") as theirs, parcels.reader(name) as reader:
+        parts = reader.parts()
+        next(parts)
+        theirs.truncate(0)
+        with pytest.raises(ArtifactUnavailable, match="cut short"):
+            list(parts)
+
+
+def test_a_parcel_that_has_grown_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path)
+    name = parcels.write([])
+    os.truncate(tmp_path / name, PARCEL_BYTES + 1)
+    with pytest.raises(ArtifactUnavailable, match="has grown"):
+        parcels.reader(name)
 
 
 def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
@@ -47,7 +78,7 @@ def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "x", "/etc/passwd", "a" * 25 + "/", "A" * 26])
 def test_a_name_is_nothing_but_a_name(tmp_path: Path, name: str) -> None:
     parcels = Parcels(tmp_path)
-    for use in (parcels.take, parcels.look, parcels.size, parcels.remove):
+    for use in (parcels.take, parcels.look, parcels.reader, parcels.size, parcels.remove):
         with pytest.raises(ProtocolMismatch):
             use(name)
 
@@ -63,6 +94,8 @@ def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
     for name in (link, fifo, folder):
         with pytest.raises((ArtifactUnavailable, ProtocolMismatch)):
             parcels.look(name)
+        with pytest.raises((ArtifactUnavailable, ProtocolMismatch)):
+            parcels.reader(name)
         with pytest.raises(ProtocolMismatch):
             parcels.size(name)
 

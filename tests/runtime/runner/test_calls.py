@@ -51,7 +51,9 @@ def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(
     on_node(url, tmp_path, test)
 
 
-def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_worker_as_well(url: str, tmp_path: Path) -> None:
+def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_worker_as_well(
+    url: str, tmp_path: Path
+) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("several")
         calls = [node.invoke(revision) for _ in range(2)]
