@@ -10,9 +10,9 @@ from gpufn.bus.consumer import Delivery, Pull
 from gpufn.priority import Priority, QueueKind
 
 
-async def take(bus: Bus, function: str, calls: int = 1) -> list[Delivery]:
+async def take(bus: Bus, function: str, calls: int = 1, *, is_sync: bool = False) -> list[Delivery]:
     """The next ones of its first revision, of class normal; they are not settled."""
-    stream, consumer, subject = queues.address(function, 1, QueueKind(Priority.NORMAL, is_sync=False))
+    stream, consumer, subject = queues.address(function, 1, QueueKind(Priority.NORMAL, is_sync=is_sync))
     await streams.ensure_consumer(bus, stream, consumer, subject, ack_wait_s=60, max_ack_pending=-1)
     taken: asyncio.Queue[Delivery] = asyncio.Queue()
     pull = Pull(bus, stream, consumer, taken.put_nowait)

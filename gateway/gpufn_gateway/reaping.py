@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from gpufn.errors import InvocationCancelled, InvocationExpired
-from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.invocation import WORD_WITHIN_S, Outcome, OutcomeKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.spec import FunctionSpec
 
-# A runner that has the call ends it in time; and who was just deployed may not be known here yet.
-_GRACE_S: Final = 2.0
-_DEPLOYED_S: Final = 60.0
+_DEPLOYED_S: Final = 60.0  # sooner it may not be known here yet
 _OLDEST_S: Final = 13 * 86400.0  # a day later the queue would drop it without a word
 
 
@@ -23,7 +21,7 @@ def verdict(invocation: InvocationMessage, spec: FunctionSpec | None, now: float
             return None
         gone = InvocationCancelled(f"{invocation.function}@{invocation.revision} was deleted before this call started")
         return Outcome(OutcomeKind.CANCELLED, gone.info())
-    if waited_s > _OLDEST_S or invocation.has_expired(spec.queue_timeout_s, now - _GRACE_S):
+    if waited_s > _OLDEST_S or invocation.has_expired(spec.queue_timeout_s, now - WORD_WITHIN_S):
         late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
         return Outcome(OutcomeKind.EXPIRED, late.info())
     return None

@@ -14,7 +14,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.doorbells import Ringer
 from gpufn.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
 from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
-from gpufn.invocation import InvocationState
+from gpufn.invocation import WORD_WITHIN_S, InvocationState
 from gpufn.protocol.messages import HeldBy
 from gpufn.protocol.records import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
@@ -29,7 +29,6 @@ from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 _LONGEST_KEY = 255
-_LATE_S = 1.0  # the runner ends a call at its deadline and says so; we wait this much longer for its word
 
 
 class Submissions:
@@ -107,7 +106,7 @@ class Submissions:
         key = headers.get(b"idempotency-key")
         record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)
         client = asyncio.ensure_future(left(receive))
-        waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + _LATE_S))
+        waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + WORD_WITHIN_S))
         try:
             await asyncio.wait({client, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():

@@ -14,6 +14,9 @@ import msgspec
 from gpufn.errors import ErrorInfo
 from gpufn.spec import Retry
 
+STOPS_WITHIN_S: Final = 1.0  # so long an Attempt that is out of time may take to end by itself
+# A runner ends a call at its deadline and says so; who waits for its word does so this much longer.
+WORD_WITHIN_S: Final = STOPS_WITHIN_S + 1.0
 DELIVERIES_ON_FAILED_GPUS: Final = 3  # of one Invocation: it may be what makes GPUs fail
 
 

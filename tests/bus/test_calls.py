@@ -15,13 +15,14 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, InvocationExpired, WorkerLost
 from gpufn.ids import digest_of
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import STOPS_WITHIN_S, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply, StreamCredit, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from tests.taking import take
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), queue_timeout_s=10.0)
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=0.0)
@@ -121,6 +122,26 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
     await bus.flush()
 
 
+async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_timeout(connect: Any, nats: Any) -> None:
+    bus, caller, call = await waiting(connect, nats)
+    runner = await connect(nats)
+    await take(runner, "f", is_sync=True)
+    asked: list[str] = []
+
+    def whereabouts(message: Message) -> None:
+        asked.append(message.reply)
+        if len(asked) > 1:
+            runner.publish(message.reply, encode(HeldBy(call.id, "w-1", "n-1", 1, 0.0)))
+
+    runner.subscribe(subjects.WHEREABOUTS, whereabouts)
+    await runner.flush()
+    caller.tick(call.since + 10.1)
+    await caller._searches.done()
+    assert (len(asked), call.future.done()) == (2, False)
+    call.cancel()
+    await bus.flush()
+
+
 async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_timeout(
     connect: Any, nats: Any
 ) -> None:
@@ -135,6 +156,20 @@ async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_
     await caller._searches.done()
     assert not call.future.done()
     call.cancel()
+
+
+async def test_a_call_that_is_told_to_stop_at_its_deadline_may_take_its_time_to_say_so(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw-late", clock=SystemClock())
+    caller.start()
+    patient = msgspec.structs.replace(REVISION, spec=msgspec.structs.replace(SPEC, queue_timeout_s=None))
+    call = caller.invoke(request()._replace(revision=patient))
+    caller.tick(call.expires_at + STOPS_WITHIN_S + 0.5)
+    assert not call.future.done(), "its runner has looked, told the worker, waited for it, and is about to say so"
+    caller.tick(call.expires_at + STOPS_WITHIN_S + 1.1)
+    with pytest.raises(InvocationExpired, match="before its deadline"):
+        await call.future
 
 
 def item(stream: PendingStream, number: int) -> None:

@@ -16,6 +16,7 @@ from gpufn.protocol.messages import HeldBy, InvocationMessage
 from gpufn_gateway import reaping
 from gpufn_gateway.reaper import Reaper
 from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.taking import take
 
 GOOD = b'{"texts":["a"]}'
 DAY = 86400.0
@@ -91,6 +92,24 @@ async def test_what_a_runner_has_is_left_to_it(nats: Any, make: Any) -> None:
         invocation = await submit(gateway, "has", x_gpufn_timeout="1")
         held = encode(HeldBy(invocation, "w", "n", 1, 1.0))
         answer = gateway.bus.subscribe(subjects.WHEREABOUTS, lambda message: gateway.bus.publish(message.reply, held))
+        await reaper(gateway, 5.0).step()
+        assert await state_of(gateway, invocation) == "queued"
+        answer.unsubscribe()
+
+
+async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("slow"), DIGEST)
+        invocation = await submit(gateway, "slow", x_gpufn_timeout="1")
+        await take(gateway.bus, "slow")
+        asked: list[str] = []
+
+        def whereabouts(message: Any) -> None:
+            asked.append(message.reply)
+            if len(asked) > 1:
+                gateway.bus.publish(message.reply, encode(HeldBy(invocation, "w", "n", 1, 1.0)))
+
+        answer = gateway.bus.subscribe(subjects.WHEREABOUTS, whereabouts)
         await reaper(gateway, 5.0).step()
         assert await state_of(gateway, invocation) == "queued"
         answer.unsubscribe()

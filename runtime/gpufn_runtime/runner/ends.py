@@ -19,7 +19,7 @@ from gpufn.errors import (
     ResultNotEncodable,
     WorkerLost,
 )
-from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, Outcome, OutcomeKind
+from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, STOPS_WITHIN_S, Outcome, OutcomeKind
 from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
@@ -33,7 +33,7 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
-_GRACE_S = {OutcomeKind.TIMED_OUT: 1.0, OutcomeKind.CANCELLED: 5.0}
+_GRACE_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
 
 
 class Ends:

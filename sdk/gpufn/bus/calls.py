@@ -30,6 +30,7 @@ from gpufn.errors import (
     WorkerLost,
 )
 from gpufn.ids import InvocationId, new_invocation_id
+from gpufn.invocation import WORD_WITHIN_S
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
@@ -47,8 +48,6 @@ from gpufn.revision import Revision
 
 C = TypeVar("C", bound="PendingCall")
 
-# The runner ends a call at its deadline and says so; we wait this much longer for its word.
-_DEADLINE_GRACE_S = 1.0
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -250,7 +249,7 @@ class Caller:
     def tick(self, now: float) -> None:
         """End the calls whose deadline is over, or that have waited for too long. `now` is monotonic; call it a few
         times a second."""
-        late = [call for call in self._pending.values() if now > call.expires_at + _DEADLINE_GRACE_S]
+        late = [call for call in self._pending.values() if now > call.expires_at + WORD_WITHIN_S]
         waiting = [call for call in self._pending.values() if now > call.starts_by]
         if self._abandoned:
             self._abandoned = {token: until for token, until in self._abandoned.items() if now < until}

@@ -23,6 +23,7 @@ _ASK_AT_ONCE = 64  # calls whose whereabouts are asked for together
 _OVERDUE_S = 60.0
 _MOST_READ_BYTES = 4 << 20  # of arguments that are read along, per look
 _COUNTED = 256
+SILENT_S = 2.0  # a runner answers within milliseconds; so long it is silent only while it stands still
 
 
 class Address(NamedTuple):
@@ -159,10 +160,22 @@ async def queued(
     return found
 
 
+async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
+    """Whether a runner has the call that is in its queue at `seq`. Of one that was handed over before, silence is
+    believed only when it lasts: whoever has it may be busy, and a call that runs must not end as one that waits."""
+    if await records.where(bus, invocation) is not None:
+        return True
+    found = await streams.consumed(bus, queue.stream, queue.consumer)
+    if found is None or seq > found.taken:
+        return False
+    return await records.where(bus, invocation, within_s=SILENT_S) is not None
+
+
 async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
     """End a call that is in its queue at `seq`. False when a runner has it, when it had ended, or without the bus."""
     try:
-        if await records.where(bus, invocation.id) is not None:
+        queue = address(invocation.function, invocation.revision, invocation.queue)
+        if await is_held(bus, queue, seq, invocation.id):
             return False
         if not invocation.reply:
             is_ended = await records.end(bus, records.ended(invocation, outcome, now))

@@ -299,10 +299,10 @@ async def waiting_of_map(bus: Bus, function: str, map_id: str) -> list[CallRecor
     )
 
 
-async def where(bus: Bus, invocation: str) -> HeldBy | None:
-    """Which worker runs an invocation right now; None when no runner has it."""
+async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> HeldBy | None:
+    """Which worker runs an invocation right now; None when no runner says so within that time: it may be busy."""
     try:
-        answer = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=_WHERE_TIMEOUT_S)
+        answer = await bus.request(subjects.WHEREABOUTS, encode(WhereIs(invocation)), timeout_s=within_s)
     except NoResponders:
         return None
     except BusUnavailable:

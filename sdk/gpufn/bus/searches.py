@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gpufn.bus import streams
+from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.records import where
 from gpufn.clock import Clock
@@ -74,11 +74,13 @@ class Searches:
 
     async def _waits(self, call: PendingCall) -> bool:
         """For its first attempt: it is in the queue, or in line on the lane, and no runner has begun."""
-        if call.offered is None:
-            queued = await self._queued(call)
-            if queued is None or queued.attempt > 1:
-                return False
-        return await where(self._bus, call.id) is None
+        if call.offered is not None:
+            return await where(self._bus, call.id, within_s=queues.SILENT_S) is None
+        queued = await self._queued(call)
+        if queued is None or queued.attempt > 1:
+            return False
+        queue = queues.address(call.function, call.revision, queued.queue)
+        return not await queues.is_held(self._bus, queue, call.queue_seq, call.id)
 
     # --- after a reconnect --------------------------------------------------------------------------------------------
 
