@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gpufn.bus import doorbells
+import pytest
+
+from gpufn.bus import doorbells, maps, records, streams
+from gpufn.bus.calls import Caller, CallRequest
+from gpufn.clock import SystemClock
+from gpufn.errors import BusUnavailable
+from gpufn.ids import digest_of, new_map_id
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
+from gpufn.revision import Revision
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
 NORMAL = QueueKind(Priority.NORMAL, is_sync=False)
 LOW = QueueKind(Priority.LOW, is_sync=False)
@@ -28,3 +36,30 @@ async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connec
     assert [await heard.get() for _ in range(4)] == [(f, NORMAL), (f, LOW), (g, NORMAL), (f, NORMAL)]
     doorbells.ring(bus, "end", NORMAL)
     assert await heard.get() == (subjects.doorbell("end"), NORMAL)
+
+
+async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_rung(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    publish = bus.publish
+
+    def deaf(subject: str, payload: bytes, **fields: Any) -> None:
+        if subject == subjects.doorbell("deaf"):
+            raise BusUnavailable("The message bus has stopped reading what is sent to it.")
+        publish(subject, payload, **fields)
+
+    monkeypatch.setattr(bus, "publish", deaf)
+    spec = FunctionSpec(name="deaf", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), priority=Priority.LOW)
+    revision = Revision(function="deaf", number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+    record = await records.submit(bus, revision, "", "", b"{}", accept="", deadline=0.0, now=1.0)
+    assert await records.read(bus, record.id) == (record, b"")
+    items = maps.Items((b"1", b"2"), "", "")
+    logged = await maps.append(bus, None, new_map_id(), maps.Target(revision, ""), items, now=1.0, closes=True)
+    assert logged.entry.accepted == 2
+    caller = Caller(bus, name="deaf", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(CallRequest(revision, "", "", b"{}", "", 1e10))
+    assert caller.pending == 1
+    call.cancel()

@@ -20,8 +20,9 @@ _BY_WORD = {word: kind for kind, word in _WORDS.items()}
 
 
 def ring(bus: Bus, function: str, queue: QueueKind) -> None:
-    """Raises BusUnavailable."""
-    bus.publish(subjects.doorbell(function), _WORDS[queue])
+    """Raises nothing: the call is queued, whoever hears of it, and who is rung for looks by himself as well."""
+    with contextlib.suppress(BusUnavailable):
+        bus.publish(subjects.doorbell(function), _WORDS[queue])
 
 
 class Ringer:
@@ -33,7 +34,6 @@ class Ringer:
         self._others_came: dict[tuple[str, QueueKind], bool] = {}  # meanwhile, by what was rung for
 
     def ring(self, function: str, queue: QueueKind) -> None:
-        """Raises BusUnavailable."""
         key = function, queue
         if key in self._others_came:
             self._others_came[key] = True
@@ -44,8 +44,7 @@ class Ringer:
 
     def _rested(self, key: tuple[str, QueueKind]) -> None:
         if self._others_came.pop(key):
-            with contextlib.suppress(BusUnavailable):  # runners look each second as well
-                self.ring(*key)
+            self.ring(*key)
 
 
 def queue_of(payload: bytes) -> QueueKind | None:
