@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -175,3 +176,44 @@ async def test_what_a_dead_process_uploaded_is_removed(connect: Any, nats: Any) 
     assert await objects.remove_unfinished(bus, "broken-off", newest.time + 1) == 1
     info = await bus.js("STREAM.INFO.OBJ_broken-off")
     assert info["state"]["messages"] == 4
+
+
+class Opened:
+    """A path, and the files that were opened of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.files: list[IO[Any]] = []
+
+    def open(self, mode: str) -> IO[Any]:
+        self.files.append(self._path.open(mode))
+        return self.files[-1]
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_a_file_is_closed_whenever_its_reader_or_writer_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    async def chunks(*which: object) -> AsyncGenerator[bytes, None]:
+        for _ in range(3):
+            yield b"chunk"
+
+    async def read(path: Any) -> None:
+        async with contextlib.aclosing(objects._parts_of_file(path)) as parts:
+            async for _ in parts:
+                pass
+
+    async def cancelled(doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(doing)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    bus: Any = None
+    source, target = Opened(tmp_path / "source"), Opened(tmp_path / "target")
+    (tmp_path / "source").write_bytes(b"bytes")
+    monkeypatch.setattr(objects, "_read_checked", chunks)
+    asyncio.run(cancelled(read(source)))  # and wait until its threads have ended
+    asyncio.run(cancelled(objects._write(bus, "", "", target)))  # type: ignore[arg-type]
+    assert [file.name for file in (*source.files, *target.files) if not file.closed] == []
