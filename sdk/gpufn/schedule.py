@@ -24,6 +24,7 @@ MOST_MISSED = 100
 LATE_S = 60.0  # a run that is no later was not missed
 
 _FIELDS = 5
+_LONGEST_FOLD_S = 3 * 3600  # no clock is set back by more, but for a day that is left out
 
 
 class Missed(enum.StrEnum):
@@ -93,11 +94,18 @@ def due(schedule: Schedule, since: float, now: float) -> list[float]:
 
 
 def _times(schedule: Schedule, start: float, *, reverse: bool = False) -> Iterator[float]:
-    """After `start`; or, `reverse`, at `start` and before."""
+    """After `start`; or, `reverse`, at `start` and before.
+
+    Of an hour that the clock shows twice, a line with a fixed hour knows the first only: from within the second,
+    cronsim would give times that have passed as coming, and leave them out on the way back.
+    """
+    zone = _zone(schedule.timezone)
     whole = int(start) + 1 if reverse else start  # a time is a whole second; cronsim's are before what it is given
-    begin = datetime.datetime.fromtimestamp(whole, _zone(schedule.timezone))
-    for time in _simulate(schedule.cron, begin, reverse=reverse):
-        yield time.timestamp()
+    begin = datetime.datetime.fromtimestamp(whole, zone)
+    if reverse and begin.fold:
+        begin = datetime.datetime.fromtimestamp(whole + _LONGEST_FOLD_S, zone)
+    times = (time.timestamp() for time in _simulate(schedule.cron, begin, reverse=reverse))
+    return itertools.dropwhile(lambda at: at > start if reverse else at <= start, times)
 
 
 def _simulate(cron: str, begin: datetime.datetime, *, reverse: bool) -> CronSim:

@@ -71,6 +71,43 @@ def test_a_line_for_every_half_hour_goes_on_by_the_clock_where_it_is_set_back() 
     assert [after - before for before, after in itertools.pairwise(found)] == [1800.0] * 4
 
 
+# An hour later it is 2 o'clock in Berlin once more, and what was due at 2:30 has been.
+AGAIN = at("2026-10-25T00:00:00") + 3600
+
+
+@pytest.mark.parametrize(
+    ("cron", "minutes", "following_one"),
+    [
+        ("30 2 * * *", 10, "10-26 02:30+0100"),
+        ("15 0,1,2,3 * * *", 10, "10-25 03:15+0100"),
+        ("*/30 * * * *", 10, "10-25 02:30+0100"),
+        ("30 2 * * *", -60, "10-25 02:30+0200"),
+    ],
+)
+def test_the_next_time_is_never_one_that_has_passed_though_the_clock_shows_its_hour_again(
+    cron: str, minutes: int, following_one: str
+) -> None:
+    assert shown(following(Schedule(cron, "Europe/Berlin"), AGAIN + minutes * 60, 1)) == [following_one]
+
+
+@pytest.mark.parametrize(
+    ("cron", "since", "now", "times"),
+    [
+        # nobody led from 2:20 to 2:10, half an hour before and ten minutes after the clock was set back
+        ("30 2 * * *", -40, 10, ["10-25 02:30+0200"]),
+        ("15,45 2 * * *", -40, 10, ["10-25 02:45+0200"]),
+        ("15,45 2 * * *", -60, 10, ["10-25 02:15+0200", "10-25 02:45+0200"]),
+        ("*/30 * * * *", -40, 10, ["10-25 02:30+0200", "10-25 02:00+0100"]),
+        ("30 2 * * *", -10, 50, []),
+    ],
+)
+def test_what_was_missed_before_the_clock_was_set_back_is_made_up_for_after_it(
+    cron: str, since: int, now: int, times: list[str]
+) -> None:
+    schedule = Schedule(cron, "Europe/Berlin", missed=Missed.ALL)
+    assert shown(due(schedule, AGAIN + since * 60, AGAIN + now * 60)) == times
+
+
 NOON = at("2026-03-01T12:00:00")
 
 
