@@ -79,8 +79,8 @@ class ScheduleRoutes:
 
     async def add(self, request: Request) -> Response:
         wanted = await read_json(request, _NewSchedule, self._bodies)
-        principal_of(request).need_invoke(function_name(wanted.function))
-        self._check_class(request, wanted.function, wanted.priority)
+        principal_of(request).need_invoke(function_name(wanted.function.partition(".")[0]))
+        self._check_class(request, wanted.function, wanted.method, wanted.priority)
         record = await self._schedules.add(wanted.function, wanted.schedule(self._clock.time()))
         return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
@@ -101,7 +101,7 @@ class ScheduleRoutes:
     async def run(self, request: Request) -> Response:
         """One call more, now; what the schedule would do by itself does not change."""
         record = self._allowed(request)
-        self._check_class(request, record.function, record.schedule.priority)
+        self._check_class(request, record.function, record.schedule.method, record.schedule.priority)
         call = await self._schedules.submit(record)
         links = {"self": f"/v1/invocations/{call.id}", "result": f"/v1/invocations/{call.id}/result"}
         return json_answer({"id": call.id, "state": call.state, "links": links}, 202)
@@ -112,9 +112,11 @@ class ScheduleRoutes:
         principal_of(request).need_invoke(record.function)
         return record
 
-    def _check_class(self, request: Request, function: str, priority: Priority | None) -> None:
+    def _check_class(self, request: Request, function: str, method: str, priority: Priority | None) -> None:
         """As of a call: `hi` is for keys that may, or for functions of that class."""
-        if priority is Priority.HI and self._registry.resolve(function).revision.spec.priority is not Priority.HI:
+        if priority is not Priority.HI:
+            return
+        if self._schedules.target(function, method).revision.spec.priority is not Priority.HI:
             principal_of(request).need(HI)
 
     def _view(self, record: ScheduleRecord) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Each second, just after it has begun:
 1. the records are brought in line with what the functions declare
-2. each that is due is submitted; its invocation's id follows from the schedule and the time, so that a leader that
-   takes over, or two that think they lead, submit it once
+2. each that is due, and that nobody has paused since it was heard of, is submitted; its invocation's id follows from
+   the schedule and the time, so that a leader that takes over, or two that think they lead, submit it once
 3. then its record says so; one that runs once is removed
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from gpufn.clock import Clock
-from gpufn.errors import GpufnError, ScheduleNotFound
+from gpufn.errors import GpufnError, IdempotencyMismatch, ScheduleNotFound
 from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule, due, next_time
 from gpufn_gateway.duty import tried_again
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _TICK_S: Final = 1.0
 _NEVER: Final = float("inf")
 _SETTLED_S: Final = 60.0  # a function that is not known so long after its schedule was made is gone
+_APART_S: Final = 60.0  # clocks of two leaders; what is done until later than this was done by a clock that was wrong
 
 
 class ScheduleRuns:
@@ -42,6 +43,7 @@ class ScheduleRuns:
         self._clock = clock
         self._leads = leads
         self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; worked out once per change
+        self._said: dict[str, str] = {}  # why one waits, as it was logged
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -54,19 +56,26 @@ class ScheduleRuns:
     async def step(self) -> None:
         now = self._clock.time()
         await self._declare(now)
-        for record in list(self._schedules.known.values()):
-            if not record.paused and self._due_at(record) <= now:
-                try:
-                    await self._submit(record, now)
-                except GpufnError as error:
-                    log.warning("schedule %s waits for the next second: %s", record.id, error)
-        self._next = {id_: each for id_, each in self._next.items() if id_ in self._schedules.known}
+        known = self._schedules.known
+        for record in list(known.values()):
+            if record.paused or (record.done_until <= now + _APART_S and self._due_at(record) > now):
+                continue
+            try:
+                with contextlib.suppress(ScheduleNotFound):  # removed meanwhile
+                    await self._run(record.id, now)
+                self._said.pop(record.id, None)
+            except GpufnError as error:
+                if self._said.get(record.id) != error.message:
+                    log.warning("schedule %s waits, and is tried again each second: %s", record.id, error)
+                self._said[record.id] = error.message
+        self._next = {id_: each for id_, each in self._next.items() if id_ in known}
+        self._said = {id_: each for id_, each in self._said.items() if id_ in known}
 
     async def _declare(self, now: float) -> None:
         wanted = {name: self._declared(name) for name in list(self._registry.functions)}
         put, removed = changes(wanted, self._schedules.known.values(), now, now - _SETTLED_S)
         for record in put:
-            await self._schedules.put(record)
+            await self._schedules.declare(record)
         for id_ in removed:
             await self._schedules.delete(id_)
 
@@ -84,13 +93,21 @@ class ScheduleRuns:
             found = self._next[record.id] = record, _NEVER if at is None else at
         return found[1]
 
-    async def _submit(self, record: ScheduleRecord, now: float) -> None:
-        times = due(record.schedule, record.done_until, now)
+    async def _run(self, id_: str, now: float) -> None:
+        """What is due of it, by its record as it is stored. Raises ScheduleNotFound."""
+        record = await self._schedules.stored(id_)
+        if record is None or record.paused:
+            return
+        if record.done_until > now + _APART_S:
+            log.warning("schedule %s was run by a clock that was far ahead; it goes on from now", id_)
+            await self._schedules.change(id_, lambda stored: msgspec.structs.replace(stored, done_until=now))
+            return
         invocation = record.invocation
-        for at in times:
-            invocation = (await self._schedules.submit(record, at)).id
+        for at in due(record.schedule, record.done_until, now):
+            with contextlib.suppress(IdempotencyMismatch):  # called for that time already, as the schedule was then
+                invocation = (await self._schedules.submit(record, at)).id
         if record.schedule.at is not None:
-            await self._schedules.delete(record.id)
+            await self._schedules.delete(id_)
             return
 
         def done(stored: ScheduleRecord) -> ScheduleRecord:
@@ -98,5 +115,4 @@ class ScheduleRuns:
                 return stored
             return msgspec.structs.replace(stored, done_until=now, invocation=invocation)
 
-        with contextlib.suppress(ScheduleNotFound):  # removed meanwhile
-            await self._schedules.change(record.id, done)
+        await self._schedules.change(id_, done)

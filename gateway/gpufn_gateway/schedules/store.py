@@ -16,7 +16,7 @@ from gpufn.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
 from gpufn.ids import invocation_id_for, new_invocation_id, new_ulid
 from gpufn.protocol.records import CallRecord, ScheduleRecord
 from gpufn.schedule import Schedule, next_time
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.registry import Registry, Target
 
 _MOST: Final = 10_000  # the leader looks at all of them each second
 
@@ -48,10 +48,15 @@ class Schedules:
             raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
         return found
 
+    def target(self, function: str, method: str) -> Target:
+        """What a schedule calls; `function` may name the method as well. Raises FunctionNotFound."""
+        return self._registry.resolve(f"{function}.{method}" if method else function)
+
     async def add(self, function: str, schedule: Schedule) -> ScheduleRecord:
         """Raises FunctionNotFound, InvalidInput when its arguments do not fit or its time has passed, CapacityError."""
         now = self._clock.time()
-        target = self._registry.resolve(f"{function}.{schedule.method}" if schedule.method else function)
+        target = self.target(function, schedule.method)
+        schedule = msgspec.structs.replace(schedule, method=target.method.name)
         target.signature.check(msgspec.json.encode(schedule.arguments))
         if next_time(schedule, now) is None:
             raise InvalidInput("the time of this schedule has passed already", field="at")
@@ -59,7 +64,7 @@ class Schedules:
             raise CapacityError(f"There are {_MOST:,} schedules already: remove some with `gpufn schedules rm`.")
         id_ = f"{target.name}.{new_ulid()[-8:]}"
         record = ScheduleRecord(id=id_, function=target.name, schedule=schedule, done_until=now, created_at=now)
-        await self.put(record)
+        await self._bucket.create(id_, _encode(record))
         return record
 
     async def pause(self, id: str, paused: bool) -> ScheduleRecord:  # noqa: A002
@@ -80,8 +85,24 @@ class Schedules:
             raise Conflict(f"{id} declares its schedule itself: deploy it without, or pause the schedule.")
         await self.delete(id)
 
-    async def put(self, record: ScheduleRecord) -> None:
-        await self._bucket.put(record.id, _encode(record))
+    async def stored(self, id: str) -> ScheduleRecord | None:  # noqa: A002
+        """As it is on the bus: what is known here may be older."""
+        entry = await self._bucket.get(id)
+        return None if entry is None else _record.decode(entry.value)
+
+    async def declare(self, record: ScheduleRecord) -> None:
+        """A function's own, made; or its line changed, which then begins at `done_until`. One that somebody has paused
+        meanwhile stays so."""
+
+        def changed(entry: Entry | None) -> bytes:
+            if entry is None:
+                return _encode(record)
+            stored = _record.decode(entry.value)
+            if stored.schedule == record.schedule:
+                return entry.value
+            return _encode(msgspec.structs.replace(stored, schedule=record.schedule, done_until=record.done_until))
+
+        await self._bucket.change(record.id, changed)
 
     async def delete(self, id: str) -> None:  # noqa: A002
         """Absent is fine."""
@@ -102,8 +123,7 @@ class Schedules:
     async def submit(self, record: ScheduleRecord, at: float | None = None) -> CallRecord:
         """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one."""
         schedule = record.schedule
-        name = f"{record.function}.{schedule.method}" if schedule.method else record.function
-        target = self._registry.resolve(name)
+        target = self.target(record.function, schedule.method)
         now = self._clock.time()
         invocation = new_invocation_id()
         if at is not None:

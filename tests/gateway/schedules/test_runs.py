@@ -15,6 +15,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Schedule
+from gpufn.spec import MethodSpec
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -61,9 +62,9 @@ async def empty(nats: Any) -> AsyncIterator[Whole]:
         yield gateway
 
 
-async def queued(gateway: Whole, function: str) -> list[tuple[InvocationMessage, bytes]]:
+async def queued(gateway: Whole, function: str, revision: int = 1) -> list[tuple[InvocationMessage, bytes]]:
     found, seq = [], 1
-    subject = subjects.async_queue(function, 1, "*")
+    subject = subjects.async_queue(function, revision, "*")
     while (message := await streams.next_message(gateway.bus, subjects.ASYNC, subject, seq)) is not None:
         found.append(unpack_invocation(message.payload))
         seq = message.seq + 1
@@ -93,7 +94,7 @@ async def test_two_leaders_submit_a_call_once_and_one_that_died_before_it_said_s
         before = one.schedules.get("twice")
         await asyncio.gather(one.at(NOON + 60), other.at(NOON + 60))
         assert len(await queued(gateway, "twice")) == 1
-        await one.schedules.put(before)  # as if nobody had said that it is done
+        await one.schedules.change("twice", lambda _: before)  # as if nobody had said that it is done
         await one.at(NOON + 61)
         assert len(await queued(gateway, "twice")) == 1
 
@@ -120,6 +121,125 @@ async def test_what_would_have_run_in_a_pause_is_not_made_up_for(nats: Any, make
         assert await queued(gateway, "paused") == []
         await leader.at(NOON + 660)
         assert len(await queued(gateway, "paused")) == 1
+
+
+async def redeployed(gateway: Whole, make: Any, spec: Any) -> None:
+    """Its second revision serves at once."""
+    gateway.report(make.status(spec.name, ready=0))
+    await gateway.deploys.deploy(spec, DIGEST)
+
+
+def classy(make: Any, name: str, **fields: Any) -> Any:
+    return make.spec(name, MethodSpec(name="fit", parameters=make.ARGUMENTS), is_class=True, **fields)
+
+
+@pytest.mark.parametrize("fields", [{"function": "model.fit"}, {"function": "model", "method": "fit"}])
+async def test_a_method_of_a_class_is_scheduled_in_either_spelling_and_called(
+    nats: Any, make: Any, fields: dict[str, str]
+) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(classy(make, "model"), DIGEST)
+        wanted = {"cron": "* * * * *", "arguments": {"texts": ["x"]}, "priority": "hi"} | fields
+        made = (await gateway.http.post("/v1/schedules", json=wanted)).json()
+        assert (made["function"], made["method"]) == ("model", "fit")
+        before = len(await queued(gateway, "model"))
+        leader = await Led.from_now(gateway, made["created_at"])
+        await leader.at(made["created_at"] + 61)
+        calls = await queued(gateway, "model")
+        assert [call.method for call, _ in calls[before:]] == ["fit"]
+
+
+async def test_a_class_without_a_method_and_a_method_that_is_not_there_cannot_be_scheduled(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(classy(make, "bare"), DIGEST)
+        for fields in ({"function": "bare"}, {"function": "bare.other"}, {"function": "bare.fit", "method": "fit"}):
+            refused = await gateway.http.post("/v1/schedules", json={"in_s": 5} | fields)
+            assert problem(refused) == (404, "function_not_found")
+
+
+async def test_what_is_paused_at_another_gateway_does_not_run_though_the_leader_has_not_heard(
+    nats: Any, make: Any
+) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deaf-leader", schedule=MINUTELY), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.at(NOON)
+        leader.schedules.stop()  # it hears no more
+        await gateway.schedules.pause("deaf-leader", paused=True)
+        await leader.at(NOON + 61)
+        assert await queued(gateway, "deaf-leader") == []
+
+
+async def test_a_pause_that_a_leader_has_not_heard_of_outlives_another_line(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("line", schedule=MINUTELY), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.at(NOON)
+        leader.schedules.stop()
+        await gateway.schedules.pause("line", paused=True)
+        hourly = Schedule("0 * * * *", arguments={"texts": ["x"]})
+        await redeployed(gateway, make, make.spec("line", schedule=hourly))
+        await leader.at(NOON + 5)
+        stored = await gateway.schedules.pause("line", paused=True)
+        assert (stored.paused, stored.schedule, stored.done_until) == (True, hourly, NOON + 5)
+
+
+async def test_after_a_clock_that_was_far_ahead_runs_go_on(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("ahead", schedule=MINUTELY), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.at(NOON + 10 * 365 * 86_400)
+        await leader.at(NOON + 10 * 365 * 86_400 + 60)
+        assert len(await queued(gateway, "ahead")) == 1
+        await leader.at(NOON + 1)  # it is right again
+        await leader.at(NOON + 60)
+        assert len(await queued(gateway, "ahead")) == 2
+
+
+async def test_a_leader_whose_clock_is_a_little_behind_waits_and_repeats_nothing(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("behind", schedule=MINUTELY), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.at(NOON)
+        await leader.at(NOON + 62)
+        await leader.at(NOON + 58)
+        (record,) = leader.of("behind")
+        assert record.done_until == NOON + 62
+        await leader.at(NOON + 120)
+        assert len(await queued(gateway, "behind")) == 2
+
+
+async def test_a_time_whose_call_was_made_with_other_arguments_is_done(nats: Any, make: Any) -> None:
+    """By a clock that was ahead, say: the call's id follows from the schedule and the time."""
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("other", schedule=MINUTELY), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.at(NOON)
+        record = leader.schedules.get("other")
+        await leader.schedules.submit(record, NOON + 60)
+        changed = Schedule("* * * * *", arguments={"texts": ["y"]})
+        await redeployed(gateway, make, make.spec("other", schedule=changed))
+        await leader.at(NOON + 1)
+        await leader.at(NOON + 60)
+        await leader.at(NOON + 120)
+        assert [body for _, body in await queued(gateway, "other", 2)] == [b'{"texts":["y"]}']
+
+
+async def test_what_cannot_be_called_is_said_once_and_not_each_second(
+    nats: Any, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(classy(make, "renamed"), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        await leader.schedules.add("renamed.fit", Schedule("* * * * *", arguments={"texts": ["x"]}))
+        await redeployed(gateway, make, make.spec("renamed"))
+        for second in range(60, 65):
+            await leader.at(NOON + second)
+        said = [record.message for record in caplog.records if "renamed" in record.message]
+        assert len(said) == 1
+        assert "waits" in said[0]
 
 
 async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
