@@ -21,6 +21,11 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")  # what ends with it is no name: 2130706433 and 0x7f.1 are 127.0.0.1
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_SPECIAL: tuple[Network, ...] = (  # what `is_global` does not know in every Python
+    ipaddress.IPv4Network("192.0.0.0/24"),  # of protocols
+    ipaddress.IPv6Network("3fff::/20"),  # of documentation
+    ipaddress.IPv6Network("fec0::/10"),  # site-local: deprecated, and routed inside all the same
+)
 
 
 class Addresses:
@@ -34,7 +39,7 @@ class Addresses:
         ip = _inner(ipaddress.ip_address(address.partition("%")[0]))
         if any(ip in network for network in self._allowed if network.version == ip.version):
             return None
-        if ip.is_global and not ip.is_multicast and not ip.is_reserved:
+        if ip.is_global and not (ip.is_multicast or ip.is_reserved or any(ip in network for network in _SPECIAL)):
             return None
         return f"{ip} is {_kind(ip)} address; GPUFN_WEBHOOK_NETWORKS can allow it"
 
@@ -81,4 +86,5 @@ def _kind(ip: Address) -> str:
         return "a link-local"
     if ip.is_multicast:
         return "a multicast"
-    return "a private" if ip.is_private else "a reserved"
+    is_site_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local
+    return "a private" if ip.is_private or is_site_local else "a reserved"

@@ -11,7 +11,8 @@ from urllib.parse import urljoin, urlsplit
 
 import httpcore
 
-from gpufn.errors import Forbidden, GpufnError
+from gpufn.errors import Forbidden, GpufnError, InvalidInput
+from gpufn.urls import check_webhook
 from gpufn_gateway.webhooks.addresses import Addresses
 
 _TIMEOUT_S: Final = 15.0
@@ -19,6 +20,7 @@ _MOST_ANSWER_BYTES: Final = 64 << 10
 _MOST_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({307, 308})  # those that keep the method; the others would drop what is told
 _IDLE_S: Final = 5.0
+_TRY_S: Final = 3.0  # to connect, while there is another address to try
 _CONNECTIONS: Final = 128
 
 
@@ -61,8 +63,8 @@ class Post:
             status, location = await self._send_once(url, headers, body)
             if status not in _REDIRECTS or not location:
                 return status
-            there = urljoin(url, location)
-            if _origin(there) != _origin(url):
+            there = _redirected(url, location)
+            if there is None:
                 return status
             url = there
         return status
@@ -80,7 +82,8 @@ class Post:
 
 
 class _Checked(httpcore.AsyncNetworkBackend):
-    """Resolves a name, and connects to one of its addresses that is allowed: to that address, not to the name again."""
+    """Resolves a name, and connects to the first of its addresses that is allowed and answers: to that address, not to
+    the name again."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
@@ -94,12 +97,16 @@ class _Checked(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        refusals = {str(info[4][0]): self._addresses.refusal(str(info[4][0])) for info in found}
-        for address, refusal in refusals.items():
-            if refusal is None:
-                return await self._connect.connect_tcp(address, port, timeout, local_address, socket_options)
-        raise AddressRefused(f"no webhook is sent to {host}: {next(iter(refusals.values()), 'it has no address')}")
+        refusals = {address: self._addresses.refusal(address) for address in await _resolve(host, port)}
+        allowed = [address for address, refusal in refusals.items() if refusal is None]
+        if not allowed:
+            raise AddressRefused(f"no webhook is sent to {host}: {next(iter(refusals.values()))}")
+        for address in allowed[:-1]:
+            try:
+                return await self._connect.connect_tcp(address, port, _TRY_S, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return await self._connect.connect_tcp(allowed[-1], port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(
         self,
@@ -113,6 +120,17 @@ class _Checked(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
+async def _resolve(host: str, port: int) -> list[str]:
+    """Raises NotReached for a name without an address, and OSError when nobody knows."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # a part that is empty, or longer than 63 characters
+        raise NotReached(f"{host[:100]} is no name") from None
+    if not found:
+        raise NotReached(f"{host} has no address")
+    return [str(info[4][0]) for info in found]
+
+
 _FAILURES: Final = (
     httpcore.NetworkError,
     httpcore.TimeoutException,
@@ -120,6 +138,16 @@ _FAILURES: Final = (
     httpcore.UnsupportedProtocol,
     httpcore.ConnectionNotAvailable,
 )
+
+
+def _redirected(url: str, location: str) -> str | None:
+    """Where a redirect leads to; None for another host, and for what no webhook can be sent to."""
+    try:
+        there = urljoin(url, location)
+        check_webhook(there)
+    except (ValueError, InvalidInput):
+        return None
+    return there if _origin(there) == _origin(url) else None
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

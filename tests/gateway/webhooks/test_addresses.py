@@ -24,6 +24,14 @@ from gpufn_gateway.webhooks.addresses import Addresses
         ("fe80::1%eth0", "a link-local"),
         ("fd00::1", "a private"),
         ("ff02::1", "a multicast"),
+        ("fec0::1", "a private"),  # site-local, which fd00::/8 replaced, and which networks still route
+        ("feff:1::1", "a private"),
+        ("2001:db8::1", "a private"),
+        ("64:ff9b:1::a00:1", "a reserved"),  # NAT64 of somebody's own
+        ("::10.0.0.1", "a reserved"),
+        ("::ffff:0:10.0.0.1", "a reserved"),
+        ("2001:0:a00:1::", "a private"),  # Teredo of 10.0.0.1
+        ("198.18.0.1", "a private"),
         ("::ffff:127.0.0.1", "a loopback"),
         ("::ffff:10.0.0.1", "a private"),
         ("2002:7f00:1::", "a loopback"),  # 6to4 of 127.0.0.1
@@ -34,6 +42,11 @@ def test_what_is_not_the_internet_is_refused(address: str, kind: str) -> None:
     refusal = Addresses().refusal(address)
     assert refusal is not None
     assert f"is {kind} address" in refusal
+
+
+@pytest.mark.parametrize("address", ["3fff:1::1", "192.0.0.8"])
+def test_what_only_newer_pythons_know_not_to_be_the_internet_is_refused(address: str) -> None:
+    assert Addresses().refusal(address) is not None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,60 @@ async def test_a_name_that_leads_inside_is_refused_when_it_is_connected_to() -> 
             with pytest.raises(AddressRefused, match=rf"no webhook is sent to {host}: .* is a loopback address"):
                 await sender.send(receiver.url(host=host), {}, b"{}")
         assert receiver.requests.empty()
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str] | Exception]) -> None:
+    """What the DNS says of names."""
+
+    async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        found = answers[host]
+        if isinstance(found, Exception):
+            raise found
+        return [(0, 0, 0, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+
+
+async def test_of_several_addresses_the_next_is_tried_when_nobody_listens_at_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with receiving() as receiver, posting("127.0.0.0/8") as sender:
+        resolving(monkeypatch, {"two.test": ["10.0.0.1", "127.9.9.9", "127.0.0.1"]})
+        assert await sender.send(receiver.url(host="two.test"), {}, b"{}") == 200
+        assert receiver.requests.qsize() == 1
+
+
+async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with receiving() as receiver, posting("127.0.0.0/8") as sender:
+        resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})
+        with pytest.raises(NotReached):
+            await sender.send(receiver.url(host="two.test"), {}, b"{}")
+        with pytest.raises(NotReached, match=r"none\.test has no address"):
+            await sender.send(receiver.url(host="none.test"), {}, b"{}")
+        with pytest.raises(AddressRefused, match=r"no webhook is sent to in\.test: 10\.0\.0\.1 is a private"):
+            await sender.send(receiver.url(host="in.test"), {}, b"{}")
+
+
+async def test_a_name_that_the_dns_does_not_know_or_that_is_none_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with posting() as sender:
+        resolving(monkeypatch, {"away.test": socket.gaierror(-3, "Temporary failure in name resolution")})
+        with pytest.raises(NotReached, match="Temporary failure"):
+            await sender.send("https://away.test/", {}, b"{}")
+        monkeypatch.undo()
+        for host in ("a..test", "a" * 64 + ".test"):
+            with pytest.raises(NotReached, match="is no name"):
+                await sender.send(f"https://{host}/", {}, b"{}")
+
+
+@pytest.mark.parametrize("to", ["http://[::1", "http://{}:99999/", "/caf\xe9", "//user@{}/", "/a b", "http://{}:x/"])
+async def test_a_redirect_to_what_is_no_address_is_an_answer_as_any(to: str) -> None:
+    async with receiving() as receiver, posting(*LOOPBACK) as sender:
+        moved = redirect("LOCATION").replace(b"LOCATION", to.format(f"127.0.0.1:{receiver.port}").encode("latin-1"))
+        receiver.answers = lambda _: moved
+        assert await sender.send(receiver.url(), {}, b"{}") == 307
+        assert receiver.requests.qsize() == 1
 
 
 async def test_a_redirect_to_the_same_host_is_followed_and_keeps_the_body() -> None:
