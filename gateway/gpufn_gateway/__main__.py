@@ -295,7 +295,8 @@ class _Gateway:
         yield "finishing", finishing.run()
         yield "unattended", Unattended(bus, builds, clock, leads).run()
         yield "schedules", ScheduleRuns(schedules, registry, clock, leads=leads).run()
-        yield "webhooks", Deliveries(bus, self._webhook_secrets, Post(self._addresses), clock).run()
+        post = Post(self._addresses)
+        yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 

@@ -44,13 +44,14 @@ class Histogram:
 class CallStats:
     """One function's calls at this gateway."""
 
-    __slots__ = ("cold_starts", "latency", "outcomes", "phase_seconds", "queue", "refusals")
+    __slots__ = ("cold_starts", "latency", "outcomes", "phase_seconds", "queue", "refusals", "webhooks")
 
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
         self.latency = Histogram()
         self.queue = Histogram()
+        self.webhooks: dict[str, int] = {}
         self.cold_starts = 0
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
@@ -67,6 +68,10 @@ class CallStats:
     def refused(self, code: str) -> None:
         """A request that never became a call."""
         self.refusals[code] = self.refusals.get(code, 0) + 1
+
+    def told(self, outcome: str) -> None:
+        """A webhook, or it was given up."""
+        self.webhooks[outcome] = self.webhooks.get(outcome, 0) + 1
 
     def started_cold(self, cold: ColdStart) -> None:
         self.cold_starts += 1
@@ -103,6 +108,7 @@ class Telemetry(Collector):
         refusals = CounterMetricFamily("gpufn_refusals", "Requests refused", labels=["function", "code"])
         latency = HistogramMetricFamily("gpufn_call_seconds", "From request to result", labels=["function"])
         queue = HistogramMetricFamily("gpufn_queue_seconds", "From request to the start", labels=["function"])
+        webhooks = CounterMetricFamily("gpufn_webhooks", "Webhooks that ended", labels=["function", "outcome"])
         cold = CounterMetricFamily("gpufn_cold_starts", "Calls that met a new worker", labels=["function"])
         phases = CounterMetricFamily("gpufn_cold_start_seconds", "Where it went", labels=["function", "phase"])
         for name, stats in self._functions.items():
@@ -110,6 +116,8 @@ class Telemetry(Collector):
                 calls.add_metric([name, outcome], count)
             for code, count in stats.refusals.items():
                 refusals.add_metric([name, code], count)
+            for outcome, count in stats.webhooks.items():
+                webhooks.add_metric([name, outcome], count)
             latency.add_metric([name], stats.latency.cumulated(), stats.latency.total)
             queue.add_metric([name], stats.queue.cumulated(), stats.queue.total)
             cold.add_metric([name], stats.cold_starts)
@@ -126,4 +134,4 @@ class Telemetry(Collector):
             for traffic in report.traffic:
                 if traffic.gpu_seconds:
                     gpu.add_metric([report.node, traffic.function, str(traffic.revision)], traffic.gpu_seconds)
-        yield from (calls, refusals, latency, queue, cold, phases, dropped, gpu)
+        yield from (calls, refusals, latency, queue, cold, phases, webhooks, dropped, gpu)

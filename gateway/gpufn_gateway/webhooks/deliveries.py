@@ -23,6 +23,7 @@ from gpufn.protocol.messages import LogLine
 from gpufn.protocol.records import CallRecord, Webhook
 from gpufn.tasks import Tasks
 from gpufn.webhooks import signatures
+from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks import tries
 from gpufn_gateway.webhooks.letter import letter
 from gpufn_gateway.webhooks.post import AddressRefused, NotReached, Post
@@ -39,8 +40,9 @@ _PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the 
 
 
 class Deliveries:
-    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock) -> None:
+    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock, counters: Telemetry) -> None:
         self._bus = bus
+        self._telemetry = counters
         self._secrets = secrets
         self._post = post
         self._clock = clock
@@ -69,17 +71,18 @@ class Deliveries:
 
     async def _settle(self, delivery: Delivery) -> None:
         self._under_way.add(delivery)
+        again_after_s: float | None = 0.0  # when this is cancelled: somewhere else
         try:
-            again_after_s = await self._deliver(delivery)
-        except asyncio.CancelledError:
-            again_after_s = 0.0
-            raise
+            failure = await self._deliver(delivery)
+            if failure is None:
+                self._telemetry.of(_function(delivery)).told("delivered")
+            again_after_s = None if failure is None else self._again_after_s(delivery, failure)
         except GpufnError as error:
             log.warning("the webhook of %s waits: %s", delivery.payload.decode(), error)
             again_after_s = _TICK_S
         except Exception:
             log.exception("the webhook of %s failed", delivery.payload.decode())
-            again_after_s = tries.delay_after(self._age_s(delivery))
+            again_after_s = self._again_after_s(delivery, _Failure("the gateway failed at it"))
         finally:
             self._under_way.discard(delivery)
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
@@ -89,25 +92,17 @@ class Deliveries:
                     delivery.nak(again_after_s)
             self._pull.grant(1)
 
-    async def _deliver(self, delivery: Delivery) -> float | None:
-        """One try. Seconds until the next, or None when there is nothing more to do."""
+    async def _deliver(self, delivery: Delivery) -> _Failure | None:
+        """One try."""
         try:
             record, result = await records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
         except InvocationNotFound:
-            record = None
-        if record is None or not record.state.ended:
-            return tries.delay_after(self._age_s(delivery))
+            return _Failure("the call is not kept any more")
+        if not record.state.ended:
+            return _Failure("the call has not ended")
         if record.webhook is None:
             return None
-        why = await self._try(record, record.webhook, letter(record, result))
-        if why is None:
-            return None
-        age_s = self._age_s(delivery)
-        again_after_s = None if why.is_final else tries.delay_after(age_s)
-        if again_after_s is None:
-            after = "" if why.is_final else f" after {age_s / 3600:.1f} hours"
-            self._give_up(record, f"the webhook to {record.webhook.url} was given up{after}: {why.text}")
-        return again_after_s
+        return await self._try(record, record.webhook, letter(record, result))
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock.time() - delivery.stored_at
@@ -124,21 +119,32 @@ class Deliveries:
         try:
             status = await self._post.send(webhook.url, headers, body)
         except AddressRefused as error:
-            return _Failure(error.message, is_final=True)
+            return _Failure(error.message, record, is_final=True)
         except NotReached as error:
-            return _Failure(error.message)
+            return _Failure(error.message, record)
         match tries.verdict(status):
             case Verdict.DELIVERED:
                 return None
             case verdict:
-                return _Failure(f"it answered {status}", is_final=verdict is Verdict.GIVE_UP)
+                return _Failure(f"it answered {status}", record, is_final=verdict is Verdict.GIVE_UP)
 
-    def _give_up(self, record: CallRecord, why: str) -> None:
-        """Told where the function's owner looks."""
-        log.warning("%s", why, extra={"function": record.function, "invocation": record.id})
-        line = LogLine(self._clock.time(), record.function, record.revision, "", "error", why, record.id)
+    def _again_after_s(self, delivery: Delivery, failure: _Failure) -> float | None:
+        """Seconds until the next try; None: there is none, which is told where the function's owner looks."""
+        age_s = self._age_s(delivery)
+        again_after_s = None if failure.is_final else tries.delay_after(age_s)
+        if again_after_s is not None:
+            return again_after_s
+        function, invocation, record = _function(delivery), delivery.payload.decode(), failure.record
+        which = f"to {record.webhook.url}" if record is not None and record.webhook is not None else f"of {invocation}"
+        after = "" if failure.is_final else f" after {age_s / 3600:.1f} hours"
+        why = f"the webhook {which} was given up{after}: {failure.text}"
+        self._telemetry.of(function).told("given_up")
+        log.warning("%s", why, extra={"function": function, "invocation": invocation})
+        revision = 0 if record is None else record.revision
+        line = LogLine(self._clock.time(), function, revision, "", "error", why, invocation)
         with contextlib.suppress(GpufnError):
-            self._bus.publish(subjects.logs(record.function), encode(line))
+            self._bus.publish(subjects.logs(function), encode(line))
+        return None
 
     def _on_missing(self) -> None:
         self._tasks.start(self._make_consumer())
@@ -157,5 +163,13 @@ class Deliveries:
 
 
 class _Failure(NamedTuple):
+    """`record` is the call's, where there is one."""
+
     text: str
+    record: CallRecord | None = None
     is_final: bool = False
+
+
+def _function(delivery: Delivery) -> str:
+    """`subjects.webhook` ends with it."""
+    return delivery.subject.rpartition(".")[2]

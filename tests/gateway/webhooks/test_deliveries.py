@@ -15,6 +15,7 @@ from gpufn import webhooks
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo
+from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.records import CallRecord
@@ -41,7 +42,7 @@ async def whole(nats: Any) -> AsyncIterator[Whole]:
 @contextlib.asynccontextmanager
 async def delivering(gateway: Whole, bus: Bus | None = None) -> AsyncIterator[None]:
     task = asyncio.create_task(
-        Deliveries(bus or gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock).run()
+        Deliveries(bus or gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock, gateway.telemetry).run()
     )
     try:
         yield
@@ -175,6 +176,63 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         assert f"the webhook to {receiver.url()} was given up after 0.0 hours: it answered 503".encode() in line.payload
         assert await waiting(gateway) == 0
         assert receiver.requests.qsize() == 2
+
+
+async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in_silence(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its retention may be shorter than the tries are long."""
+    delays = [0.0, None]
+    monkeypatch.setattr(tries, "delay_after", lambda age_s: delays.pop(0))
+    async with whole(nats) as gateway, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("forgotten"), DIGEST)
+        gone = new_invocation_id()
+        await gateway.bus.publish_stored(subjects.webhook("forgotten"), gone.encode(), msg_id=f"{gone}.1")
+        log_of = subjects.logs("forgotten")
+        while (line := await streams.last_message(gateway.bus, subjects.LOGS, log_of)) is None:
+            pass
+        assert f"the webhook of {gone} was given up".encode() in line.payload
+        assert len([each for each in caplog.records if gone in each.message]) == 1
+        assert delays == []
+        while await waiting(gateway):
+            pass
+
+
+async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tries, "delay_after", lambda age_s: None)
+
+    def broken(*_: Any) -> bytes:
+        raise RuntimeError("what?")
+
+    monkeypatch.setattr(deliveries, "letter", broken)
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("broken"), DIGEST)
+        record = await submit(gateway, "broken", receiver.url())
+        await records.end(gateway.bus, ended(record))
+        while (line := await streams.last_message(gateway.bus, subjects.LOGS, subjects.logs("broken"))) is None:
+            pass
+        assert f"the webhook of {record.id} was given up".encode() in line.payload
+        assert b"what?" not in line.payload
+
+
+async def test_what_was_told_and_what_was_given_up_is_counted(nats: Any, make: Any) -> None:
+    async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
+        await gateway.deploys.deploy(make.spec("counted"), DIGEST)
+        answers = [OK, OK, b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n"]
+        receiver.answers = lambda _: answers.pop(0)
+        for _ in range(3):
+            record = await submit(gateway, "counted", receiver.url())
+            await records.end(gateway.bus, ended(record))
+            await receiver.requests.get()
+        while await waiting(gateway):
+            pass
+        lines = gateway.telemetry.exposition().decode().splitlines()
+        assert [line for line in lines if line.startswith("gpufn_webhooks_total{")] == [
+            'gpufn_webhooks_total{function="counted",outcome="delivered"} 2.0',
+            'gpufn_webhooks_total{function="counted",outcome="given_up"} 1.0',
+        ]
 
 
 async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, make: Any) -> None:
