@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, with the limits that it lacks: how large a request's head may be, and how long a client
-may stall. Costs the ordinary request, which arrives whole, one addition and one look at the clock. What is no HTTP is
-refused in the words of all our errors, and a client that asks to change the protocol is served on in this one.
+may stall, in sending and in reading. Costs the ordinary request, which arrives whole, one addition and one look at the
+clock. What is no HTTP is refused in the words of all our errors, and a client that asks to change the protocol is
+served on in this one.
 
 `sweep` hangs up on those that stalled; something calls it about once a second.
 """
@@ -21,6 +22,7 @@ from gpufn.parcels import LEAST_BYTES
 from gpufn_gateway.joined_writes import JoinedWrites
 from gpufn_gateway.large_body import LargeBody
 from gpufn_gateway.problems import Problem
+from gpufn_gateway.unread import Unread, bytes_in_kernel
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -60,6 +62,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._last_data = 0.0
         self._completed = False  # a request, by the data that is being parsed
         self._asks_for_upgrade = False  # the request that is being parsed
+        self._unread = Unread()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -137,6 +140,12 @@ class GuardedProtocol(HttpToolsProtocol):
             return not self.flow.read_paused and now - self._last_data > _BODY_IDLE_S
         return self.cycle is None and now - self._last_data > _FIRST_BYTE_S
 
+    def has_stopped_reading(self, now: float) -> bool:
+        """True when what is written for the client has been waiting for a minute."""
+        here = self.transport.get_write_buffer_size()
+        in_kernel = bytes_in_kernel(self.transport.get_extra_info("socket").fileno()) if here else 0
+        return self._unread.is_left(here, in_kernel, now)
+
     def _refuse(self, refusal: bytes) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # an earlier request's answer has nowhere to go
@@ -152,7 +161,15 @@ def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 def sweep(connections: Iterable[Any], now: float) -> int:
     """Hang up on clients that stalled; returns on how many."""
-    stalled = [each for each in connections if isinstance(each, GuardedProtocol) and each.has_stalled(now)]
-    for connection in stalled:
-        connection.transport.close()
-    return len(stalled)
+    count = 0
+    for connection in connections:
+        if not isinstance(connection, GuardedProtocol):
+            continue
+        if connection.has_stopped_reading(now):
+            connection.transport.abort()  # to close it would wait for what is unread
+        elif connection.has_stalled(now):
+            connection.transport.close()
+        else:
+            continue
+        count += 1
+    return count
