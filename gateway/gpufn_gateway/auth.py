@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn.errors import Forbidden, GpufnError, InvalidInput, Unauthorized
+from gpufn.errors import Conflict, Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.protocol.records import ApiKey, KeyLimits
@@ -99,6 +99,18 @@ class Access:
                 f"refusing to listen on {host} without an API key: start on 127.0.0.1, create one there "
                 "(`gpufn keys create --scope admin`), then listen on another address"
             )
+
+    def check_removal(self, key_id: str) -> None:
+        """Raises Conflict when nobody could make a key after it."""
+        others = [key for key in self._keys.values() if key.id != key_id]
+        if any(ADMIN in key.scopes for key in others) or (self._loopback and not others):
+            return
+        if others:
+            raise Conflict("This is the last key with the scope admin: make another one first.")
+        raise Conflict(
+            "This is the last key, and this gateway listens on the network, where nothing is served without a key: "
+            "make another one first (`gpufn keys create --scope admin`), or have it listen on 127.0.0.1."
+        )
 
     def authenticate(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Raises Unauthorized, or Forbidden for what a browser sends on somebody else's behalf."""

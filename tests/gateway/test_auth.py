@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.errors import Forbidden, InvalidInput, Unauthorized
+from gpufn.errors import Conflict, Forbidden, InvalidInput, Unauthorized
 from gpufn_gateway.auth import Access, NotProtected, Principal, is_loopback, new_key
 
 GOOD = b'{"texts":["a"]}'
@@ -111,6 +111,42 @@ def test_beyond_loopback_a_key_is_needed_to_start() -> None:
     access.remove(key.id)
     with pytest.raises(Unauthorized):
         access.authenticate({b"authorization": f"bearer {secret}".encode()})
+
+
+@pytest.mark.parametrize(
+    ("loopback", "others", "said"),
+    [
+        (False, [], "listens on the network, where nothing is served without a key"),
+        (False, [("read",)], "the last key with the scope admin"),
+        (False, [("read",), ("admin",)], None),
+        (True, [("invoke:*", "deploy")], "the last key with the scope admin"),
+        (True, [], None),
+    ],
+)
+def test_the_last_key_that_may_make_others_stays_unless_none_is_needed(
+    loopback: bool, others: list[tuple[str, ...]], said: str | None
+) -> None:
+    access = Access(loopback=loopback)
+    boss, _ = new_key("", ("admin",), 0.0)
+    for key in (boss, *(new_key("", scopes, 1.0)[0] for scopes in others)):
+        access.put(key)
+    if said is None:
+        access.check_removal(boss.id)
+        return
+    with pytest.raises(Conflict, match=said) as refused:
+        access.check_removal(boss.id)
+    assert "make another" in refused.value.message
+
+
+async def test_over_http_too_the_last_key_stays_where_the_gateway_listens_on_the_network(
+    make: Any, clock: Any, problem: Any
+) -> None:
+    gateway = make.Gateway(clock, loopback=False)
+    key, secret = new_key("", ("admin",), 0.0)
+    gateway.access.put(key)
+    async with gateway.client(authorization=f"Bearer {secret}") as client:
+        answer = await client.delete(f"/v1/keys/{key.id}")
+    assert problem(answer) == (409, "conflict")
 
 
 def test_the_secret_is_not_stored() -> None:

@@ -399,6 +399,32 @@ async def test_keys_close_the_gateway_and_deleting_the_last_opens_it(nats: Any, 
         assert (await gateway.http.get("/v1/functions")).status_code == 200
 
 
+async def test_two_who_delete_each_others_keys_at_once_leave_one(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        keys = [(await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()]
+        gateway.http.headers["authorization"] = f"Bearer {keys[0]['key']}"
+        keys += [(await gateway.http.post("/v1/keys", json={"scopes": [scope]})).json() for scope in ("admin", "read")]
+        answers = await asyncio.gather(*(gateway.http.delete(f"/v1/keys/{key['id']}") for key in keys[:2]))
+        for key in keys:
+            await gateway.keys.delete(key["id"])
+        assert sorted(answer.status_code for answer in answers) == [204, 409]
+
+
+async def test_a_deleted_key_is_refused_at_every_gateway_on_a_connection_that_is_open(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway, gateway_on(nats) as other:
+        boss = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        gateway.http.headers["authorization"] = f"Bearer {boss['key']}"
+        gone = (await gateway.http.post("/v1/keys", json={"scopes": ["read"]})).json()
+        await until(lambda: len(other.access.keys) == 2)
+        with_gone = {"authorization": f"Bearer {gone['key']}"}
+        before = [(await each.http.get("/v1/functions", headers=with_gone)).status_code for each in (gateway, other)]
+        await gateway.http.delete(f"/v1/keys/{gone['id']}")
+        await until(lambda: len(other.access.keys) == 1)
+        after = [problem(await each.http.get("/v1/functions", headers=with_gone)) for each in (gateway, other)]
+        await gateway.keys.delete(boss["id"])
+        assert (before, after) == ([200, 200], [(401, "unauthorized")] * 2)
+
+
 async def test_a_key_sees_only_the_calls_that_it_may_make(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("mine"), DIGEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.routing import Route
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device_metrics import DeviceMetrics
-from gpufn.errors import Conflict, InvalidInput
+from gpufn.errors import InvalidInput
 from gpufn.protocol.codec import encode
 from gpufn.protocol.records import ApiKey, KeyLimits
 from gpufn.protocol.reports import NodeReport
@@ -62,6 +63,7 @@ class OperationRoutes:
         self._bodies = bodies
         self._clock = clock
         self._why_not_ready = why_not_ready
+        self._removing = asyncio.Lock()  # of two who remove the last two keys, the second is refused
 
     def routes(self) -> list[Route]:
         return [
@@ -144,12 +146,11 @@ class OperationRoutes:
     async def delete_key(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
         key_id = request.path_params["id"]
-        others = [key for key in self._access.keys if key.id != key_id]
-        if len(others) == len(self._access.keys):
-            raise _no_such_key()
-        if others and not any(ADMIN in key.scopes for key in others):
-            raise Conflict("This is the last key with the scope admin: make another one first.")
-        await self._keys.delete(key_id)
+        async with self._removing:
+            if all(key.id != key_id for key in self._access.keys):
+                raise _no_such_key()
+            self._access.check_removal(key_id)
+            await self._keys.delete(key_id)
         return Response(status_code=204)
 
 
