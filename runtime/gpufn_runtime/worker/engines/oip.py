@@ -13,7 +13,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,18 +26,22 @@ from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
 _LENGTH = struct.Struct("<I")
 _LARGEST = 1 << 31  # of a shape's sizes
+_MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
+
+_Name = Annotated[str, msgspec.Meta(max_length=1000)]
+_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]  # as many dimensions as numpy knows
 
 
 class _Tensor(msgspec.Struct, kw_only=True):
-    name: str
+    name: _Name
     datatype: str
-    shape: tuple[int, ...]
+    shape: _Shape
     parameters: dict[str, Any] = {}
-    data: Any = msgspec.UNSET
+    data: Any = None
 
 
 class _Output(msgspec.Struct, kw_only=True):
-    name: str
+    name: _Name
     parameters: dict[str, Any] = {}
 
 
@@ -85,6 +89,8 @@ def decode(
         head = _head.decode(text)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"this is no inference request: {error}") from None
+    except RecursionError:
+        raise InvalidInput("this is no inference request: it is nested too deep") from None
     return Request(head.id, _arrays(head.inputs, inputs, binary), _wanted(head, [spec.name for spec in outputs]))
 
 
@@ -137,7 +143,7 @@ def _arrays(tensors: list[_Tensor], specs: Sequence[TensorSpec], binary: memoryv
             raise InvalidInput(f"{name}: given twice", field=name)
         if tensor.datatype != spec.datatype:
             raise InvalidInput(f"{name}: the model takes {spec.datatype}, not {tensor.datatype[:40]}", field=name)
-        if not all(0 <= size < _LARGEST for size in tensor.shape):
+        if not _is_shape(tensor.shape):
             raise InvalidInput(f"{name}: {list(tensor.shape)} is no shape", field=name)
         size = _binary_size(tensor, len(binary) - at)
         if size is None:
@@ -150,6 +156,10 @@ def _arrays(tensors: list[_Tensor], specs: Sequence[TensorSpec], binary: memoryv
     return arrays
 
 
+def _is_shape(sizes: tuple[int, ...]) -> bool:
+    return all(0 <= size < _LARGEST for size in sizes) and math.prod(size or 1 for size in sizes) < _MOST_ELEMENTS
+
+
 def _binary_size(tensor: _Tensor, left: int) -> int | None:
     """Bytes of a binary tensor; None for one whose data is in the JSON."""
     if "shared_memory_region" in tensor.parameters:
@@ -157,15 +167,16 @@ def _binary_size(tensor: _Tensor, left: int) -> int | None:
     size = tensor.parameters.get("binary_data_size")
     if size is None:
         return None
-    if tensor.data is not msgspec.UNSET:
+    if tensor.data is not None:
         raise InvalidInput(f"{tensor.name}: has both data and binary_data_size", field=tensor.name)
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= left:
-        raise InvalidInput(f"{tensor.name}: binary_data_size {size!r}, and {left} bytes are left", field=tensor.name)
+        shown = repr(size)[:40]
+        raise InvalidInput(f"{tensor.name}: binary_data_size {shown}, and {left} bytes are left", field=tensor.name)
     return size
 
 
 def _from_json(tensor: _Tensor, spec: TensorSpec) -> Array:
-    if tensor.data is msgspec.UNSET:
+    if tensor.data is None:
         raise InvalidInput(f"{tensor.name}: has neither data nor binary_data_size", field=tensor.name)
     array = as_array(spec, tensor.data)
     if array.shape == tensor.shape:

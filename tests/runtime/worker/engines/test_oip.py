@@ -167,6 +167,21 @@ _BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
             b"",
             "y: classification is not",
         ),
+        ({"inputs": [_input(shape=[1] * 64 + [2], data=[1, 2])]}, b"", r"inference request: .*length <= 64 .*shape"),
+        ({"inputs": [_input(shape=[0] + [1 << 30] * 3, data=[])]}, b"", r"x: \[0, 1073741824, .*\] is no shape"),
+        ({"inputs": [_input("x" * 5000, data=[1, 2])]}, b"", "inference request: .*length <= 1000 .*name"),
+        ({"inputs": [_input(parameters={"binary_data_size": "8" * 5000})]}, b"", "x: binary_data_size '8{39}, and 0"),
+        ({"inputs": [_input(data=None)]}, b"", "x: has neither data nor binary_data_size"),
+        ({"inputs": [_input(data=[1, None])]}, b"", "x: this cannot be read as FP32"),
+        ({"inputs": [_input(data={"1": 2})]}, b"", "x: "),
+        ({"inputs": [{"name": "x", "datatype": "FP32", "shape": None, "data": [1, 2]}]}, b"", "got `null` .*shape"),
+        ({"inputs": [_input(data=[1, 2], parameters=None)]}, b"", "got `null` .*parameters"),
+        ({"inputs": None}, b"", "got `null` .*inputs"),
+        ({"inputs": [None]}, b"", "got `null`"),
+        ({"inputs": [], "outputs": None}, b"", "got `null` .*outputs"),
+        ({"inputs": [], "outputs": [None]}, b"", "got `null`"),
+        ({"inputs": [], "parameters": None}, b"", "got `null` .*parameters"),
+        ({"inputs": [], "id": None}, b"", "got `null` .*id"),
         ({}, b"", "this is no inference request: Object missing required field `inputs`"),
         ({"inputs": [{"name": "x"}]}, b"", "this is no inference request: .*datatype"),
     ],
@@ -174,6 +189,27 @@ _BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
 def test_what_does_not_fit_is_named(head: dict[str, Any], blob: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         _decode(head, *([blob] if blob else []))
+
+
+_TENSOR = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":%s}]}'
+
+
+@pytest.mark.parametrize(
+    ("request_", "depth"),
+    [
+        (_TENSOR, 65),
+        (_TENSOR, 100_000),
+        ('{"inputs":%s}', 100_000),
+        ('{"inputs":[],"parameters":{"a":%s}}', 100_000),
+        ('{"inputs":[],"more":%s}', 100_000),
+        ("%s", 100_000),
+    ],
+)
+def test_what_is_nested_too_deep_is_refused(request_: str, depth: int) -> None:
+    text = request_ % ("[" * depth + "1" + "]" * depth)
+    with pytest.raises(InvalidInput) as refused:
+        oip.decode(TENSORS, text.encode(), X, Y)
+    assert len(refused.value.message) < 500
 
 
 @pytest.mark.parametrize("length", ["99999", "-1", "x", ""])
