@@ -122,10 +122,7 @@ class Invoke:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
 
     async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
-        stats = self._calls.telemetry.of(call.target.name)
-        stats.ended(reply.kind, self._calls.clock.time() - call.now, reply.queue_s)
-        if reply.cold_start is not None:
-            stats.started_cold(reply.cold_start)
+        self._calls.telemetry.of(call.target.name).ended(reply, self._calls.clock.time() - call.now)
         about = reply_headers(reply, call.target.revision_header) + self._calls.limits(call)
         if reply.kind is OutcomeKind.SUCCEEDED:
             result = self._calls.result(reply, body)

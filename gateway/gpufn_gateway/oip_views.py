@@ -57,18 +57,20 @@ def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
 
 
 def statistics(revision: Revision, stats: CallStats) -> dict[str, Any]:
-    """Of calls at this gateway. How often the model itself ran is not known here: calls share runs in the worker."""
+    """Of calls at this gateway: `compute_infer` is what they ran, in batches or alone. How often the model itself ran
+    is not known here: calls share runs in the worker."""
     succeeded = stats.outcomes.get(OutcomeKind.SUCCEEDED, 0)
     ended = sum(stats.outcomes.values())
-    queued = {"count": sum(stats.queue.counts), "ns": round(stats.queue.total * 1e9)}
+    failed_s = stats.latency.total - stats.succeeded_s
     return {
         "name": revision.function,
         "version": str(revision.number),
         "inference_count": succeeded,
         "inference_stats": {
-            "success": {"count": succeeded, "ns": round(stats.latency.total * 1e9)},
-            "fail": {"count": ended - succeeded, "ns": 0},
-            "queue": queued,
+            "success": {"count": succeeded, "ns": round(stats.succeeded_s * 1e9)},
+            "fail": {"count": ended - succeeded, "ns": round(failed_s * 1e9)},
+            "queue": {"count": sum(stats.queue.counts), "ns": round(stats.queue.total * 1e9)},
+            "compute_infer": {"count": sum(stats.run.counts), "ns": round(stats.run.total * 1e9)},
         },
         "batch_stats": [],
     }

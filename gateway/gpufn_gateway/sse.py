@@ -156,9 +156,7 @@ class CallStream:
             stats.failed(problems.problem_of(self._public(error)).code if isinstance(error, GpufnError) else "")
             return
         reply, _ = ended.result()
-        stats.ended(reply.kind, self._calls.clock.time() - self._call.now, reply.queue_s)
-        if reply.cold_start is not None:
-            stats.started_cold(reply.cold_start)
+        stats.ended(reply, self._calls.clock.time() - self._call.now)
 
 
 async def pump(

@@ -11,8 +11,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpufn.invocation import OutcomeKind
+from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import RunnerReport
-from gpufn.workers import ColdStart
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
@@ -44,22 +45,43 @@ class Histogram:
 class CallStats:
     """One function's calls at this gateway."""
 
-    __slots__ = ("cold_starts", "latency", "outcomes", "phase_seconds", "queue", "refusals", "webhooks")
+    __slots__ = (
+        "cold_starts",
+        "latency",
+        "outcomes",
+        "phase_seconds",
+        "queue",
+        "refusals",
+        "run",
+        "succeeded_s",
+        "webhooks",
+    )
 
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.refusals: dict[str, int] = {}
         self.latency = Histogram()
+        self.succeeded_s = 0.0  # of the latency
         self.queue = Histogram()
+        self.run = Histogram()
         self.webhooks: dict[str, int] = {}
         self.cold_starts = 0
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
-    def ended(self, outcome: str, seconds: float, queue_s: float) -> None:
+    def ended(self, reply: ResultReply, seconds: float) -> None:
+        """`seconds` from the request to this reply."""
+        seconds = max(0.0, seconds)  # of the wall clock, which may have been set back
         outcomes = self.outcomes
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
-        self.latency.observe(max(0.0, seconds))  # of the wall clock, which may have been set back
-        self.queue.observe(queue_s)
+        outcomes[reply.kind] = outcomes.get(reply.kind, 0) + 1
+        self.latency.observe(seconds)
+        if reply.kind is OutcomeKind.SUCCEEDED:
+            self.succeeded_s += seconds
+        self.queue.observe(reply.queue_s)
+        self.run.observe(reply.run_s)
+        if (cold := reply.cold_start) is not None:
+            self.cold_starts += 1
+            for phase, took_s in cold.phases.items():
+                self.phase_seconds[phase] += took_s
 
     def failed(self, code: str) -> None:
         """A call that ended without a reply."""
@@ -72,11 +94,6 @@ class CallStats:
     def told(self, outcome: str) -> None:
         """A webhook, or it was given up."""
         self.webhooks[outcome] = self.webhooks.get(outcome, 0) + 1
-
-    def started_cold(self, cold: ColdStart) -> None:
-        self.cold_starts += 1
-        for phase, seconds in cold.phases.items():
-            self.phase_seconds[phase] += seconds
 
 
 class Telemetry(Collector):
@@ -108,6 +125,7 @@ class Telemetry(Collector):
         refusals = CounterMetricFamily("gpufn_refusals", "Requests refused", labels=["function", "code"])
         latency = HistogramMetricFamily("gpufn_call_seconds", "From request to result", labels=["function"])
         queue = HistogramMetricFamily("gpufn_queue_seconds", "From request to the start", labels=["function"])
+        run = HistogramMetricFamily("gpufn_run_seconds", "From the start to the result", labels=["function"])
         webhooks = CounterMetricFamily("gpufn_webhooks", "Webhooks that ended", labels=["function", "outcome"])
         cold = CounterMetricFamily("gpufn_cold_starts", "Calls that met a new worker", labels=["function"])
         phases = CounterMetricFamily("gpufn_cold_start_seconds", "Where it went", labels=["function", "phase"])
@@ -120,6 +138,7 @@ class Telemetry(Collector):
                 webhooks.add_metric([name, outcome], count)
             latency.add_metric([name], stats.latency.cumulated(), stats.latency.total)
             queue.add_metric([name], stats.queue.cumulated(), stats.queue.total)
+            run.add_metric([name], stats.run.cumulated(), stats.run.total)
             cold.add_metric([name], stats.cold_starts)
             for phase, seconds in stats.phase_seconds.items():
                 phases.add_metric([name, phase], seconds)
@@ -134,4 +153,4 @@ class Telemetry(Collector):
             for traffic in report.traffic:
                 if traffic.gpu_seconds:
                     gpu.add_metric([report.node, traffic.function, str(traffic.revision)], traffic.gpu_seconds)
-        yield from (calls, refusals, latency, queue, cold, phases, webhooks, dropped, gpu)
+        yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped, gpu)

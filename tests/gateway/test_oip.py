@@ -221,7 +221,37 @@ async def test_statistics_count_the_calls_of_this_gateway(models: Any) -> None:
     for path in ("/v2/models/same/stats", "/v2/models/same/versions/3/stats", "/v2/models/stats"):
         (view,) = (await models.get(path)).json()["model_stats"]
         counts = {name: each["count"] for name, each in view["inference_stats"].items()}
-        assert (view["name"], view["version"], counts) == ("same", "3", {"success": 1, "fail": 1, "queue": 2})
+        assert (view["name"], view["version"]) == ("same", "3")
+        assert counts == {"success": 1, "fail": 1, "queue": 2, "compute_infer": 2}
+
+
+async def test_statistics_tell_what_runs_took_apart_from_the_whole_call(models: Any) -> None:
+    def answer(call: Any) -> None:
+        models.clock.now += 5.0
+        call.reply(b"{}", content_type=media.TENSORS, queue_s=0.5, run_s=0.25)
+
+    models.queue.answer = answer
+    await models.post(INFER, REQUEST)
+    (view,) = (await models.get("/v2/models/same/stats")).json()["model_stats"]
+    took = {name: each["ns"] for name, each in view["inference_stats"].items()}
+    assert took == {"success": 5_000_000_000, "fail": 0, "queue": 500_000_000, "compute_infer": 250_000_000}
+
+
+async def test_statistics_tell_how_long_failures_took_apart_from_successes(models: Any) -> None:
+    for seconds, kind in ((2.0, OutcomeKind.SUCCEEDED), (3.0, OutcomeKind.LOST)):
+
+        def answer(call: Any, seconds: float = seconds, kind: OutcomeKind = kind) -> None:
+            models.clock.now += seconds
+            call.reply(b"{}", kind, content_type=media.TENSORS)
+
+        models.queue.answer = answer
+        await models.post(INFER, REQUEST)
+    (view,) = (await models.get("/v2/models/same/stats")).json()["model_stats"]
+    stats = view["inference_stats"]
+    assert (stats["success"], stats["fail"]) == (
+        {"count": 1, "ns": 2_000_000_000},
+        {"count": 1, "ns": 3_000_000_000},
+    )
 
 
 async def test_models_are_not_loaded_by_the_protocol(models: Any) -> None:
