@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -70,11 +71,11 @@ def _day(number: int) -> str:
     return (datetime.date(1970, 1, 1) + datetime.timedelta(number)).isoformat()
 
 
-def days(since: str, until: str) -> list[str]:
-    """All days from `since` to `until`, both included. ValueError for what is no date.
+def days(since: str, until: str) -> Iterator[str]:
+    """All days from `since` to `until`, both included. ValueError at once for what is no date.
 
-    >>> days("2026-11-30", "2026-12-01")
+    >>> list(days("2026-11-30", "2026-12-01"))
     ['2026-11-30', '2026-12-01']
     """
     first, last = datetime.date.fromisoformat(since), datetime.date.fromisoformat(until)
-    return [(first + datetime.timedelta(n)).isoformat() for n in range((last - first).days + 1)]
+    return ((first + datetime.timedelta(n)).isoformat() for n in range((last - first).days + 1))

@@ -8,7 +8,7 @@ import pytest
 
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport
-from gpufn.usage import Usage, UsageKey
+from gpufn.usage import Usage, UsageKey, days
 from tests.gateway.whole import gateway_on
 
 _ROWS = {
@@ -33,6 +33,7 @@ _ROWS = {
         ("since=2026-11-20&until=2026-11-21&function=f&key=k1", [("2026-11-21", "f", "k1", 5, 5.0)]),
         ("since=2026-11-21&until=2026-11-21", [("2026-11-21", "f", "k1", 5, 5.0)]),
         ("since=2026-11-22&until=2026-11-21", []),
+        ("since=9999-12-31&until=0001-01-01", []),
     ],
 )
 async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
@@ -48,12 +49,28 @@ async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("query", "said"), [("since=yesterday", "are days"), ("since=2020-01-01&until=2026-01-01", "at most 366 days")]
+    ("query", "said"),
+    [
+        ("since=yesterday", "are days"),
+        ("since=2020-01-01&until=2026-01-01", "at most 366 days"),
+        ("since=0001-01-01&until=9999-12-31", "at most 366 days"),
+        ("since=2025-01-01&until=2026-01-02", "at most 366 days"),
+        ("since=2026-02-30", "are days"),
+        ("since=12026-01-01", "are days"),
+        ("since=-0001-01-01", "are days"),
+        ("since=", "are days"),
+        ("until=9999-12-31T00:00", "are days"),
+    ],
 )
 async def test_days_that_are_none_or_too_many_are_refused(nats: Any, query: str, said: str) -> None:
     async with gateway_on(nats) as gateway:
         answer = await gateway.http.get(f"/v1/usage?{query}")
     assert (answer.status_code, said in answer.json()["detail"]) == (422, True)
+
+
+def test_the_days_of_millennia_are_not_made_before_they_are_counted() -> None:
+    assert next(days("0001-01-01", "9999-12-31")) == "0001-01-01"
+    assert list(days("9999-12-30", "9999-12-31")) == ["9999-12-30", "9999-12-31"]
 
 
 async def test_gpu_seconds_are_counted_by_node_and_revision(gateway: Any) -> None:

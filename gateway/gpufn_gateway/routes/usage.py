@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 import msgspec
@@ -48,7 +49,7 @@ class UsageRoutes:
         until = request.query_params.get("until", day_of(now))
         since = request.query_params.get("since", day_of(now - (_SHOWN_DAYS - 1) * _DAY_S))
         try:
-            wanted = days(since, until)
+            wanted = list(itertools.islice(days(since, until), _MOST_DAYS + 1))
         except ValueError:
             raise InvalidInput("since and until are days, as 2026-11-21", field="since") from None
         if len(wanted) > _MOST_DAYS:
