@@ -130,5 +130,7 @@ class Builds:
                 )
             return encode(cancelled)
 
+        if not is_invocation_id(build_id):
+            raise BuildNotFound
         stored = await self._builds.change(build_id, change)
         return _build.decode(stored.value)

@@ -244,7 +244,17 @@ async def test_a_model_is_built_without_a_function(nats: Any, problem: Any) -> N
         assert msgspec.convert(view, Build) == gateway.builds.get(view["id"])
         assert (await gateway.http.get(here)).json() == view
         assert (await gateway.http.get("/v1/builds?limit=1")).json() == {"builds": [view]}
-        assert problem(await gateway.http.get("/v1/builds/none")) == (404, "build_not_found")
+        for none in ("none", "*", "%3E", "%00", "%F0%9F%98%80", "0" * 26):
+            assert problem(await gateway.http.get(f"/v1/builds/{none}")) == (404, "build_not_found")
+            assert problem(await gateway.http.delete(f"/v1/builds/{none}")) == (404, "build_not_found")
+
+
+async def test_a_device_whose_name_no_subject_can_have_is_refused(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await upload(gateway)
+        answer = await gateway.http.post("/v1/builds", json={"model": msgspec.to_builtins(NET), "device": "x" * 5000})
+        assert problem(answer) == (422, "invalid_input")
+        assert answer.json()["field"] == "device"
 
 
 async def begun(gateway: Whole) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -33,7 +33,7 @@ _PAGE_HEADERS: Final = {
 
 class _NewBuild(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelSpec
-    device: str = CPU_KIND
+    device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # a part of it is one of a subject
 
 
 class BuildRoutes:
