@@ -1,5 +1,5 @@
-"""Notes of maps that they have ended while the records of their items are still there to tell: who reads one to its end
-notes it himself, and this is for those that nobody reads."""
+"""Notes of maps that they have ended: who reads one to its end notes it himself, and this is for those that nobody
+reads, and for those that took longer than their results are kept."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ class EndedMaps:
         return count
 
     async def _has_ended(self, newest: Logged) -> bool:
+        """By its items' records; or, when some are forgotten already, by their places in the queues."""
         entry = newest.entry
-        if not (entry.is_closed or entry.is_cancelled) or await maps.count_ended(self._bus, entry) < entry.accepted:
+        if not (entry.is_closed or entry.is_cancelled):
             return False
         revision = self._registry.revisions.get(entry.function, {}).get(entry.revision)
-        if revision is not None and revision.spec.retries is None:
+        # Else a record may be of an item that waits for another attempt, in a place behind the map.
+        is_tried_once = revision is not None and revision.spec.retries is None
+        if is_tried_once and await maps.count_ended(self._bus, entry) >= entry.accepted:
             return True
-        # A record may be of an item that waits there for another attempt.
         queues = subjects.async_queues(entry.function)
-        return not await streams.messages_per_subject(self._bus, subjects.ASYNC, queues)
+        oldest = await streams.next_message(self._bus, subjects.ASYNC, queues, 1)
+        return oldest is None or (is_tried_once and oldest.seq > newest.seq)

@@ -138,7 +138,7 @@ class Maps:
                         written.append(encoding.outcome(subjects.item_index(message.subject), at, record, body))
                 if written:
                     yield b"".join(written)
-                if ended >= known.entry.accepted:
+                if ended >= known.entry.accepted or not written:  # some may be forgotten, and the map noted as ended
                     known = await maps.last(self._bus, map_id) or known
 
     async def _is_over(self, known: Logged, ended: int, follower: Follower) -> bool:

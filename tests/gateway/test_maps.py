@@ -243,6 +243,47 @@ async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any)
         assert {view["id"]: view["state"] for view in views} == {ended: "ended", running: "running"}
 
 
+async def forget(gateway: Whole, function: str, map_id: str, index: int) -> None:
+    """As when its retention is over."""
+    await streams.purge(gateway.bus, subjects.RESULTS, subjects.result(function, item_id(map_id, index)))
+
+
+async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_reads_it_and_who_does_not(
+    nats: Any, make: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("longer"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "longer", map_id, 0, lines("a", "b"), last=True)
+        await end(gateway, "longer", item_id(map_id, 0))
+        await forget(gateway, "longer", map_id, 0)
+        reading = asyncio.ensure_future(read(gateway, map_id))
+        look = EndedMaps(gateway.bus, gateway.registry)
+        assert await look.step() == 0  # the other waits in its queue
+        await end(gateway, "longer", item_id(map_id, 1))
+        await streams.purge(gateway.bus, subjects.ASYNC, subjects.async_queue("longer", 1))
+        assert await look.step() == 1
+        assert [each["index"] for each in await reading] == [1]
+        view = (await gateway.http.get(f"/v1/maps/{map_id}")).json()
+        assert (view["state"], view["ended"]) == ("ended", 2)
+
+
+async def test_a_map_whose_results_are_forgotten_ends_though_others_wait_behind_it(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("busy"), DIGEST)
+        first, second = new_map_id(), new_map_id()
+        for map_id in (first, second):
+            await put(gateway, "busy", map_id, 0, lines("a", "b"), last=True)
+        ((seq, _), *_) = await queues.queued(gateway.bus, subjects.ASYNC, subjects.async_queue("busy", 1), 1)
+        for index in range(2):
+            await end(gateway, "busy", item_id(first, index))
+            await streams.delete_message(gateway.bus, subjects.ASYNC, seq + index)
+        await forget(gateway, "busy", first, 0)
+        assert await EndedMaps(gateway.bus, gateway.registry).step() == 1
+        views = (await gateway.http.get("/v1/maps?function=busy")).json()["maps"]
+        assert {view["id"]: view["state"] for view in views} == {first: "ended", second: "running"}
+
+
 async def test_who_reads_an_open_map_hears_that_it_was_closed(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("closing"), DIGEST)
