@@ -9,6 +9,7 @@ import math
 import os
 import site
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import gpufn
@@ -33,13 +34,18 @@ def worker_environment(spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...])
 
 def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str, str]:
     """What a worker in a container has besides its image's own."""
-    threads = str(max(1, math.ceil(spec.resources.cpu)))
-    return {**dict.fromkeys(_THREADS, threads), **spec.env, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return {**import_environment(spec.resources.cpu, spec.env), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
-def template_environment(scratch: Path) -> dict[str, str]:
-    """One thread, so that importing starts none, and no GPU: a template must not touch what a fork cannot share."""
-    return {**_base(scratch), **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": ""}
+def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
+    """What the modules of a function with this `env` read when they are imported."""
+    return {**dict.fromkeys(_THREADS, str(max(1, math.ceil(cpu)))), **env}
+
+
+def template_environment(scratch: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """One thread, so that importing starts none, and no GPU: a template must not touch what a fork cannot share. `env`
+    is that of the functions whose workers are forked from it."""
+    return {**_base(scratch), **import_environment(1, env), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def driver_environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ from gpufn.spec import FunctionSpec
 from gpufn.workers import Assignment
 from gpufn_runtime.agent.cgroups import MemoryGroup
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.environment import container_environment, worker_environment
+from gpufn_runtime.agent.environment import container_environment, import_environment, worker_environment
 from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 from gpufn_runtime.agent.launchers.base import LaunchOrder
@@ -41,7 +41,8 @@ class Orders:
         return spec.resources.memory_bytes or self._default_memory
 
     def limits(self, spec: FunctionSpec) -> Limits:
-        return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress)
+        env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
+        return Limits(self.memory_bytes(spec), spec.resources.cpu, spec.egress, env=env)
 
     def kind(self, assignment: Assignment) -> str:
         """The DeviceKind whose engines the worker runs."""

@@ -166,7 +166,7 @@ class Preparation:
         current = self._current()
         self._launcher.want(
             [
-                Use(self.modules(revision), self._used_at(revision))
+                Use(self.modules(revision), self._used_at(revision), revision.spec.env)
                 for revision in current
                 if self._image_of(revision.spec) is None
             ],

@@ -1,26 +1,54 @@
 """Which standby templates are worth their memory, and which one a worker forks from. Pure.
 
-A template is its module set. A worker may fork from any: what the template lacks, the worker imports itself.
+A template is its Preload. A worker may fork from any that has not read another function's variables: what the template
+lacks, the worker imports itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from gpufn.image import ImageSpec
 from gpufn_runtime.agent.launchers.sandbox import Limits
 
 ModuleSet = frozenset[str]
-EMPTY: ModuleSet = frozenset()
+
+
+@dataclass(frozen=True)
+class Preload:
+    """What a template imports, and the variables that it has from its functions' `env` as it does so: modules read them
+    when they are imported, HF_HOME for one, and never again."""
+
+    modules: ModuleSet = frozenset()
+    env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
+
+    def __str__(self) -> str:
+        """Without the variables: some are secrets."""
+        return ",".join(sorted(self.modules))
+
+    def is_part_of(self, other: Preload) -> bool:
+        return self.env == other.env and self.modules < other.modules
+
+    def suits(self, env: Mapping[str, str]) -> bool:
+        """Whether a worker with `env` finds what it would have imported itself; that without modules has read none."""
+        return not self.modules or self.env == frozenset(env.items())
+
+
+EMPTY = Preload()
 
 
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules and when it was last launched or deployed (unix seconds)."""
+    """A revision's modules, its `env`, and when it was last launched or deployed (unix seconds)."""
 
     modules: ModuleSet
     last_used_at: float
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def preload(self) -> Preload:
+        return Preload(self.modules, frozenset(self.env.items())) if self.modules else EMPTY
 
 
 @dataclass(frozen=True)
@@ -37,17 +65,17 @@ class ContainerUse:
     last_used_at: float
 
 
-def worth_having(uses: Iterable[Use], limit: int, refused: Iterable[ModuleSet] = ()) -> list[ModuleSet]:
-    """At most `limit` module sets, in the order to make them: first the empty one, which serves any worker that has no
-    modules and costs next to nothing, then those used last. A set that another one covers gets a template of its own
+def worth_having(uses: Iterable[Use], limit: int, refused: Iterable[Preload] = ()) -> list[Preload]:
+    """At most `limit` of them, in the order to make them: first the empty one, which serves any worker that has no
+    modules and costs next to nothing, then those used last. One that another one covers gets a template of its own
     only where there is room for all. `refused` cannot be had."""
     avoid = set(refused)
-    newest_first = [use.modules for use in sorted(uses, key=lambda use: -use.last_used_at)]
+    newest_first = [use.preload for use in sorted(uses, key=lambda use: -use.last_used_at)]
     if newest_first:
         newest_first.insert(0, EMPTY)
-    wanted = [modules for modules in dict.fromkeys(newest_first) if modules not in avoid]
-    by_need = sorted(wanted, key=lambda modules: modules != EMPTY and any(modules < other for other in wanted))
-    return [modules for modules in wanted if modules in by_need[: max(0, limit)]]
+    wanted = [preload for preload in dict.fromkeys(newest_first) if preload not in avoid]
+    by_need = sorted(wanted, key=lambda one: one != EMPTY and any(one.is_part_of(other) for other in wanted))
+    return [preload for preload in wanted if preload in by_need[: max(0, limit)]]
 
 
 def closest(templates: Iterable[ModuleSet], modules: ModuleSet) -> ModuleSet | None:

@@ -96,6 +96,14 @@ def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
 
 
+def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_they_always_do() -> None:
+    env = {"HF_HOME": "/data", "OMP_NUM_THREADS": "1", "HOME": "/home/mine"}
+    reserved = {"PATH": "/mine", "PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "NVIDIA_GDS": "enabled"}
+    without = made(Limits(1 << 30, 1.0)).container_config["environment"]
+    environment = made(Limits(1 << 30, 1.0, env=frozenset((env | reserved).items()))).container_config["environment"]
+    assert environment == without | env
+
+
 def test_it_imports_what_its_worker_will_need() -> None:
     config = made(Limits(1 << 30, 1.0), modules=("torch", "numpy")).container_config
     assert config["entrypoint"][-3:] == ["--contained", "numpy", "torch"]

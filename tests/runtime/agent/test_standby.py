@@ -17,6 +17,11 @@ from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.standbys import Use
 
 
+def environment_of(pid: int) -> list[str]:
+    """What the process was started with; a fork has its parent's."""
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 async def settled(node: Any) -> None:
     """The templates for what is deployed are made."""
     await node.until(lambda: any(report.templates for report in node.reports))
@@ -79,6 +84,36 @@ def test_a_revision_gets_a_template_for_its_modules(on_node: Any) -> None:
         assert report[0].templates == ("", "json,numpy")
         worker = await node.assign()
         assert (await node.event(worker, "started")).cold_start.standby is True
+
+    on_node(run)
+
+
+def test_modules_are_imported_with_the_variables_of_the_function_that_they_are_for(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env", modules=("numpy",), env={"HF_HOME": "/data"})
+        await node.start(templates=2)
+        await settled(node)
+        (imported_with,) = (
+            environ for pid in node.launcher.pids if "HF_HOME=/data" in (environ := environment_of(pid))
+        )
+        assert "CUDA_VISIBLE_DEVICES=" in imported_with
+        worker = await node.assign()
+        assert (await node.event(worker, "started")).cold_start.standby is True
+        await node.line("ENV ")
+        assert "HF_HOME=/data" in environment_of(await node.pid(worker))
+
+    on_node(run)
+
+
+def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_with(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        await node.deploy("env", modules=("numpy",), env={"TOKEN": "theirs"})
+        await node.start(templates=2)
+        await settled(node)
+        await node.deploy("env", number=2, modules=("numpy",), env={"TOKEN": "mine"})
+        worker = await node.assign(revision=2)
+        assert '"TOKEN": "mine"' in await node.line("ENV ")
+        assert "TOKEN=theirs" not in environment_of(await node.pid(worker))
 
     on_node(run)
 

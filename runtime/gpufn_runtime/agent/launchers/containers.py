@@ -22,6 +22,7 @@ from gpufn.errors import GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn_runtime.agent import standbys
+from gpufn_runtime.agent.environment import import_environment
 from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway, Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.container import Container, ContainerDaemon, Kind, folders
@@ -358,4 +359,6 @@ class _LogOf:
 def limits_of(order: LaunchOrder) -> Limits:
     memory = order.told.memory_limit_bytes
     assert memory is not None, "a container holds its worker to its memory"
-    return Limits(memory, order.told.spec.resources.cpu, order.told.spec.egress, order.gpus, order.mps)
+    spec = order.told.spec
+    env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
+    return Limits(memory, spec.resources.cpu, spec.egress, order.gpus, order.mps, env)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,22 @@ WORKER = f"{IN_CONTAINER}/worker"
 PARCELS = f"{IN_CONTAINER}/parcels"
 SCRATCH = "/tmp"  # noqa: S108  (of the container's own)
 
+# Of a function's variables those that say where Python is, or what NVIDIA's runtime gives: not before it is a worker.
+_NOT_TO_START_WITH = ("PATH", "PYTHONHOME", "PYTHONPATH")
+_OF_NVIDIA = "NVIDIA_"
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What is fixed when a container is made: a standby serves workers that have the same. `gpus` are uuids."""
+    """What is fixed when a container is made: a standby serves workers that have the same. `gpus` are uuids, `env` is
+    what modules read as they are imported, which is before there is a worker."""
 
     memory_bytes: int
     cpu: float
     egress: bool = False
     gpus: tuple[str, ...] = ()
     mps: Mounts | None = None
+    env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,14 @@ def sandbox(
             "working_dir": SCRATCH,
             "hostname": "worker",
             "environment": {
-                "PYTHONPATH": LIB,
                 "PYTHONUNBUFFERED": "1",
                 "HOME": SCRATCH,
                 "TMPDIR": SCRATCH,
                 "USER": "worker",  # there is no entry of its uid to look it up in
                 "LOGNAME": "worker",
                 "LANG": "C.UTF-8",
+                **_to_import_with(limits.env),
+                "PYTHONPATH": LIB,
                 **_gpu_environment(limits.gpus),
             },
         },
@@ -121,6 +128,12 @@ def inside(config: WorkerConfig) -> WorkerConfig:
         memory_limit_bytes=None,
         cgroup_procs=(),
     )
+
+
+def _to_import_with(env: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {
+        name: value for name, value in sorted(env) if name not in _NOT_TO_START_WITH and not name.startswith(_OF_NVIDIA)
+    }
 
 
 def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[str, Any]:

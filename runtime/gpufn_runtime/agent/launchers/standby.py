@@ -2,10 +2,10 @@
 
 1. `want(uses)` says which revisions matter; `run` makes and retires templates, one at a time, in the background
 2. a template's first line says what it has, or why it must not be forked from; the latter is remembered
-3. `launch` sends a ForkRequest to the smallest template that has the worker's modules
+3. `launch` sends a ForkRequest to the smallest template that has the worker's modules, imported with its `env`
    (of which one waits, forked ahead, while the template is idle)
 4. a fork that fails or takes too long costs the template its life, and the worker starts cold
-5. a module set whose template fails a few times is given up: until it could be made, or forked from, respectively
+5. a Preload whose template fails a few times is given up: until it could be made, or forked from, respectively
 
 Templates read their requests from our pipe, so they end when we do. The workers forked from them do not.
 """
@@ -30,7 +30,7 @@ from gpufn_runtime.agent import processes, standbys
 from gpufn_runtime.agent.environment import template_environment
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
 from gpufn_runtime.agent.launchers.process import WORKER
-from gpufn_runtime.agent.standbys import ModuleSet, Use
+from gpufn_runtime.agent.standbys import Preload, Use
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class TemplateGone(PlatformError):
 class Template:
     """One template process. It has one request at a time."""
 
-    def __init__(self, asked_for: ModuleSet, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, asked_for: Preload, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.asked_for = asked_for
-        self.covers = asked_for
+        self.covers = asked_for.modules
         self.pid = process.pid
         self._requests = process.stdin
         self._answers = process.stdout
@@ -75,27 +75,27 @@ class Template:
         self._loop.add_reader(self._answers.fileno(), self._on_readable)
 
     @classmethod
-    def start(cls, command: Sequence[str], modules: ModuleSet, scratch: Path) -> Template:
+    def start(cls, command: Sequence[str], asked_for: Preload, scratch: Path) -> Template:
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             process = subprocess.Popen(  # noqa: S603
-                [*command, "--template", *sorted(modules)],
+                [*command, "--template", *sorted(asked_for.modules)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 cwd=scratch,
-                env=template_environment(scratch),
+                env=template_environment(scratch, dict(asked_for.env)),
                 start_new_session=True,  # Ctrl-C in the terminal is for the agent
             )
         except (OSError, ValueError) as error:
             raise TemplateGone(f"Cannot start {command[0]}: {error}.") from error
         process.returncode = 0  # the agent reaps by pid
         _set_background(process.pid, True)
-        return cls(modules, process)
+        return cls(asked_for, process)
 
-    def is_for(self, modules: ModuleSet) -> bool:
+    def is_for(self, preload: Preload) -> bool:
         """What it was asked for may have brought more: torch brings numpy."""
-        return self.asked_for <= modules <= self.covers
+        return self.asked_for.env == preload.env and self.asked_for.modules <= preload.modules <= self.covers
 
     @property
     def is_open(self) -> bool:
@@ -104,7 +104,7 @@ class Template:
     async def ready(self, timeout_s: float = _READY_TIMEOUT_S) -> TemplateReady:
         """Its first line. Raises TemplateGone."""
         ready = _decode(await self._line(timeout_s), TemplateReady)
-        self.covers = self.asked_for | frozenset(ready.modules)
+        self.covers = self.asked_for.modules | frozenset(ready.modules)
         if not ready.error:
             _set_background(self.pid, False)  # workers inherit it
             with contextlib.suppress(OSError):
@@ -190,17 +190,17 @@ class StandbyLauncher:
         self._limit = limit
         self._command = command
         self._fork_timeout_s = fork_timeout_s
-        self._templates: dict[ModuleSet, Template] = {}
-        self._refused: set[ModuleSet] = set()
-        self._failures: dict[ModuleSet, int] = {}  # could not be made, since it last could
-        self._deaths: dict[ModuleSet, int] = {}  # ended when it should not, since one was last forked from
+        self._templates: dict[Preload, Template] = {}
+        self._refused: set[Preload] = set()
+        self._failures: dict[Preload, int] = {}  # could not be made, since it last could
+        self._deaths: dict[Preload, int] = {}  # ended when it should not, since one was last forked from
         self._uses: tuple[Use, ...] = ()
         self._poke = asyncio.Event()
         self._settled = asyncio.Event()
 
     @property
     def templates(self) -> tuple[str, ...]:
-        return tuple(",".join(sorted(modules)) for modules in self._templates)
+        return tuple(map(str, self._templates))
 
     @property
     def pids(self) -> frozenset[int]:
@@ -211,8 +211,8 @@ class StandbyLauncher:
         if wanted != self._uses:
             self._uses = wanted
             for forgotten in (self._failures, self._deaths):
-                for modules in forgotten.keys() - {use.modules for use in wanted} - {standbys.EMPTY}:
-                    del forgotten[modules]
+                for preload in forgotten.keys() - {use.preload for use in wanted} - {standbys.EMPTY}:
+                    del forgotten[preload]
             self._review()
 
     async def settled(self) -> None:
@@ -226,8 +226,8 @@ class StandbyLauncher:
                 await self._poke.wait()
                 self._poke.clear()
                 try:
-                    while (modules := self._step()) is not None:
-                        await self._make(modules)
+                    while (preload := self._step()) is not None:
+                        await self._make(preload)
                 except Exception:
                     log.exception("templates could not be reviewed; again in %g s", _PAUSE_S)
                     await asyncio.sleep(_PAUSE_S)
@@ -240,8 +240,9 @@ class StandbyLauncher:
                 template.kill()
 
     async def launch(self, order: LaunchOrder) -> Launched:
-        have = standbys.closest((t.covers for t in self._templates.values()), order.modules)
-        template = next((t for t in self._templates.values() if t.covers == have), None)
+        suitable = [t for t in self._templates.values() if t.asked_for.suits(order.told.spec.env)]
+        have = standbys.closest((t.covers for t in suitable), order.modules)
+        template = next((t for t in suitable if t.covers == have), None)
         if template is None:
             return await self._cold.launch(order)
         request = ForkRequest(os.fspath(order.config), os.fspath(order.output), order.environment)
@@ -266,33 +267,32 @@ class StandbyLauncher:
         self._settled.clear()
         self._poke.set()
 
-    def _step(self) -> ModuleSet | None:
+    def _step(self) -> Preload | None:
         """Name what to make next; retire what is worth it no longer, but not before its successor is there."""
         wanted = self._wanted()
-        lacking = [modules for modules in wanted if not any(t.is_for(modules) for t in self._templates.values())]
+        lacking = [preload for preload in wanted if not any(t.is_for(preload) for t in self._templates.values())]
         if not lacking or len(self._templates) > self._limit:
             for template in list(self._templates.values()):
-                if not any(template.is_for(modules) for modules in wanted):
-                    log.info("template [%s] is retired", ",".join(sorted(template.asked_for)))
+                if not any(template.is_for(preload) for preload in wanted):
+                    log.info("template [%s] is retired", template.asked_for)
                     template.kill()
         return lacking[0] if lacking else None
 
-    def _wanted(self) -> list[ModuleSet]:
+    def _wanted(self) -> list[Preload]:
         given_up = {
-            modules
+            preload
             for known in (self._failures, self._deaths)
-            for modules, count in known.items()
+            for preload, count in known.items()
             if count >= _MOST_FAILURES
         }
         return standbys.worth_having(self._uses, self._limit, self._refused | given_up)
 
-    async def _make(self, modules: ModuleSet) -> None:
-        label = ",".join(sorted(modules))
+    async def _make(self, preload: Preload) -> None:
         began = time.monotonic()
         try:
-            template = Template.start(self._command, modules, self._scratch)
+            template = Template.start(self._command, preload, self._scratch)
         except TemplateGone as error:
-            _count(self._failures, modules, error.message)
+            _count(self._failures, preload, error.message)
             return
         try:
             ready = await template.ready()
@@ -300,30 +300,30 @@ class StandbyLauncher:
             template.kill()
             if not isinstance(error, TemplateGone):
                 raise
-            _count(self._failures, modules, error.message)
+            _count(self._failures, preload, error.message)
             return
-        self._failures.pop(modules, None)
+        self._failures.pop(preload, None)
         if ready.error:
             template.kill()
-            self._refused.add(modules)
-            log.warning("template [%s] cannot be forked from, its workers start cold: %s", label, ready.error)
+            self._refused.add(preload)
+            log.warning("template [%s] cannot be forked from, its workers start cold: %s", preload, ready.error)
             return
-        self._templates[modules] = template
-        template.on_gone = lambda: self._on_gone(modules, template)
-        log.info("template [%s] is ready: pid=%d took_s=%.2f", label, template.pid, time.monotonic() - began)
+        self._templates[preload] = template
+        template.on_gone = lambda: self._on_gone(preload, template)
+        log.info("template [%s] is ready: pid=%d took_s=%.2f", preload, template.pid, time.monotonic() - began)
 
-    def _on_gone(self, modules: ModuleSet, template: Template) -> None:
-        if self._templates.get(modules) is template:
-            del self._templates[modules]
+    def _on_gone(self, preload: Preload, template: Template) -> None:
+        if self._templates.get(preload) is template:
+            del self._templates[preload]
             if any(template.is_for(wanted) for wanted in self._wanted()):
-                _count(self._deaths, modules, "it ended")
+                _count(self._deaths, preload, "it ended")
                 self._review()
 
 
-def _count(failures: dict[ModuleSet, int], modules: ModuleSet, why: str) -> None:
+def _count(failures: dict[Preload, int], preload: Preload, why: str) -> None:
     """A few times may be bad luck."""
-    failures[modules] = failures.get(modules, 0) + 1
-    log.warning("no template [%s] (%d of %d): %s", ",".join(sorted(modules)), failures[modules], _MOST_FAILURES, why)
+    failures[preload] = failures.get(preload, 0) + 1
+    log.warning("no template [%s] (%d of %d): %s", preload, failures[preload], _MOST_FAILURES, why)
 
 
 def _decode(line: bytes, kind: type[_S]) -> _S:
