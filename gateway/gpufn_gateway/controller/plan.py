@@ -1,6 +1,6 @@
 """One step of the controller as a pure function: `plan(world, now) -> Plan`, its actions and what to tell.
 
-1. Assignments on lost nodes are given up.
+1. Assignments on lost nodes are given up, unless their workers still serve.
 2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
 3. Workers above their revision's count park, or drain, the longest idle first; those that were parked for long enough
    drain.
@@ -65,7 +65,7 @@ class _Step:
     def run(self, only: Iterable[str] | None) -> Plan:
         names: Iterable[str]
         if only is None:
-            self._give_up_lost_nodes()
+            self._give_up_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
         else:
@@ -111,14 +111,10 @@ class _Step:
 
     # 1
 
-    def _give_up_lost_nodes(self) -> None:
-        lost = set(self.world.lost_nodes(self.now))
-        if not lost:
-            return
-        for worker in self.world.workers.values():
-            if worker.assignment.node in lost:
-                self.leaving.add(worker.assignment.worker)
-                self.actions.append(Delete(worker.assignment.worker, f"node {worker.assignment.node} is silent"))
+    def _give_up_lost_workers(self) -> None:
+        for worker in self.world.lost_workers(self.now):
+            self.leaving.add(worker.assignment.worker)
+            self.actions.append(Delete(worker.assignment.worker, f"node {worker.assignment.node} is silent"))
 
     def _end_calls_of_deleted(self) -> None:
         """Of those that came while the gateway deleted it; the gateway has ended the others."""

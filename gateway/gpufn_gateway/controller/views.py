@@ -15,6 +15,8 @@ from .circuit import Circuit
 from .policy import ScaleDecision
 from .window import Average, Peak, Rate
 
+NODE_LOST_S = 10.0
+REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 OF_PARKING = ("park", "resume")  # phases in which a start does not fail
 _ARRIVALS_S = 6.0
 _AVERAGE_S = 60.0
@@ -75,11 +77,34 @@ class WorkerView:
 
 class NodeView:
     def __init__(self, now: float) -> None:
-        self.seen_at = now  # the last report, or since when one is awaited
+        self.seen_at = now  # the agent's last report, or since when one is awaited
         self.report: NodeReport | None = None
         self.runner = ""
         self.counters: dict[RevisionKey, RevisionTraffic] = {}  # as the runner told them last
-        self.runner_seen_at: float | None = None
+        self.runner_seen_at = now  # as `seen_at`
+        self.has_runner_told = False  # since a report of it is awaited
+
+    def on_runner(self, now: float) -> None:
+        self.runner_seen_at, self.has_runner_told = now, True
+
+    def forgive(self, now: float) -> None:
+        self.seen_at = self.runner_seen_at = now
+        self.has_runner_told = False
+
+    def is_agent_silent(self, now: float) -> bool:
+        return now - self.seen_at > NODE_LOST_S
+
+    def is_runner_silent(self, now: float) -> bool:
+        return now - self.runner_seen_at > NODE_LOST_S
+
+    def tells_of_workers(self, now: float) -> bool:
+        """Whether its runner has told lately how they are."""
+        return self.has_runner_told and now - self.runner_seen_at <= REPORT_STALE_S
+
+    def serves(self, worker: WorkerView, now: float) -> bool:
+        """Whether its runner has told, since an agent of it would be lost, that this worker is at work."""
+        is_at_work = worker.reported is not None and worker.reported.live and worker.was_ready
+        return is_at_work and self.has_runner_told and not self.is_runner_silent(now)
 
 
 class RevisionView:

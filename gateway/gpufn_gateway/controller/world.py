@@ -4,8 +4,9 @@
 own times, so that no clock has to agree with another.
 
 What is known of a worker is joined from three sources: its Assignment (it shall exist), the runner's reports and events
-(how it is), the agent's `exited` event (it is gone). A node that is silent for `NODE_LOST_S` is lost; a controller that
-just started, or was itself cut off, waits that long for the first report: unknown is not zero.
+(how it is), the agent's `exited` event (it is gone). A node whose agent is silent for `NODE_LOST_S` is lost, with all
+of its workers but those that its runner still serves: an agent that starts again adopts them. A controller that just
+started, or was itself cut off, waits that long for the first report: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from .holdings import Holdings
 from .leases import LeaseBook
 from .policy import Demand, Workers
 from .views import OF_PARKING, NodeView, RevisionView, WorkerView
-
-NODE_LOST_S = 10.0
-REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 
 
 class World:
@@ -131,7 +129,7 @@ class World:
             node = self.nodes[report.node] = NodeView(now)
         is_known = node.runner == report.runner
         node.runner = report.runner
-        node.runner_seen_at = now
+        node.on_runner(now)
         changed: set[str] = set()
         told = {worker.worker for worker in report.workers}
         for worker in report.workers:
@@ -207,8 +205,7 @@ class World:
     def forgive(self, now: float) -> None:
         """We were away ourselves (the bus, a suspended machine): nobody else's silence counts until now."""
         for node in self.nodes.values():
-            node.seen_at = now
-            node.runner_seen_at = None
+            node.forgive(now)
         self.depths.forget()
 
     def take_over(self, now: float) -> None:
@@ -250,7 +247,7 @@ class World:
         running = 0
         for worker in view.workers.values():
             node = self.nodes.get(worker.assignment.node)
-            if node is None or node.runner_seen_at is None or now - node.runner_seen_at > REPORT_STALE_S:
+            if node is None or not node.tells_of_workers(now):
                 if worker.reported is None:
                     continue  # it has not begun
                 return None
@@ -297,7 +294,7 @@ class World:
         if worker.state not in (WorkerState.READY, WorkerState.PARKED) or worker.idle_since is None:
             return None
         node = self.nodes.get(worker.assignment.node)
-        if node is None or node.runner_seen_at is None or now - node.runner_seen_at > REPORT_STALE_S:
+        if node is None or not node.tells_of_workers(now):
             return None
         return max(0.0, now - worker.idle_since)
 
@@ -323,13 +320,14 @@ class World:
     def reports(self, now: float) -> list[NodeReport]:
         """The nodes where workers can be placed."""
         return [
-            node.report for node in self.nodes.values() if node.report is not None and now - node.seen_at <= NODE_LOST_S
+            node.report for node in self.nodes.values() if node.report is not None and not node.is_agent_silent(now)
         ]
 
-    def lost_nodes(self, now: float) -> Iterator[str]:
-        for name, node in self.nodes.items():
-            if now - node.seen_at > NODE_LOST_S:
-                yield name
+    def lost_workers(self, now: float) -> Iterator[WorkerView]:
+        for worker in self.workers.values():
+            node = self.nodes[worker.assignment.node]
+            if node.is_agent_silent(now) and not node.serves(worker, now):
+                yield worker
 
     def deleted_functions(self, now: float, after_s: float) -> Iterator[str]:
         """Functions that are gone and still have calls: for `after_s`, as a new one's record may reach us late."""

@@ -115,6 +115,38 @@ def test_a_node_is_lost_after_ten_silent_seconds_and_not_before_it_had_time_to_r
     assert plan(started, 112.0).actions == ()
 
 
+def test_an_agent_that_is_away_costs_no_worker_that_its_runner_still_serves() -> None:
+    served = world(2, ScalingPolicy(min_workers=2))
+    served.on_assignment("w2", assignment("w2"), 100.0)  # no process of it has been heard of
+    both, one = (
+        tuple(WorkerReport(name, "f", 1, WorkerState.READY, 1, idle_since=0.0) for name in names)
+        for names in (("w0", "w1"), ("w1",))
+    )
+
+    def given_up(now: float) -> list[str]:
+        return [action.worker for action in plan(served, now).actions if isinstance(action, Delete)]
+
+    for now, workers, expected in ((109.0, both, []), (111.0, both, ["w2"]), (160.0, both, ["w2"])):
+        served.on_runner_report(RunnerReport("a", "r", now, workers), now)
+        assert given_up(now) == expected
+    served.on_runner_report(RunnerReport("a", "r", 161.0, one), 161.0)  # nobody tells of w0 any more
+    assert given_up(161.0) == ["w0", "w2"]
+    assert given_up(171.5) == ["w0", "w1", "w2"]  # nor of anybody
+
+
+def test_an_agent_that_is_away_holds_up_no_rollout() -> None:
+    rolling = world(1, active=2)
+    rolling.on_revision(("f", 2), revision("f", 2))
+    rolling.on_assignment("w9", assignment("w9", number=2), 100.0)
+    workers = (
+        WorkerReport("w0", "f", 1, WorkerState.READY, 1, in_use=1),
+        WorkerReport("w9", "f", 2, WorkerState.READY, 1, idle_since=0.0),
+    )
+    rolling.on_runner_report(RunnerReport("a", "r", 112.0, workers), 112.0)
+    rolling.on_depths({("f", 1): 1}, 112.0, 112.0)
+    assert plan(rolling, 112.0).actions == (MoveServing("f", 2, "1 of the new revision ready"),)
+
+
 def test_a_lost_node_gets_no_workers() -> None:
     empty = world()
     empty.on_doorbell("f", 120.0)
