@@ -158,7 +158,7 @@ class _Step:
         elif role is Role.NEXT:
             assert serving is not None
             highest = policy.effective(record.spec.scaling, function).max_workers
-            count = min(rollout.workers_for_next(self._standing(serving)), highest)
+            count = min(rollout.workers_for_next(self._standing(serving, function), highest), highest)
             count = max(count, min(workers.held, highest))
             decision = ScaleDecision(count, f"revision {number} takes over: {count} to begin with", want=count)
         else:
@@ -194,15 +194,17 @@ class _Step:
         )
         self.needs.append(one.need)
 
-    def _standing(self, one: Decided) -> Standing:
+    def _standing(self, one: Decided, function: Function) -> Standing:
+        record = one.revision
         return Standing(
             ready=len(one.view.in_state(WorkerState.READY)),
             want=one.decision.want,
             is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
+            most=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
         )
 
     def _move(self, function: Function, serving: Decided, following: Decided) -> None:
-        moves, why = rollout.may_move(self._standing(serving), self._standing(following))
+        moves, why = rollout.may_move(self._standing(serving, function), self._standing(following, function))
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
         else:

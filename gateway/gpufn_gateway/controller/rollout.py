@@ -1,7 +1,7 @@
 """From one revision to the next: who gets workers, and when calls move over.
 
 1. Deploy sets `active`. While `serving` is another revision, that one scales by its policy as before, and `active` gets
-   as many workers as are READY there and needed, at least one.
+   as many workers as are READY there and needed, at least one, and no more than its own max_workers.
 2. When as many of `active` are READY, so that capacity does not dip, `serving` moves; at once when it fails to start
    itself. That it has nobody READY is no reason: on the only GPU it gave way to `active`, which has yet to show that it
    starts. While `active` fails to start nothing moves: calls stay with what works.
@@ -30,11 +30,13 @@ class Role(enum.StrEnum):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """How a revision stands: READY workers, those that its policy wants (None: unknown), whether its starts fail."""
+    """How a revision stands: READY workers, those that its policy wants (None: unknown), whether its starts fail, and
+    how many workers it may have (None: unknown)."""
 
     ready: int = 0
     want: int | None = None
     is_failing: bool = False
+    most: int | None = None
 
 
 def role_of(function: Function, revision: int) -> Role:
@@ -43,9 +45,10 @@ def role_of(function: Function, revision: int) -> Role:
     return Role.NEXT if revision == function.active else Role.RETIRED
 
 
-def workers_for_next(serving: Standing) -> int:
+def workers_for_next(serving: Standing, most: int | None) -> int:
+    """`most` is its max_workers. One at least, for a revision shows that it starts before calls go there."""
     needed = serving.ready if serving.want is None else min(serving.ready, serving.want)
-    return max(1, needed)
+    return max(1, needed if most is None else min(needed, most))
 
 
 def workers_for_retired(calls: int | None, held: int, retired_for_s: float) -> int:
@@ -61,7 +64,7 @@ def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
         return False, "the new revision's workers fail to start: calls stay with the old one"
     if serving.ready == 0 and serving.is_failing:
         return True, "the old revision's workers fail to start"
-    needed = workers_for_next(serving)
+    needed = workers_for_next(serving, following.most)
     if following.ready >= needed:
         return True, f"{following.ready} of the new revision ready"
     return False, f"{following.ready} of {needed} of the new revision ready"

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from gpufn.spec import Resources, ScalingPolicy
 from gpufn_gateway.controller.actions import Drain, EndQueued, MoveServing, Start
 from gpufn_gateway.controller.limits import Limits
@@ -116,6 +120,29 @@ def test_a_deploy_brings_up_as_many_new_workers_as_are_needed_before_the_old_one
     assert min(ready) >= 3
     assert sim.world.functions["f"].serving == 2
     assert (sim.workers("f", 1), sim.workers("f", 2)) == (0, 3)
+
+
+def _keep_calling(calls: int) -> Callable[[Sim], None]:
+    """A client that always has so many calls of `f` under way."""
+
+    def call(sim: Sim) -> None:
+        under_way = sum(map(len, sim.queues.values())) + len(sim.running)
+        sim.call("f", max(0, calls - under_way))
+
+    return call
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_rollout_to_fewer_workers_than_are_busy_goes_through(most: int) -> None:
+    sim = Sim(node("a", cpu(8)))
+    sim.deploy(revision(scaling=ScalingPolicy(max_workers=4)))
+    sim.run(20, _keep_calling(8))
+    sim.deploy(revision(number=2, scaling=ScalingPolicy(max_workers=most)))
+    sim.history.clear()
+    sim.run(10, _keep_calling(8))
+    kinds = [type(action) for action in sim.history]
+    assert kinds[: most + 1] == [Start] * most + [MoveServing], "the old ones take calls until the new ones can"
+    assert (sim.workers("f", 1), sim.workers("f", 2), sim.most["f"]) == (0, most, 4 + most)
 
 
 def test_a_retired_revision_finishes_what_is_queued_for_it() -> None:
