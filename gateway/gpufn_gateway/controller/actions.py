@@ -89,6 +89,8 @@ class Need(msgspec.Struct):
     waits_for_first: bool
     reason: str
     is_failing: bool = False  # its last starts failed
+    is_next: bool = False  # calls do not go there yet
+    has_begun: bool = False  # in this step: it has a worker on its way
     no_room: NoRoom | None = None
     is_slot_limited: bool = False
 

@@ -191,6 +191,7 @@ class _Step:
             waits_for_first=held == 0 and (calls > 0 or one.role is Role.NEXT),
             reason=one.decision.reason,
             is_failing=one.view.circuit.openings > 0,
+            is_next=one.role is Role.NEXT,
         )
         self.needs.append(one.need)
 
@@ -207,6 +208,7 @@ class _Step:
         moves, why = rollout.may_move(self._standing(serving, function), self._standing(following, function))
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
+            self.needs = [need for need in self.needs if need is not serving.need]  # room is the new revision's now
         else:
             failure = following.view.circuit.last_error
             told = f": {failure.message}" if failure is not None else ""
@@ -343,6 +345,7 @@ class _Step:
                         slots[found.node] -= 1
                         self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
                     need.missing -= 1
+                    need.has_begun = True
                     if need.missing:
                         later.append(need)
             turn = later
@@ -351,7 +354,11 @@ class _Step:
     # 5
 
     def _make_room(self, waiting: list[Need]) -> None:
-        waiting = [need for need in waiting if (need.calls or need.waits_for_first) and not need.is_slot_limited]
+        waiting = [
+            need
+            for need in waiting
+            if (need.calls or need.waits_for_first or need.is_next) and not need.is_slot_limited
+        ]
         if not waiting or self._room is None:
             return
         room = self._room
@@ -362,20 +369,33 @@ class _Step:
                 if room.claim(need):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
+                surplus = room.surplus_of_others(need)
+                if need.is_next and not need.waits_for_first:
+                    # The rest of a rollout takes its place from the old revision alone.
+                    others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
                 if not room.evict_for(need, others) and self._has_lost_patience(need):
-                    room.evict_for(need, room.surplus_of_others(need))
+                    room.evict_for(need, surplus)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
-        """Of the same function; for a revision that failed to start only those that its next try takes nothing from."""
+        """Of the same function; for a revision that failed to start only those that its next try takes nothing from.
+        The old revision takes nothing back from the next one, which is idle until calls go there, unless that fails."""
+        function = self.world.functions[need.key[0]]
+        following = (function.name, function.active)
+        is_failing = self.world.view(following).circuit.state(self.now) is not CircuitState.CLOSED
+        may_be_taken = is_failing or function.active == function.serving
         return [
             worker
             for worker in idle
             if worker.key[0] == need.key[0]
             and worker.key != need.key
+            and (may_be_taken or worker.key != following)
             and (self.world.idle_for(worker, self.now) or 0.0) >= need.view.circuit.backoff_s
         ]
 
     def _has_lost_patience(self, need: Need) -> bool:
         since = need.view.waiting_since
-        return need.waits_for_first and since is not None and self.now - since >= PATIENCE_S
+        if need.has_begun or since is None or self.now - since < PATIENCE_S:
+            return False
+        # The next revision takes another place when what it has is READY: it may not start at all, or be enough.
+        return need.waits_for_first or (need.is_next and not need.view.in_state(WorkerState.STARTING))

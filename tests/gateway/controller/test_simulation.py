@@ -145,6 +145,20 @@ def test_a_rollout_to_fewer_workers_than_are_busy_goes_through(most: int) -> Non
     assert (sim.workers("f", 1), sim.workers("f", 2), sim.most["f"]) == (0, most, 4 + most)
 
 
+@pytest.mark.parametrize("gpus", [3, 8])
+def test_on_full_gpus_a_rollout_takes_place_after_place_and_gives_none_back(gpus: int) -> None:
+    sim = Sim(node("a", cpu(64), *(gpu(f"GPU-{number}") for number in range(gpus))), start_s=1.0)
+    wants_gpu = Resources(gpu=("any",))
+    scaling = ScalingPolicy(max_workers=gpus)
+    sim.deploy(revision(scaling=scaling, resources=wants_gpu))
+    sim.run(30, _keep_calling(2 * gpus))
+    sim.deploy(revision(number=2, scaling=scaling, resources=wants_gpu))
+    sim.history.clear()
+    sim.run(30, _keep_calling(2 * gpus))
+    assert (sim.workers("f", 1), sim.workers("f", 2)) == (0, gpus)
+    assert (sim.count(Drain), sim.count(Start), sim.count(MoveServing)) == (gpus, gpus, 1)
+
+
 def test_a_retired_revision_finishes_what_is_queued_for_it() -> None:
     sim = Sim(service_s=2.0)
     sim.deploy(revision(scaling=ScalingPolicy(max_workers=1)))
