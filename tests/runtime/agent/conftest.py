@@ -44,7 +44,8 @@ from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.standby import StandbyLauncher
 from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
-from gpufn_runtime.agent.mps.daemon import Elsewhere
+from gpufn_runtime.agent.mps.control import Control
+from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.mps.maker import DaemonMaker
 
@@ -58,6 +59,13 @@ def _archive(files: dict[str, str]) -> bytes:
         for name, text in files.items():
             archive.writestr(name, text)
     return buffer.getvalue()
+
+
+def _patient_daemon(gpu: str, folder: Path, **options: Any) -> Daemon:
+    """One that has all the time to answer, as its programs are slow to start on a busy machine."""
+    daemon = Daemon(gpu, folder, start_timeout_s=30.0, **options)
+    daemon.control = Control(daemon.pipe, timeout_s=30.0)
+    return daemon
 
 
 class Node:
@@ -132,7 +140,7 @@ class Node:
             fork_timeout_s=options.pop("fork_timeout_s", 2.0),
         )
         pool = Device(f"cpu-{self.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0)
-        maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory))
+        maker = DaemonMaker(self.home.mps, Elsewhere(self.home.mps_elsewhere, self.home.mps_memory), _patient_daemon)
         by_daemons = MpsDaemons(maker, SystemClock(), look_every_s=0.1, leave_s=10.0, evict_s=10.0)
         shares: GpuShares = options.pop("shares", None) or by_daemons
         agent = Agent(

@@ -3,7 +3,8 @@
 a worker comes      its GPU's daemon is started, unless it is there; the worker gets the environment of a client
 a worker is READY   it must be among the daemon's clients; one that is not runs without limits, and is ended
 the last one left   the daemon is stopped when nobody has come for a while, or when somebody wants the GPU for himself
-an incident         1. nobody new is placed there  2. the tenants are told to their agent, which evicts and ends them
+an incident         one look in vain is none: a busy machine may keep a daemon from answering in time
+                    1. nobody new is placed there  2. the tenants are told to their agent, which evicts and ends them
                     3. once they have left, or after a while, the server may be ACTIVE again; else the daemon is started
                     anew. After a FAULT its tenants are suspects
 the agent starts    daemons that an earlier one left are taken over while they run; of others, all is put back
@@ -38,6 +39,7 @@ _LINGER_S = 30.0  # a start takes about a second; a function that scales to zero
 _LEAVE_S = 10.0
 _EVICT_S = 3.0
 _LOOKS_UNTIL_A_CLIENT = 2
+_LOOKS_UNTIL_HUNG = 2
 
 
 @dataclass
@@ -54,6 +56,7 @@ class _Gpu:
     tenants: dict[str, _Tenant] = field(default_factory=dict)  # by worker
     trouble: Trouble | None = None
     empty_since: float = 0.0
+    silent_looks: int = 0  # one after the other, to which it did not answer
     joining: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     emptied: asyncio.Event = field(default_factory=asyncio.Event)
@@ -166,10 +169,11 @@ class MpsDaemons:
             await asyncio.sleep(self._look_every_s)
 
     async def stop(self) -> None:
-        for gpu in self._gpus.values():
+        known, self._gpus = self._gpus, {}
+        self._gpu_of.clear()
+        for gpu in known.values():
             async with gpu.lock:
                 await gpu.daemon.stop()
-        self._gpus.clear()
 
     # --- daemons that were there before us ----------------------------------------------------------------------------
 
@@ -186,15 +190,21 @@ class MpsDaemons:
 
     async def look(self, uuid: str) -> None:
         """What is done every few seconds, for one GPU."""
-        gpu = self._gpus[uuid]
+        gpu = self._gpus.get(uuid)
+        if gpu is None:
+            return
         async with gpu.lock:
+            if self._gpus.get(uuid) is not gpu:
+                return  # it was stopped while we waited, and is nobody's
             empty_s = self._clock.monotonic() - gpu.empty_since
             if not gpu.tenants and not gpu.joining and empty_s >= self._linger_s:
-                await gpu.daemon.stop()
-                del self._gpus[uuid]
+                await self._stop(gpu)
                 return
             found = await gpu.daemon.observe()
-            if found.is_incident:
+            gpu.silent_looks = gpu.silent_looks + 1 if found is Condition.HUNG else 0
+            if found is Condition.HUNG and gpu.silent_looks < _LOOKS_UNTIL_HUNG:
+                log.info("%s: %s; it is asked again", uuid, found.value)
+            elif found.is_incident:
                 await self._on_incident(gpu, found)
             elif found is Condition.ACTIVE:
                 gpu.trouble = None
@@ -274,8 +284,13 @@ class MpsDaemons:
         async with gpu.lock:
             if gpu.tenants or gpu.joining:
                 raise DeviceFailed(f"{uuid}: workers share it by MPS still")
-            await gpu.daemon.stop()
-            self._gpus.pop(uuid, None)
+            await self._stop(gpu)
+
+    async def _stop(self, gpu: _Gpu) -> None:
+        """Until a worker comes, who may do so while it is being stopped, and waits to start it anew."""
+        await gpu.daemon.stop()
+        if not gpu.joining and self._gpus.get(gpu.daemon.gpu) is gpu:
+            del self._gpus[gpu.daemon.gpu]
 
     def _tenant(self, worker: str) -> _Tenant | None:
         uuid = self._gpu_of.get(worker)

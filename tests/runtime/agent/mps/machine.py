@@ -64,8 +64,8 @@ class Machine:
         """A client has made the server fault; `sticky`: for good."""
         self._change(pipe, lambda state: (_newest(state).update(status="FAULT"), state.update(sticky=sticky)))
 
-    def hang(self, pipe: Path) -> None:
-        self._change(pipe, lambda state: state.update(hangs=True))
+    def hang(self, pipe: Path, hangs: bool = True) -> None:
+        self._change(pipe, lambda state: state.update(hangs=hangs))
 
     def kill_daemon(self, pipe: Path) -> None:
         pid = self.state(pipe)["daemon"]

@@ -192,11 +192,78 @@ def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: 
         pipe = await node.start("w-1")
         before = machine.state(pipe)
         getattr(machine, how)(pipe)
-        await node.shares.look("GPU-1")
+        for _ in range(2 if how == "hang" else 1):
+            assert node.ended == []
+            await node.shares.look("GPU-1")
         assert len(node.ended) == 1
         assert machine.state(pipe)["daemon"] != before["daemon"]
         assert machine.state(pipe)["servers"].keys() != before["servers"].keys()
         assert node.shares.suspects.quarantined == set()
+
+    on_node(work)
+
+
+def test_a_daemon_that_is_silent_once_loses_no_client(on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        pipe = await node.start("w-1")
+        daemon = machine.state(pipe)["daemon"]
+        for hangs in (True, False, True, False):
+            machine.hang(pipe, hangs)
+            await node.shares.look("GPU-1")
+        assert (node.ended, machine.state(pipe)["daemon"]) == ([], daemon)
+        assert node.shares.trouble("GPU-1") is None
+
+    on_node(work)
+
+
+class SlowStop:
+    """In place of a daemon's `stop`: it waits to be let on."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.begun, self.may_go_on = asyncio.Event(), asyncio.Event()
+        self._stop = daemon.stop
+        daemon.stop = self  # type: ignore[method-assign]
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        await self.may_go_on.wait()
+        await self._stop()
+
+    async def meanwhile(self, stopping: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> None:
+        """`other` comes while `stopping` stops the daemon, and before it has done so."""
+        tasks = [asyncio.create_task(stopping)]
+        await self.begun.wait()
+        tasks.append(asyncio.create_task(other))
+        await asyncio.sleep(0)
+        self.may_go_on.set()
+        await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("why", ["somebody wants the GPU alone", "the agent stops"])
+def test_a_look_starts_no_daemon_that_was_stopped_meanwhile(why: str, on_node: Any, machine: Machine) -> None:
+    async def work(node: Node) -> None:
+        await node.prepare(F, PART)
+        daemon = node.shares._gpus["GPU-1"].daemon
+        stopping = node.shares.stop() if why == "the agent stops" else node.prepare(G, WHOLE)
+        await SlowStop(daemon).meanwhile(stopping, node.shares.look("GPU-1"))
+        assert not daemon.is_running()
+        assert machine.rests()
+
+    on_node(work)
+
+
+def test_a_worker_that_comes_while_its_daemon_is_stopped_for_want_of_any_gets_another(
+    on_node: Any, machine: Machine
+) -> None:
+    async def work(node: Node) -> None:
+        await node.prepare(F, PART)
+        node.clock.now += 31
+        slow = SlowStop(node.shares._gpus["GPU-1"].daemon)
+        await slow.meanwhile(node.shares.look("GPU-1"), node.start("w-1"))
+        await node.shares.look("GPU-1")
+        assert node.ended == []
+        assert len(machine.running()) == 2
+        assert len(node.shares.pids) == 1
 
     on_node(work)
 
