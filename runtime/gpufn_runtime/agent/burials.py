@@ -58,7 +58,7 @@ class Burials:
     def sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
         """A folder that an earlier agent left and nobody is assigned to. Its worker may have been started without
         having been written down."""
-        processes.kill_each(processes.writing_to(folder.output))
+        processes.kill_writers(folder.output)
         if (group := self.group_left(folder.worker, file)) is not None:
             processes.kill_each(group.pids())
             self._old_groups.append(group)
@@ -84,7 +84,7 @@ class Burials:
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         if group is None:
             # It may have left processes in sessions of their own.
-            processes.kill_each(await asyncio.to_thread(processes.writing_to, folder.output))
+            await asyncio.to_thread(processes.kill_writers, folder.output)
         else:
             await self._empty(group)
         await asyncio.to_thread(folder.remove)

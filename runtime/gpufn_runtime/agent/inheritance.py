@@ -66,5 +66,5 @@ class Inheritance:
         group = self._burials.group_left(record.worker, file)
         log.info("%s ended while no agent looked", record)
         self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
-        processes.kill_each(processes.writing_to(folder.output))
+        processes.kill_writers(folder.output)
         self._burials.bury(record, folder, group)

@@ -68,16 +68,31 @@ def reap(pid: int) -> tuple[int | None, int | None]:
     return (status.si_status, None) if status.si_code == os.CLD_EXITED else (None, status.si_status)
 
 
-def signal_group(pid: int, signum: signal.Signals) -> None:
-    """Signal the process and its group, when it leads one. Before reaping: until then the pid cannot be another's."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signum)
+def signal_group(process: Process, signum: signal.Signals) -> None:
+    """Signal the process and its group, when it leads one. It may be gone: while any of its group are there, nobody
+    else gets its pid; and whoever has got it is not signalled."""
+    found = identify(process.pid)
+    if found not in (None, process):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)
+        os.killpg(process.pid, signum)
+        return
+    if found is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, signum)
+
+
+def kill(process: Process) -> None:
+    """SIGKILL, by a descriptor of it. It may be gone, and its pid another's."""
+    descriptor = open_pidfd(process)
+    if descriptor is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
 
 
 def kill_each(pids: Iterable[int]) -> None:
+    """Those that the kernel has just named."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -101,14 +116,26 @@ def children(own: int | None = None) -> list[int]:
     return []
 
 
-def writing_to(output: Path) -> list[int]:
+def children_of(process: Process) -> list[int]:
+    """None when it is gone, whoever has its pid by now."""
+    return children(process.pid) if identify(process.pid) == process else []
+
+
+def writing_to(output: Path) -> list[Process]:
     """Processes whose standard output or error is the FIFO `output`: a worker's, whatever session they fled to."""
     path = os.fspath(output)
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid() and _writes_to(path, name):
-            found.append(int(name))
+            process = identify(int(name))
+            if process is not None and _writes_to(path, name):  # still: it is the one that did
+                found.append(process)
     return found
+
+
+def kill_writers(output: Path) -> None:
+    for process in writing_to(output):
+        kill(process)
 
 
 def _writes_to(path: str, pid: str) -> bool:

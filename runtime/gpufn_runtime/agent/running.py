@@ -59,7 +59,7 @@ class RunningWorker:
         """Of all its processes, as far as they are known."""
         own = self.process.pid
         if self.container:
-            return [own, *processes.children(own)]
+            return [own, *processes.children_of(self.process)]
         return [own, *(pid for pid in (self.group.pids() if self.group is not None else ()) if pid != own)]
 
     @property
@@ -72,9 +72,9 @@ class RunningWorker:
         """To all of it."""
         if self.container and how is signal.SIGKILL:
             # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
-            processes.kill_each(processes.children(self.process.pid))
+            processes.kill_each(processes.children_of(self.process))
             return
-        processes.signal_group(self.process.pid, how)
+        processes.signal_group(self.process, how)
         if how is signal.SIGKILL and self.group is not None:
             processes.kill_each(self.group.pids())
 
@@ -203,7 +203,7 @@ class Running:
         os.close(worker.pidfd)
         del self._workers[record.worker]
         self._one_gone.set()
-        worker.signal(signal.SIGKILL)  # the rest of its group, before its pid can be another's
+        worker.signal(signal.SIGKILL)  # the rest of its group
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
             self._endings.start(self._ask_how_it_ended(worker), f"end-{record.worker}")

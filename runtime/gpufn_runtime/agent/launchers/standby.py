@@ -62,6 +62,7 @@ class Template:
         self.asked_for = asked_for
         self.covers = asked_for.modules
         self.pid = process.pid
+        self._process = processes.identify(process.pid)
         self._requests = process.stdin
         self._answers = process.stdout
         self._loop = asyncio.get_running_loop()
@@ -134,7 +135,8 @@ class Template:
             self._loop.remove_reader(self._answers.fileno())
             self._requests.close()
             self._answers.close()
-            processes.kill_each([self.pid])
+            if self._process is not None:
+                processes.kill(self._process)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_exception(TemplateGone("It ended."))
             self.on_gone()
@@ -255,7 +257,7 @@ class StandbyLauncher:
             log.warning("%s starts cold: its template (pid %d) is gone: %s", order.worker, template.pid, error.message)
             template.kill()
             # It may have forked before it fell silent: never two processes for one worker.
-            processes.kill_each(processes.writing_to(order.output))
+            processes.kill_writers(order.output)
             return await self._cold.launch(order)
         if reply.error or not reply.pid:
             log.warning("%s starts cold: its template (pid %d) says: %s", order.worker, template.pid, reply.error)

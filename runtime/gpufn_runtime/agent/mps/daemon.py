@@ -253,10 +253,12 @@ class Daemon:
                     while self.is_running():  # noqa: ASYNC110 - a process that is no child of ours has no event
                         await asyncio.sleep(_LOOK_EVERY_S)
             if self.is_running() and self.process is not None:
-                processes.signal_group(self.process.pid, signal.SIGKILL)
-        processes.kill_each(server.pid for server in self._file.servers if processes.is_running(server))
+                processes.signal_group(self.process, signal.SIGKILL)
+        for server in self._file.servers:
+            processes.kill(server)
         if self.process is not None:
-            processes.reap(self.process.pid)
+            if processes.identify(self.process.pid) == self.process:
+                processes.reap(self.process.pid)
             self._write(msgspec.structs.replace(self._file, process=None, servers=()))
 
     def _fresh_file(self) -> DaemonFile:
