@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gpufn.errors import ArtifactUnavailable
+from gpufn.errors import ArtifactUnavailable, PlatformError
 from gpufn.image import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.image_recipe import Recipe, recipe
 
@@ -41,6 +41,7 @@ class Images:
         self._listeners: dict[str, list[Say]] = {}
         self._kept: set[str] = set()
         self._may_collect = False
+        self._not_removed: set[str] = set()  # and it was said why
         self._there: set[str] = set()  # as far as is known: to ask takes a part of a start
 
     def tag(self, spec: ImageSpec) -> str:
@@ -81,14 +82,19 @@ class Images:
 
     async def collect(self) -> None:
         """Remove what need not be kept, unless a container still uses it. A name that somebody else gave to an image of
-        ours is theirs. Raises PlatformError."""
+        ours is theirs. One that cannot be removed is tried again the next time. Raises PlatformError."""
         if not self._may_collect:
             return
         ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
         for tag in ours - self._kept:
             self.forget(tag)
-            if await self._daemon.remove_image(tag):
-                log.info("nothing that is deployed uses the image %s any more", tag)
+            try:
+                if await self._daemon.remove_image(tag):
+                    log.info("nothing that is deployed uses the image %s any more", tag)
+            except PlatformError as error:
+                if tag not in self._not_removed:
+                    log.warning("image %s is not removed: %s", tag, error.message)
+                    self._not_removed.add(tag)
 
     async def _has(self, tag: str) -> bool:
         is_there = await self._daemon.has_image(tag)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.errors import PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol.launch import CONTROL_NAME, TemplateReady
@@ -32,6 +33,8 @@ class Daemon:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.made = 0
         self.is_away = False
+        self.left: set[str] = set()  # containers of nobody
+        self.stuck: set[str] = set()  # those of them that cannot be removed
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
@@ -59,6 +62,11 @@ class Daemon:
         return ""
 
     async def remove(self, container: str) -> None:
+        if container in self.stuck:
+            raise PlatformError(f"Docker cannot remove container {container}: device or resource busy.")
+        if container in self.left:
+            self.left.remove(container)
+            return
         process = self.processes.pop(container)
         process.kill()
         process.wait()
@@ -69,7 +77,7 @@ class Daemon:
     async def containers(self, labels: Mapping[str, str]) -> set[str]:
         if self.is_away:
             raise DaemonAway("Docker does not answer.")
-        return set(self.processes)
+        return self.processes.keys() | self.left
 
     async def has_image(self, tag: str) -> bool:
         return True
@@ -155,6 +163,22 @@ def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
         launcher.want(_uses(300, 100, 10))
         await launcher.settled()
         assert (sorted(_standing(launcher)), daemon.made) == (["mib10", "mib100"], 3)
+
+    on_launcher(test)
+
+
+def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        daemon.left = {"old-1", "old-2", "old-3"}
+        daemon.stuck = {"old-2"}
+        launcher.take_over([])
+        launcher.want(_uses(100))
+        await launcher.settled()
+        assert (daemon.left, _standing(launcher)) == ({"old-2"}, ["mib100"])
+        daemon.stuck = set()
+        launcher.take_over([])
+        await launcher.settled()
+        assert daemon.left == set()
 
     on_launcher(test)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.errors import ArtifactUnavailable, BuildFailed
+from gpufn.errors import ArtifactUnavailable, BuildFailed, PlatformError
 from gpufn.image import FILES_FOLDER, ImageFile, ImageSpec
 from gpufn_runtime.agent.image_recipe import Recipe
 from gpufn_runtime.agent.images import Images
@@ -24,6 +24,7 @@ class Daemon:
     def __init__(self) -> None:
         self.tags: set[str] = set()
         self.in_use: set[str] = set()
+        self.stuck: set[str] = set()
         self.builds: list[Mapping[str, bytes]] = []
         self.may_end = asyncio.Event()
         self.fails = False
@@ -51,6 +52,8 @@ class Daemon:
         return set(self.tags)
 
     async def remove_image(self, tag: str) -> bool:
+        if tag in self.stuck:
+            raise PlatformError(f"Docker cannot remove image {tag}: device or resource busy.")
         if tag in self.in_use:
             return False
         self.tags.discard(tag)
@@ -145,6 +148,23 @@ def test_what_is_not_kept_goes_as_soon_as_no_container_uses_it() -> None:
         daemon.in_use = set()
         await images.collect()
         assert daemon.tags == {torch}
+
+    run(test)
+
+
+def test_one_that_cannot_be_removed_holds_up_no_other_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(daemon: Daemon, images: Images) -> None:
+        daemon.tags = {"ours:1", "ours:2", "ours:3"}
+        daemon.stuck = {"ours:2"}
+        images.keep([])
+        for _ in range(3):
+            await images.collect()
+        assert daemon.tags == {"ours:2"}
+        told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert told == ["image ours:2 is not removed: Docker cannot remove image ours:2: device or resource busy."]
+        daemon.stuck = set()
+        await images.collect()
+        assert daemon.tags == set()
 
     run(test)
 
