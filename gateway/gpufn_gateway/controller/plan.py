@@ -112,9 +112,9 @@ class _Step:
     # 1
 
     def _give_up_lost_workers(self) -> None:
-        for worker in self.world.lost_workers(self.now):
+        for worker, who in self.world.lost_workers(self.now):
             self.leaving.add(worker.assignment.worker)
-            self.actions.append(Delete(worker.assignment.worker, f"node {worker.assignment.node} is silent"))
+            self.actions.append(Delete(worker.assignment.worker, f"{who} is silent"))
 
     def _end_calls_of_deleted(self) -> None:
         """Of those that came while the gateway deleted it; the gateway has ended the others."""

@@ -16,6 +16,7 @@ from .policy import ScaleDecision
 from .window import Average, Peak, Rate
 
 NODE_LOST_S = 10.0
+RUNNER_LOST_S = 20.0  # one that was killed is back long before, and its workers with it
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 OF_PARKING = ("park", "resume")  # phases in which a start does not fail
 _ARRIVALS_S = 6.0
@@ -94,8 +95,9 @@ class NodeView:
     def is_agent_silent(self, now: float) -> bool:
         return now - self.seen_at > NODE_LOST_S
 
-    def is_runner_silent(self, now: float) -> bool:
-        return now - self.runner_seen_at > NODE_LOST_S
+    def is_runner_lost(self, now: float) -> bool:
+        """Though its process may be there: what it does not tell, it does not serve."""
+        return now - self.runner_seen_at > RUNNER_LOST_S
 
     def tells_of_workers(self, now: float) -> bool:
         """Whether its runner has told lately how they are."""
@@ -104,7 +106,7 @@ class NodeView:
     def serves(self, worker: WorkerView, now: float) -> bool:
         """Whether its runner has told, since an agent of it would be lost, that this worker is at work."""
         is_at_work = worker.reported is not None and worker.reported.live and worker.was_ready
-        return is_at_work and self.has_runner_told and not self.is_runner_silent(now)
+        return is_at_work and self.has_runner_told and now - self.runner_seen_at <= NODE_LOST_S
 
 
 class RevisionView:

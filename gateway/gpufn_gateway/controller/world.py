@@ -5,8 +5,9 @@ own times, so that no clock has to agree with another.
 
 What is known of a worker is joined from three sources: its Assignment (it shall exist), the runner's reports and events
 (how it is), the agent's `exited` event (it is gone). A node whose agent is silent for `NODE_LOST_S` is lost, with all
-of its workers but those that its runner still serves: an agent that starts again adopts them. A controller that just
-started, or was itself cut off, waits that long for the first report: unknown is not zero.
+of its workers but those that its runner still serves: an agent that starts again adopts them. So are the workers of one
+whose runner is silent for `RUNNER_LOST_S`, which take no calls. A controller that just started, or was itself cut off,
+waits that long for the first report: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class World:
         for key in depths:
             self.view(key)
         for key, view in list(self.views.items()):
-            calls = depths.get(key, 0) + self._direct(key)
+            calls = depths.get(key, 0) + self._direct(key, now)
             running = self.running(view, now)
             view.in_flight.record(now, running)
             view.arrivals.record(now, view.ended + calls)
@@ -231,16 +232,20 @@ class World:
     def calls(self, key: RevisionKey, now: float) -> int | None:
         """Queued and running; None when unknown."""
         stored = self.depths.of(key, now)
-        return None if stored is None else stored + self._direct(key)
+        return None if stored is None else stored + self._direct(key, now)
 
     def in_use(self, now: float) -> set[RevisionKey] | None:
         """Revisions that have workers or calls; None when unknown."""
         with_calls = self.depths.with_calls(now)
         return None if with_calls is None else with_calls | {worker.key for worker in self.workers.values()}
 
-    def _direct(self, key: RevisionKey) -> int:
-        """Calls that came past the queue, as last reported."""
-        return sum(node.counters[key].direct for node in self.nodes.values() if key in node.counters)
+    def _direct(self, key: RevisionKey, now: float) -> int:
+        """Calls that came past the queue, as last reported: not those of a runner that nobody will hear of again."""
+        return sum(
+            node.counters[key].direct
+            for node in self.nodes.values()
+            if key in node.counters and not node.is_runner_lost(now)
+        )
 
     def running(self, view: RevisionView, now: float) -> int | None:
         """Calls that run, as far as every runner concerned has told lately."""
@@ -320,14 +325,20 @@ class World:
     def reports(self, now: float) -> list[NodeReport]:
         """The nodes where workers can be placed."""
         return [
-            node.report for node in self.nodes.values() if node.report is not None and not node.is_agent_silent(now)
+            node.report
+            for node in self.nodes.values()
+            if node.report is not None and not node.is_agent_silent(now) and not node.is_runner_lost(now)
         ]
 
-    def lost_workers(self, now: float) -> Iterator[WorkerView]:
+    def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
+        """With who is silent."""
         for worker in self.workers.values():
-            node = self.nodes[worker.assignment.node]
+            name = worker.assignment.node
+            node = self.nodes[name]
             if node.is_agent_silent(now) and not node.serves(worker, now):
-                yield worker
+                yield worker, f"node {name}"
+            elif node.is_runner_lost(now):
+                yield worker, f"the runner of node {name}"
 
     def deleted_functions(self, now: float, after_s: float) -> Iterator[str]:
         """Functions that are gone and still have calls: for `after_s`, as a new one's record may reach us late."""

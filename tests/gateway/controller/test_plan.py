@@ -134,6 +134,34 @@ def test_an_agent_that_is_away_costs_no_worker_that_its_runner_still_serves() ->
     assert given_up(171.5) == ["w0", "w1", "w2"]  # nor of anybody
 
 
+def test_workers_whose_runner_is_silent_for_long_are_replaced_on_another_node() -> None:
+    """Its process may be there, and hang: nobody starts it again, and its workers took no calls."""
+    hung = world(1, ScalingPolicy(max_workers=1))
+    both = [node("a"), node("b")]
+    hung.on_runner_report(RunnerReport("b", "r2", 100.0), 100.0)
+    for now, given_up, started in ((106.0, [], []), (119.0, [], []), (121.0, ["w0"], []), (122.0, [], ["b"])):
+        for report in both:
+            hung.on_node_report(report, now)
+        hung.on_runner_report(RunnerReport("b", "r2", now), now)
+        hung.on_depths({("f", 1): 1}, now, now)
+        actions = plan(hung, now).actions
+        deleted = [action for action in actions if isinstance(action, Delete)]
+        assert deleted == [Delete(name, "the runner of node a is silent") for name in given_up]
+        assert [action.node for action in actions if isinstance(action, Start)] == started
+        for action in deleted:
+            hung.on_assignment(action.worker, None, now)
+
+
+def test_calls_that_a_lost_runner_had_are_not_counted_for_ever() -> None:
+    lost = world(0, ScalingPolicy(max_workers=1))
+    tell(lost, 100.0, traffic=RevisionTraffic("f", 1, 0, 0, 0, 0.0, direct=3))
+    lost.on_depths({}, 101.0, 101.0)
+    assert lost.calls(("f", 1), 101.0) == 3
+    lost.on_depths({}, 121.0, 121.0)
+    assert lost.calls(("f", 1), 121.0) == 0
+    assert lost.in_use(121.0) == set()
+
+
 def test_an_agent_that_is_away_holds_up_no_rollout() -> None:
     rolling = world(1, active=2)
     rolling.on_revision(("f", 2), revision("f", 2))
@@ -289,7 +317,7 @@ def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() ->
     stuck = world()
     stuck.on_assignment("w0", assignment("w0"), 100.0)
     stuck.on_depths({("f", 1): 1}, 731.0, 731.0)
-    stuck.on_node_report(node(), 731.0)
+    tell(stuck, 731.0)
     assert Drain("w0", "not ready after 631 s") in plan(stuck, 731.0).actions
 
 
