@@ -140,7 +140,11 @@ class Acts:
             try:
                 while (entry := await self._assignments.get(key)) is not None:
                     known, version = _assignment.decode(entry.value), entry.revision
-                    if known.desired in (worker.desired, Desired.DRAIN) or known.epoch > self._lease.epoch:
+                    if known.epoch > self._lease.epoch:
+                        # Another controller leads, and what we asked was not heard.
+                        worker.drain_asked = worker.assignment.desired is Desired.DRAIN
+                        return
+                    if known.desired in (worker.desired, Desired.DRAIN):
                         return
                     asked = msgspec.structs.replace(
                         known,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import pytest
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message
@@ -26,7 +27,7 @@ from gpufn.protocol.reports import (
 from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
-from gpufn_gateway.controller.actions import Park, Resume
+from gpufn_gateway.controller.actions import Drain, Park, Resume
 from gpufn_gateway.controller.loop import Controller
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
@@ -227,7 +228,8 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
     play(nats, scene)
 
 
-def test_what_a_newer_controller_wrote_stands(nats: EmbeddedServer) -> None:
+@pytest.mark.parametrize("late", [Park("w", 1, 0, "late"), Drain("w", "late")])
+def test_what_a_newer_controller_wrote_stands(late: Park | Drain, nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         await stage.deploy()
         controller = stage.controller()
@@ -236,7 +238,7 @@ def test_what_a_newer_controller_wrote_stands(nats: EmbeddedServer) -> None:
         newer = msgspec.structs.replace(assignment("w"), epoch=1 << 40, created_at=time.time())
         await stage.assigned.put(subjects.assignment_key("a", "w"), encode(newer))
         await stage.until(lambda: "w" in controller.world.workers)
-        controller._acts.begin(Park("w", 1, 0, "late"), time.monotonic())
+        controller._acts.begin(late, time.monotonic())
         await controller._acts.finish(10)
         assert stage.assignments["w"] == newer
         assert controller.world.workers["w"].desired is Desired.RUN
