@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+import re
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from gpufn.bus import jetstream, objects, streams
+from gpufn.bus import feed, jetstream, objects, streams
+from gpufn.bus.connection import Bus
 from gpufn.errors import ArtifactUnavailable, BusUnavailable, InvalidInput
 from gpufn.protocol import subjects
 from tests.bus.conftest import lead_astray
@@ -217,3 +220,105 @@ def test_a_file_is_closed_whenever_its_reader_or_writer_is_cancelled(
     asyncio.run(cancelled(read(source)))  # and wait until its threads have ended
     asyncio.run(cancelled(objects._write(bus, "", "", target)))  # type: ignore[arg-type]
     assert [file.name for file in (*source.files, *target.files) if not file.closed] == []
+
+
+# --- blobs that are not what they seem --------------------------------------------------------------------------------
+
+
+async def _description(bus: Bus, bucket: str) -> feed.StoredMessage:
+    """Of the only blob."""
+    message = await streams.last_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.M.>")
+    assert message is not None
+    return message
+
+
+@pytest.mark.parametrize("put_file", [False, True])
+async def test_a_blob_that_lost_a_chunk_is_absent_and_whole_again_once_it_is_put_again(
+    connect: Any, nats: Any, tmp_path: Path, put_file: bool
+) -> None:
+    bus, bucket = await connect(nats), f"holes-{put_file}"
+    await objects.ensure_bucket(bus, bucket)
+    path, data = tmp_path / "file", os.urandom(3 << 20)
+    path.write_bytes(data)
+    digest = await objects.put(bus, bucket, data)
+    chunk = await streams.next_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.>", 1)
+    assert chunk is not None
+    await streams.delete_message(bus, f"OBJ_{bucket}", chunk.seq)
+    assert not await objects.exists(bus, bucket, digest)
+    assert not await objects.touch(bus, bucket, digest)
+    with pytest.raises(ArtifactUnavailable, match="lacks chunks: put it again"):
+        await objects.get(bus, bucket, digest)
+    assert await (objects.put_file(bus, bucket, path) if put_file else objects.put(bus, bucket, data)) == digest
+    assert await objects.get(bus, bucket, digest) == data
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: b"",
+        lambda said: said[: len(said) // 2],
+        lambda said: b"[]",
+        lambda said: b'{"name": "another"}',
+        lambda said: said.replace(b'"chunks":1', b'"chunks":"one"'),
+        lambda said: re.sub(rb'"nuid":"\w+"', b'"nuid":">"', said),
+        lambda said: re.sub(rb'"name":"\w{4}', b'"name":"0000', said),
+    ],
+    ids=["empty", "half", "a list", "of another client", "a number in words", "all uploads", "of other bytes"],
+)
+async def test_a_description_that_cannot_be_read_is_told_and_replaced(
+    connect: Any, nats: Any, change: Callable[[bytes], bytes]
+) -> None:
+    bus = await connect(nats)
+    bucket = f"doubtful-{secrets.token_hex(4)}"
+    await objects.ensure_bucket(bus, bucket)
+    digest = await objects.put(bus, bucket, b"bytes")
+    said = await _description(bus, bucket)
+    await bus.publish_stored(said.subject, change(said.payload))
+    other = await objects.put(bus, bucket, b"other bytes")
+    assert [blob.digest for blob in await objects.blobs(bus, bucket)] == [other]
+    assert not await objects.exists(bus, bucket, digest)
+    with pytest.raises(ArtifactUnavailable, match=f"What {bucket} has for {digest[:12]} cannot be read: put it again"):
+        await objects.get(bus, bucket, digest)
+    assert await objects.put(bus, bucket, b"bytes") == digest
+    assert await objects.get(bus, bucket, digest) == b"bytes"
+    assert await objects.get(bus, bucket, other) == b"other bytes"
+    await objects.delete(bus, bucket, digest)
+    assert not await objects.exists(bus, bucket, digest)
+
+
+async def test_what_another_client_of_nats_deleted_can_be_put_again(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "deleted")
+    digest = await objects.put(bus, "deleted", b"bytes")
+    said = await _description(bus, "deleted")
+    await bus.publish_stored(said.subject, said.payload[:-1].replace(b',"deleted":false', b"") + b',"deleted":true}')
+    with pytest.raises(ArtifactUnavailable, match="deleted has no"):
+        await objects.get(bus, "deleted", digest)
+    await objects.put(bus, "deleted", b"bytes")
+    assert await objects.get(bus, "deleted", digest) == b"bytes"
+
+
+@pytest.mark.parametrize(
+    "broken", [BusUnavailable("it went away"), asyncio.CancelledError()], ids=["lost", "cancelled"]
+)
+async def test_an_upload_that_breaks_off_at_its_end_leaves_a_whole_blob_or_none(
+    connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch, broken: BaseException
+) -> None:
+    """The description was stored, and its sender does not learn it."""
+    bus = await connect(nats)
+    bucket = f"end-{type(broken).__name__}"
+    await objects.ensure_bucket(bus, bucket)
+    publish = bus.publish_stored
+
+    async def unheard(subject: str, payload: bytes, **more: Any) -> Any:
+        stored = await publish(subject, payload, **more)
+        if ".M." in subject:
+            raise broken
+        return stored
+
+    monkeypatch.setattr(bus, "publish_stored", unheard)
+    with pytest.raises(type(broken)):
+        await objects.put(bus, bucket, b"bytes")
+    digest = objects.digest_of(b"bytes")
+    assert await objects.exists(bus, bucket, digest)
+    assert await objects.get(bus, bucket, digest) == b"bytes"

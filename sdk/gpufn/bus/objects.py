@@ -5,7 +5,8 @@ description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's holds 
 hangs when a chunk is gone.
 
 put   1. chunks, a window of them in flight   2. size and digest must match   3. the description, create-only: whoever
-      comes second removes his chunks, as does whoever fails
+      comes second removes his chunks, as does whoever fails before. One that is of no use, for it cannot be read or its
+      chunks are not all there, is replaced: what is damaged is whole again once it is put again
 get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
 keep  who is about to name a blob in a record touches it: its description is stored anew. Who removes what no record
       names spares the young, and removes the description that he saw: one that was touched meanwhile is another
@@ -17,7 +18,6 @@ A file or stream of any size takes the memory of two windows.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
 import secrets
@@ -28,8 +28,10 @@ from typing import Final
 
 import msgspec
 
-from gpufn.bus import feed, jetstream, streams
+from gpufn.bus import blob_info, feed, jetstream, streams
+from gpufn.bus.blob_info import BlobInfo
 from gpufn.bus.connection import Bus, Message
+from gpufn.bus.feed import StoredMessage
 from gpufn.bus.jetstream import Stored
 from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidInput, PlatformError
 
@@ -37,16 +39,6 @@ _CHUNK: Final = 1 << 20
 _WINDOW: Final = 8
 _STALLED_S: Final = 10.0
 _REPLACE: Final = {"Nats-Rollup": "sub"}
-
-
-class _Info(msgspec.Struct):
-    name: str
-    bucket: str
-    nuid: str
-    size: int
-    chunks: int
-    digest: str
-    deleted: bool = False
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -105,24 +97,23 @@ async def put_stream(
 ) -> None:
     """Store what `parts`, of any lengths, are together.
 
-    Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, nothing is left.
+    Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, no blob is left that looks
+    whole and is not.
     """
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
     try:
         async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
             chunks = await _send_chunks(bus, subject, upload, checked, ttl_s)
-        name = _name(digest, owner)
-        info = _Info(name, bucket, upload, size, chunks, _wire_digest(digest))
-        with contextlib.suppress(Conflict):
-            payload = msgspec.json.encode(info)
-            await bus.publish_stored(_info_subject(bucket, name), payload, expected_last=0, ttl_s=ttl_s)
-            return
     except BaseException:
         with contextlib.suppress(PlatformError):
             await streams.purge(bus, f"OBJ_{bucket}", subject)
         raise
-    await streams.purge(bus, f"OBJ_{bucket}", subject)  # somebody else stored the same bytes meanwhile
+    # What breaks off from here on leaves the chunks, for the description that names them may have been stored all the
+    # same. If it was not, `remove_unfinished` finds them.
+    info = BlobInfo(_name(digest, owner), bucket, upload, size, chunks, blob_info.wire_digest(digest))
+    if not await _describe(bus, info, ttl_s):
+        await streams.purge(bus, f"OBJ_{bucket}", subject)
 
 
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
@@ -162,27 +153,25 @@ def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerat
 
 
 async def exists(bus: Bus, bucket: str, digest: str) -> bool:
-    return await _info(bus, bucket, digest) is not None
+    there = await _description(bus, bucket, digest)
+    return there is not None and await _is_whole(bus, there)
 
 
 async def touch(bus: Bus, bucket: str, digest: str) -> bool:
-    """Whether a blob is there; if it is, it is as young as one that was put just now."""
-    subject = _info_subject(bucket, digest)
-    while (last := await streams.last_message(bus, f"OBJ_{bucket}", subject)) is not None:
-        if msgspec.json.decode(last.payload, type=_Info).deleted:
-            return False
+    """Whether a blob is there, with all of its chunks; if it is, it is as young as one that was put just now."""
+    while (there := await _description(bus, bucket, digest)) is not None and await _is_whole(bus, there):
         with contextlib.suppress(Conflict):
-            await bus.publish_stored(subject, last.payload, expected_last=last.seq, headers=_REPLACE)
+            await bus.publish_stored(there.subject, there.payload, expected_last=there.seq, headers=_REPLACE)
             return True
     return False
 
 
 async def blobs(bus: Bus, bucket: str) -> list[Blob]:
-    """Every blob that there is, the longest untouched first."""
+    """Every blob that there is, the longest untouched first; not those whose description cannot be read."""
     found = []
     for message in await feed.collect(bus, f"OBJ_{bucket}", f"$O.{bucket}.M.>"):
-        info = msgspec.json.decode(message.payload, type=_Info)
-        if not info.deleted:
+        info = blob_info.read(message)
+        if info is not None and not info.deleted:
             found.append(Blob(info.name, info.size, message.time, info.nuid, message.seq))
     return found
 
@@ -212,10 +201,11 @@ async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
 
 async def delete(bus: Bus, bucket: str, digest: str) -> None:
     """Absent is fine."""
-    info = await _info(bus, bucket, digest)
-    if info is not None:
-        await streams.purge(bus, f"OBJ_{bucket}", _info_subject(bucket, digest))
-        await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}")
+    there = await _description(bus, bucket, digest)
+    if there is not None:
+        await streams.purge(bus, f"OBJ_{bucket}", there.subject)
+        if (info := blob_info.read(there)) is not None:
+            await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}")
 
 
 async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:
@@ -299,8 +289,13 @@ async def _write(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 
 async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> AsyncGenerator[bytes, None]:
-    info = await _info(bus, bucket, _name(digest, owner))
+    there = await _description(bus, bucket, _name(digest, owner))
+    if there is None:
+        raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
+    info = blob_info.read(there)
     if info is None:
+        raise ArtifactUnavailable(f"What {bucket} has for {digest[:12]} cannot be read: put it again.")
+    if info.deleted:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
     sha256, size = hashlib.sha256(), 0
     async with contextlib.aclosing(_read_chunks(bus, bucket, info)) as chunks:
@@ -312,7 +307,7 @@ async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> 
         raise ArtifactUnavailable(f"{digest[:12]} in {bucket} is damaged: put it again.")
 
 
-async def _read_chunks(bus: Bus, bucket: str, info: _Info) -> AsyncGenerator[bytes, None]:
+async def _read_chunks(bus: Bus, bucket: str, info: BlobInfo) -> AsyncGenerator[bytes, None]:
     arrived: asyncio.Queue[Message] = asyncio.Queue()
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, arrived.put_nowait)
@@ -349,21 +344,38 @@ async def _next(arrived: asyncio.Queue[Message], bucket: str) -> Message:
         raise BusUnavailable(f"Reading from {bucket} stalled for {_STALLED_S:g} s.") from None
 
 
-async def _info(bus: Bus, bucket: str, digest: str) -> _Info | None:
-    message = await streams.last_message(bus, f"OBJ_{bucket}", _info_subject(bucket, digest))
-    if message is None:
-        return None
-    info = msgspec.json.decode(message.payload, type=_Info)
-    return None if info.deleted else info
+# --- descriptions -----------------------------------------------------------------------------------------------------
+
+
+async def _description(bus: Bus, bucket: str, name: str) -> StoredMessage | None:
+    return await streams.last_message(bus, f"OBJ_{bucket}", blob_info.subject(bucket, name))
+
+
+async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
+    """Whether it names a blob all of whose chunks are there. Their bytes are looked at when they are read."""
+    info = blob_info.read(description)
+    if info is None or info.deleted:
+        return False
+    subject = f"$O.{info.bucket}.C.{info.nuid}"
+    stored = await streams.messages_per_subject(bus, f"OBJ_{info.bucket}", subject)
+    return stored.get(subject, 0) == info.chunks
+
+
+async def _describe(bus: Bus, info: BlobInfo, ttl_s: float | None) -> bool:
+    """Store the description of an upload, unless there is one of the same bytes that is whole: then False."""
+    subject, payload = blob_info.subject(info.bucket, info.name), msgspec.json.encode(info)
+    useless: StoredMessage | None = None
+    while True:
+        last, headers = (0, None) if useless is None else (useless.seq, _REPLACE)
+        try:
+            await bus.publish_stored(subject, payload, expected_last=last, ttl_s=ttl_s, headers=headers)
+        except Conflict:
+            useless = await _description(bus, info.bucket, info.name)
+            if useless is not None and await _is_whole(bus, useless):
+                return False
+        else:
+            return True
 
 
 def _name(digest: str, owner: str) -> str:
     return f"{owner}.{digest}" if owner else digest
-
-
-def _info_subject(bucket: str, digest: str) -> str:
-    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(digest.encode()).decode()}"
-
-
-def _wire_digest(digest: str) -> str:
-    return f"SHA-256={base64.urlsafe_b64encode(bytes.fromhex(digest)).decode()}"
