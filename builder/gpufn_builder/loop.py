@@ -1,8 +1,12 @@
 """The builder of one node: one queue of builds for each kind of device that the node has.
 
 1. a build's id comes from the queue of its DeviceKind; one that has ended is acked and that is all
-2. it is built (`building`), touched meanwhile, its record kept up to date; whoever sets `cancel` ends it
+2. it is claimed (`record`) and built (`building`), touched meanwhile, its record kept up to date; whoever sets `cancel`
+   ends it, and whoever claims it after us has it
 3. its record says how it ended, then the id is acked, and the next one may come
+
+Ids come again for many reasons: the bus restarted, a builder was stopped, or went without the bus for a while. Only a
+builder that died with a build speaks against the build.
 """
 
 from __future__ import annotations
@@ -10,6 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,13 +29,13 @@ from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.device import DeviceType
 from gpufn.engine import BuildState
-from gpufn.errors import BuildFailed, BuildNotFound, GpufnError
+from gpufn.errors import BuildFailed, BuildNotFound, BusUnavailable, GpufnError, PlatformError
 from gpufn.protocol import subjects
 from gpufn.protocol.reports import NodeReport
 from gpufn.tasks import Tasks
 from gpufn_builder.building import Building, Ended
 from gpufn_builder.identity import Target, cpu_target, gpu_target
-from gpufn_builder.record import BuildRecord
+from gpufn_builder.record import BuildRecord, HasEnded, TakenAway
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +43,7 @@ _TICK_S: Final = 1.0
 _ACK_WAIT_S: Final = 8.0  # after a builder's death its build comes again
 _TOUCH_EVERY_S: Final = 2.0
 _AGAIN_AFTER_S: Final = 2.0
-_MOST_DELIVERIES: Final = 5  # each a builder that died with it
+_MOST_DEATHS: Final = 5  # of builders, each with the same build
 _UNBOUNDED: Final = -1
 
 _report = msgspec.msgpack.Decoder(NodeReport)
@@ -48,6 +55,7 @@ class Builder:
         self._builds = builds
         self._building = building
         self._node = node
+        self._name = f"{node}/{secrets.token_hex(4)}"  # a builder that comes after us on this node is another
         self._clock = clock
         self._queues: dict[str, BuildQueue] = {}
 
@@ -74,17 +82,22 @@ class Builder:
     def _serve(self, target: Target) -> None:
         if target.kind not in self._queues:
             log.info("builds for %s", target.kind)
-            self._queues[target.kind] = BuildQueue(self._bus, self._builds, self._building, target, self._clock)
+            self._queues[target.kind] = BuildQueue(
+                self._bus, self._builds, self._building, target, builder=self._name, clock=self._clock
+            )
 
 
 class BuildQueue:
     """The builds for one DeviceKind, one at a time."""
 
-    def __init__(self, bus: Bus, builds: KeyValue, building: Building, target: Target, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, builds: KeyValue, building: Building, target: Target, *, builder: str, clock: Clock
+    ) -> None:
         self._bus = bus
         self._builds = builds
         self._building = building
         self._target = target
+        self._builder = builder
         self._clock = clock
         self._consumer = subjects.build_consumer(target.kind)
         self._pull = Pull(bus, subjects.BUILD, self._consumer, self._take, on_missing=self._on_missing)
@@ -105,58 +118,72 @@ class BuildQueue:
 
     async def _settle(self, delivery: Delivery) -> None:
         touching = asyncio.create_task(_touch(delivery), name="touch")
+        settle: Callable[[], None] = delivery.nak  # we are stopped
         try:
-            await self._build(delivery)
-            delivery.ack()
-        except asyncio.CancelledError:
-            with contextlib.suppress(GpufnError):
-                delivery.nak()
-            raise
+            await self._build(delivery.payload.decode())
+            settle = delivery.ack
+        except TakenAway as error:
+            log.warning("%s", error)
+            settle = partial(delivery.nak, _ACK_WAIT_S)  # who has it touches it; should that one die, it comes again
         except Exception:
             log.exception("a build broke off; it is begun again")
-            with contextlib.suppress(GpufnError):
-                delivery.nak(_AGAIN_AFTER_S)
+            settle = partial(delivery.nak, _AGAIN_AFTER_S)
         finally:
             touching.cancel()
+            with contextlib.suppress(GpufnError):  # it holds all the same, and is said when the id comes again
+                settle()
             self._pull.grant(1)
 
-    async def _build(self, delivery: Delivery) -> None:
-        build_id = delivery.payload.decode()
-        record = await BuildRecord.open(self._builds, build_id)
-        if record is None or record.build.state.ended:
-            return
+    async def _build(self, build_id: str) -> None:
+        """Raises TakenAway when another builder has it, and what broke it off otherwise."""
         try:
-            if record.build.cancel:
-                await self._end(record, BuildState.CANCELLED, Ended())
-            elif delivery.delivered > _MOST_DELIVERIES:
-                lost = BuildFailed(f"it was begun {_MOST_DELIVERIES} times, and each time its builder died").info()
-                await self._end(record, BuildState.FAILED, Ended(error=lost))
-            else:
+            record = await BuildRecord.claim(self._builds, build_id, self._builder, self._clock.time())
+            try:
                 await self._run(record)
-        except BuildNotFound as error:
+            except asyncio.CancelledError:
+                with contextlib.suppress(GpufnError):
+                    await record.give_back("its builder stopped")
+                raise
+            except TakenAway:
+                await _once_the_bus_is_back(record.tell_that_we_live)
+                raise
+            except PlatformError:
+                await _once_the_bus_is_back(partial(record.give_back, "it broke off, and is begun again"))
+                raise
+        except (BuildNotFound, HasEnded) as error:
             log.info("%s", error)
 
     async def _run(self, record: BuildRecord) -> None:
         build = record.build
-        started_at = build.started_at or self._clock.time()
-        await record.change(state=BuildState.BUILDING, detail="", started_at=started_at)
+        if build.cancel:
+            await self._end(record, BuildState.CANCELLED, Ended())
+        elif build.deaths >= _MOST_DEATHS:
+            lost = BuildFailed(f"it was begun {build.deaths} times, and each time its builder died")
+            await self._end(record, BuildState.FAILED, Ended(error=lost.info()))
+        elif (ended := await self._work(record)) is not None:
+            await self._end(record, ended.state, ended)
+        else:
+            await self._end(record, BuildState.CANCELLED, Ended())
+
+    async def _work(self, record: BuildRecord) -> Ended | None:
+        """How it ended; None when it was broken off for what its record says."""
+        build = record.build
         work = asyncio.create_task(self._building.run(build, self._target, record.tell), name=f"work of {build.id}")
-        stop_to_look = await record.watch(work.cancel)
-        writing = asyncio.create_task(record.keep_up(), name=f"progress of {build.id}")
         try:
-            ended, state = await work, BuildState.SUCCEEDED
-            state = ended.state
+            async with record.kept_up(work.cancel):
+                return await work
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                await record.change(state=BuildState.PENDING, detail="its builder stopped")
                 raise
-            ended, state = Ended(), BuildState.CANCELLED
+            return None
+        except GpufnError:
+            raise
+        except Exception as error:  # it would come again and again
+            log.exception("build %s failed for a fault of the builder's own", build.id)
+            return Ended(error=BuildFailed(f"the builder failed at it: {type(error).__name__}: {error}").info())
         finally:
-            stop_to_look()
             work.cancel()
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
-        await self._end(record, state, ended)
+            await asyncio.gather(work, return_exceptions=True)
 
     async def _end(self, record: BuildRecord, state: BuildState, ended: Ended) -> None:
         await record.change(
@@ -191,3 +218,10 @@ async def _touch(delivery: Delivery) -> None:
         await asyncio.sleep(_TOUCH_EVERY_S)
         with contextlib.suppress(GpufnError):
             delivery.touch()
+
+
+async def _once_the_bus_is_back(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        with contextlib.suppress(BusUnavailable):
+            return await work()
+        await asyncio.sleep(_AGAIN_AFTER_S)

@@ -167,7 +167,8 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the builder, for one model on one DeviceKind. Also the job: a PENDING one waits in the BUILD stream.
 
     `engines` are EngineKeys, the best first: a worker takes the first that loads. `report` names the JSON report in the
-    object store, `page` the HTML one. `detail` says in words what `stage` is at.
+    object store, `page` the HTML one. `detail` says in words what `stage` is at. A BUILDING one is one builder's:
+    `builder`, a node and a mark of its process; `deaths` counts those that died while they had it.
     """
 
     id: str
@@ -186,3 +187,5 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     page: str = ""
     started_at: float | None = None
     ended_at: float | None = None
+    builder: str = ""
+    deaths: int = 0

@@ -15,19 +15,22 @@ import pytest
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus
+from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
 from gpufn.device import Device, DeviceType
 from gpufn.engine import Build, BuildStage, BuildState
+from gpufn.errors import BusUnavailable
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import NodeReport
 from gpufn.settings import InvalidSetting
 from gpufn_builder import loop
-from gpufn_builder.building import PROCESS
+from gpufn_builder.building import PROCESS, Building
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
 from gpufn_builder.loop import Builder
+from gpufn_builder.record import BuildRecord
 from gpufn_builder.settings import BuilderSettings
 from tests.builder import bench, models
 
@@ -35,9 +38,10 @@ from tests.builder import bench, models
 class Scene:
     """A builder of node `n`, and who asks it."""
 
-    def __init__(self, bus: Bus, builds: KeyValue, builder: Builder) -> None:
+    def __init__(self, bus: Bus, builds: KeyValue, building: Building, builder: Builder) -> None:
         self.bus = bus
         self.builds = builds
+        self.building = building
         self.seen: list[Build] = []
         self._builder = builder
         self._task: asyncio.Task[None] | None = None
@@ -47,7 +51,8 @@ class Scene:
         await streams.ensure_streams(bus)
         builds = await KeyValue.open(bus, subjects.BUILDS)
         building, _ = await bench.open_building(bus, folder, process=process)
-        return cls(bus, builds, Builder(bus, builds=builds, building=building, node="n", clock=SystemClock()))
+        builder = Builder(bus, builds=builds, building=building, node="n", clock=SystemClock())
+        return cls(bus, builds, building, builder)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._builder.run())
@@ -170,20 +175,109 @@ async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, na
     await second.stop()
 
 
+@pytest.mark.parametrize("left", [{"deaths": 5}, {"deaths": 4, "state": BuildState.BUILDING, "builder": "n/dead"}])
 async def test_a_build_that_kills_its_builders_is_given_up(
-    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connect: Any, nats: Any, tmp_path: Path, left: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(loop, "_MOST_DELIVERIES", 0)
     scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
     scene.start()
-    await scene.ask(await bench.upload(scene.bus, bench.scaled(8)))
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(8)), **left)
     build = await scene.ended()
     assert build.error is not None
     assert (build.state, build.error.message) == (
         BuildState.FAILED,
-        "it was begun 0 times, and each time its builder died",
+        "it was begun 5 times, and each time its builder died",
     )
     await scene.stop()
+
+
+async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    asked = await scene.ask(await bench.upload(scene.bus, bench.scaled(11)))
+    queue = subjects.BUILD, subjects.build_consumer("cpu")
+    await streams.ensure_consumer(
+        scene.bus, *queue, subjects.build_queue("cpu"), ack_wait_s=30, max_ack_pending=-1
+    )  # fmt: skip
+    came: list[int] = []
+
+    def give_back(delivery: Delivery) -> None:
+        came.append(delivery.delivered)
+        delivery.nak()
+        if len(came) < 9:
+            pull.grant(1)
+
+    pull = Pull(scene.bus, *queue, give_back)
+    pull.grant(1)
+    await bench.until(lambda: len(came) == 9)
+    pull.withdraw()
+    scene.start()
+    build = await scene.ended()
+    assert (build.id, build.state, build.deaths) == (asked.id, BuildState.SUCCEEDED, 0)
+    await scene.stop()
+
+
+async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    run, away = scene.building.run, [BusUnavailable("it is away")] * 9
+
+    async def sometimes(*given: Any) -> Any:
+        if away:
+            raise away.pop()
+        return await run(*given)
+
+    monkeypatch.setattr(scene.building, "run", sometimes)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(12)))
+    build = await scene.ended()
+    assert (build.state, build.deaths, away) == (BuildState.SUCCEEDED, 0, [])
+    await scene.stop()
+
+
+async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+
+    async def faulty(*_: Any) -> Any:
+        raise KeyError("backend")
+
+    monkeypatch.setattr(scene.building, "run", faulty)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(13)))
+    build = await scene.ended()
+    assert build.error is not None
+    assert (build.state, build.error.message) == (BuildState.FAILED, "the builder failed at it: KeyError: 'backend'")
+    await scene.until_acked()
+    await scene.stop()
+
+
+async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(14)))
+    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    other = await BuildRecord.claim(scene.builds, scene.last.id, "other/1", 0.0)
+    await bench.until(lambda: (scene.last.builder, scene.last.deaths) == ("other/1", 0))  # the first one says it lives
+    assert list((tmp_path / "builds").iterdir()) == []
+    assert await scene.queued() == 1
+    await other.change(state=BuildState.SUCCEEDED, engines=("e" * 64,))
+    await scene.stop()
+    assert (scene.last.state, scene.last.engines) == (BuildState.SUCCEEDED, ("e" * 64,))
+
+
+async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(15)))
+    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    ended = msgspec.structs.replace(scene.last, state=BuildState.FAILED, detail="ended by hand")
+    await scene.builds.put(ended.id, encode(ended))
+    await scene.until_acked()
+    await scene.stop()
+    assert scene.last == ended
 
 
 async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: Any, tmp_path: Path) -> None:
