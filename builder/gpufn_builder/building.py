@@ -31,6 +31,7 @@ from gpufn_builder.exchange import (
     Told,
 )
 from gpufn_builder.identity import Target
+from gpufn_builder.made import check
 from gpufn_builder.process import Work, disk_failed, environment
 from gpufn_builder.report import BuildReport, CandidateRow, StageRow, failed_row, found_row
 from gpufn_builder.store import Store
@@ -124,14 +125,18 @@ class Building:
             spec = run.build.model
             await self._store.fetch(spec.files, folder / MODEL)
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
-            result = await self._in_process(self._request(run, folder), folder, on_told)
+            request = self._request(run, folder)
+            result = await self._in_process(request, folder, on_told)
+            for made in result.engines:
+                await asyncio.to_thread(check, made, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
             rows = {row.backend: row for row in result.candidates}
             run.reject(rows)
             began = self._clock.monotonic()
             for made in result.engines:
                 on_told(Told(BuildStage.PUBLISH, PUBLISH_BEGINS, str(made.manifest.backend)))
-                run.take(await self._store.publish(made.manifest, Path(made.folder)), rows[made.manifest.backend])
+                manifest = await self._store.publish(made.manifest, Path(made.folder))
+                run.take(manifest, rows.get(manifest.backend, found_row(manifest)))
             if result.engines:
                 found = ", ".join(f"{made.manifest.key[:12]} ({made.manifest.backend})" for made in result.engines)
                 run.stages = (*run.stages, StageRow(BuildStage.PUBLISH, self._clock.monotonic() - began, found))

@@ -5,6 +5,9 @@
 
 A build's process leads a group, which its candidates' processes join: what is left of the group ends with the build.
 All of them end with their parent. `serve` is the other side.
+
+A process that reads a stranger's model may become that model's. Nothing that it says, leaves or prints is believed to
+be well formed, or to end: whatever it does comes out of `wait` as a BuildFailed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -28,11 +32,14 @@ from typing import Final, TypeVar
 import msgspec
 
 from gpufn.engine import BuildStage
-from gpufn.errors import BuildFailed, ErrorInfo, GpufnError, error_from
+from gpufn.errors import BuildFailed, ErrorInfo, GpufnError
 from gpufn_builder.exchange import Failed, Line, Request, Told
+from gpufn_builder.printed import Printed
 
-_LAST_LINES: Final = 30
-_LAST_BYTES: Final = 8192
+_PIPE_BYTES: Final = 1 << 20  # what a pipe holds at most
+_LONGEST_LINE: Final = 1 << 16
+_LARGEST_RESULT: Final = 64 << 20
+_LOOK_EVERY_S: Final = 1.0
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _REQUEST: Final = "request.json"
@@ -60,8 +67,9 @@ class Work:
         self,
         process: subprocess.Popen[bytes],
         lines: int,
-        printed: Path,
+        printed: Printed,
         *,
+        result: Path,
         name: str,
         leads: bool,
         memory_limit_bytes: int | None,
@@ -70,6 +78,7 @@ class Work:
         self._pidfd = os.pidfd_open(process.pid)
         self._lines = lines
         self._printed = printed
+        self._result = result
         self._name = name
         self._leads = leads
         self._memory_limit_bytes = memory_limit_bytes
@@ -89,28 +98,30 @@ class Work:
     ) -> Work:
         """`folder` takes the request and what the process prints. `name` is what errors call it."""
         folder.mkdir(parents=True, exist_ok=True)
-        path, printed = folder / _REQUEST, folder / "output.txt"
+        path = folder / _REQUEST
         path.write_bytes(msgspec.json.encode(request))
+        printed = Printed(folder / "output.txt")
         reader, writer = os.pipe()
         try:
-            with printed.open("wb") as output:
-                process = subprocess.Popen(  # noqa: S603
-                    [sys.executable, "-P", "-u", "-m", module, str(path), str(writer), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=dict(environ),
-                    cwd=folder,
-                    pass_fds=[writer],
-                    process_group=0 if leads else None,
-                )
+            process = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-P", "-u", "-m", module, str(path), str(writer), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=printed.file,
+                stderr=printed.file,
+                env=dict(environ),
+                cwd=folder,
+                pass_fds=[writer],
+                process_group=0 if leads else None,
+            )
         except BaseException:
             os.close(reader)
+            printed.close()
             raise
         finally:
             os.close(writer)
         limit = request.memory_limit_bytes
-        return cls(process, reader, printed, name=name, leads=leads, memory_limit_bytes=limit)
+        result = folder / _RESULT
+        return cls(process, reader, printed, result=result, name=name, leads=leads, memory_limit_bytes=limit)
 
     def wait(
         self, on_told: Callable[[Told], None], result_type: type[_Result], timeout_s: float, *, grace_s: float = 0.0
@@ -119,7 +130,7 @@ class Work:
         `grace_s` more for one that knows of it and may say itself what took so long."""
         stage: BuildStage | str = ""
         error: ErrorInfo | None = None
-        is_late = False
+        why = ""
         try:
             for line in self._hear(time.monotonic() + timeout_s + grace_s):
                 if isinstance(line, Told):
@@ -128,25 +139,25 @@ class Work:
                 else:
                     error = line.error
         except TimeoutError:
-            is_late = True
+            why = f"did not end within {timeout_s:g} s"
+        except msgspec.DecodeError:
+            why = "says what nobody understands"
         finally:
-            code = self._close()
-        said = self.last_lines()
-        if is_late:
-            raise BuildFailed(f"{self._name} did not end within {timeout_s:g} s", stage=stage, log=said)
-        if error is not None:
-            failure = error_from(error)
-            if isinstance(failure, BuildFailed):
-                raise BuildFailed(
-                    failure.message, stage=failure.stage or stage, node=failure.node, log=failure.log or said
-                )
-            raise failure
-        if code:
-            raise BuildFailed(f"{self._name} {_how(code, said, self._memory_limit_bytes)}", stage=stage, log=said)
-        try:
-            return msgspec.msgpack.decode((self._printed.parent / _RESULT).read_bytes(), type=result_type)
-        except FileNotFoundError:
-            raise BuildFailed(f"{self._name} ended without a result", stage=stage, log=said) from None
+            code, said = self._close()
+        if not why and error is not None:
+            raise BuildFailed(
+                error.message, stage=error.stage or stage, node=error.node or "", log=error.traceback or said
+            )
+        if not why and code:
+            why = _how(code, said, self._memory_limit_bytes)
+        if not why:
+            try:
+                return msgspec.msgpack.decode(_read_result(self._result), type=result_type)
+            except FileNotFoundError:
+                why = "ended without a result"
+            except (OSError, msgspec.DecodeError, GpufnError):
+                why = "left a result that cannot be read"
+        raise BuildFailed(f"{self._name} {why}", stage=stage, log=said)
 
     def end(self) -> None:
         """Now, and whatever it does; `wait` then returns."""
@@ -159,40 +170,39 @@ class Work:
                 else:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def last_lines(self) -> str:
-        """The end of what it printed."""
-        try:
-            with self._printed.open("rb") as file:
-                file.seek(max(0, self._printed.stat().st_size - _LAST_BYTES))
-                return "\n".join(file.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
-        except OSError:
-            return ""
-
     def _hear(self, until: float) -> Iterator[Line]:
-        """The lines as they come, until the process has ended. Raises TimeoutError."""
+        """The lines as they come, until the process has ended. Raises TimeoutError, DecodeError."""
         decode = msgspec.json.Decoder(Line).decode
         poll = select.poll()
         poll.register(self._lines, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         rest = b""
-        while ready := dict(poll.poll(max(0.0, until - time.monotonic()) * 1000)):
-            if self._lines not in ready:
-                return
-            if not (data := os.read(self._lines, 1 << 16)):
-                poll.unregister(self._lines)
-            *lines, rest = (rest + data).split(b"\n")
-            yield from map(decode, lines)
+        while (left_s := until - time.monotonic()) > 0:
+            ready = dict(poll.poll(min(left_s, _LOOK_EVERY_S) * 1000))
+            self._printed.shorten()
+            if self._lines in ready:
+                if not (data := os.read(self._lines, _PIPE_BYTES)):
+                    poll.unregister(self._lines)
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > _LONGEST_LINE:
+                    raise msgspec.DecodeError("it has no end")
+                yield from map(decode, lines)
+            if self._pidfd in ready:
+                return  # it has said all that it had to say: who still writes is somebody that it left behind
         raise TimeoutError
 
-    def _close(self) -> int:
-        """The exit code. Its group's number is its own as long as nobody has waited for it."""
+    def _close(self) -> tuple[int, str]:
+        """The exit code, and the end of what it printed. Its group's number is its own as long as nobody has waited for
+        it."""
         self.end()
         with self._is_over:
             self._lives = False
             code = self._process.wait()
             os.close(self._lines)
             os.close(self._pidfd)
-        return code
+        said = self._printed.last_lines()
+        self._printed.close()
+        return code, said
 
 
 def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec.Struct]) -> int:
@@ -235,6 +245,16 @@ def disk_failed(error: OSError, stage: BuildStage | str = "") -> BuildFailed:
         return BuildFailed("the builder's disk is full: make room there and build again", stage=stage)
     why = error.strerror or str(error)
     return BuildFailed(f"a file of the build cannot be read or written: {why}", stage=stage, log=traceback.format_exc())
+
+
+def _read_result(path: Path) -> bytes:
+    """Raises OSError for what is no file, or larger than any result."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_RESULT:
+            raise OSError(errno.EINVAL, "no result")
+        return file.read()
 
 
 def _how(code: int, said: str, memory_limit_bytes: int | None) -> str:

@@ -81,7 +81,9 @@ class Store:
         try:
             for file in manifest.files:
                 path = folder / file.name
-                await self._patiently(partial(objects.put_file, self._bus, subjects.ENGINE_FILES, path))
+                digest = await self._patiently(partial(objects.put_file, self._bus, subjects.ENGINE_FILES, path))
+                if digest != file.digest:
+                    raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
             try:
                 await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
             except Conflict:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.engine import Accuracy, BuildStage, Latency
-from gpufn.errors import BuildFailed
+from gpufn.errors import BuildFailed, BusUnavailable
 from gpufn_builder.exchange import CandidateRequest, CandidateResult
 from gpufn_builder.process import Tell, serve
 
@@ -49,8 +49,6 @@ def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
             os._exit(7)
         case "leave without a word":
             os._exit(0)
-        case "be killed":
-            os.kill(os.getpid(), signal.SIGKILL)
         case "crash while measuring":
             tell(BuildStage.MEASURE, 0.8, "")
             ctypes.string_at(0)
@@ -63,7 +61,66 @@ def work(request: CandidateRequest, tell: Tell) -> msgspec.Struct:
             Path(request.folder).write_text(str(os.getpid()))
             while True:
                 time.sleep(60)
+        case do:
+            _deceive(do, tell)
     raise AssertionError
+
+
+def _deceive(do: str, tell: Tell) -> None:
+    """As one that a stranger's model has taken over."""
+    match do:
+        case "be killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "say nonsense":
+            os.write(int(sys.argv[2]), b"what is this?\n")
+            time.sleep(60)
+        case "say the same for ever":
+            while True:
+                os.write(int(sys.argv[2]), b"x" * 4096)
+        case "leave nonsense":
+            _result().write_bytes(b"what is this?")
+            os._exit(0)
+        case "leave a pipe":
+            os.mkfifo(_result())
+            os._exit(0)
+        case "leave a link":
+            (_result().parent / "elsewhere").write_bytes(msgspec.msgpack.encode(RESULT))
+            _result().symlink_to("elsewhere")
+            os._exit(0)
+        case "leave too much":
+            with _result().open("wb") as file:
+                file.truncate(1 << 30)
+            os._exit(0)
+        case "leave somebody behind":
+            if os.fork():
+                os._exit(0)
+            while True:  # until nobody listens
+                tell(BuildStage.COMPILE, 0.5, "still here")
+        case _:
+            _go_on(do)
+
+
+def _go_on(do: str) -> None:
+    match do:
+        case "fail as the bus does":
+            raise BusUnavailable("not so")
+        case "print without end":
+            _print_until_it_is_shortened()
+            raise ValueError("the last words")
+
+
+def _result() -> Path:
+    return Path(sys.argv[1]).parent / "result"
+
+
+def _print_until_it_is_shortened() -> None:
+    size = 0
+    while os.fstat(1).st_size >= size:
+        if size > 64 << 20:
+            os._exit(3)
+        size = os.fstat(1).st_size
+        os.write(1, b"x" * 4095 + b"\n")
+        time.sleep(0.001)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from gpufn.bus import objects, streams
 from gpufn.engine import Backend, BuildStage, BuildState
-from gpufn.errors import BusUnavailable
+from gpufn.errors import BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
@@ -359,3 +359,19 @@ async def test_a_manifest_is_never_replaced(connect: Any, nats: Any, tmp_path: P
         await objects.get_file(bus, subjects.ENGINE_FILES, file.digest, tmp_path / file.name)
     later = msgspec.structs.replace(first, built_at=first.built_at + 1)
     assert await store.publish(later, tmp_path) == await store.find(_key(spec)) == first
+
+
+async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_published(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(11))
+    await building.run(bench.build_of(spec), CPU, _ignore)
+    first = await store.find(_key(spec))
+    assert first is not None
+    for file in first.files:
+        (tmp_path / file.name).write_bytes(bytes(file.size))
+    with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx is not what the manifest names"):
+        await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
+    assert await store.find("0" * 64) is None

@@ -12,7 +12,7 @@ import pytest
 from gpufn.engine import Backend, BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import ModelFile, ModelSpec, Tolerance
-from gpufn_builder import identity
+from gpufn_builder import identity, printed
 from gpufn_builder.candidates import run_candidate
 from gpufn_builder.exchange import CandidateRequest, CandidateResult, MeasurePlan, Told
 from gpufn_builder.identity import Target
@@ -78,6 +78,14 @@ def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
         ("leave without a word", "compile", "onnxruntime-cpu ended without a result"),
         ("be killed", "compile", "onnxruntime-cpu was killed by SIGKILL"),
         ("crash while measuring", "measure", "onnxruntime-cpu was killed by SIGSEGV"),
+        ("say nonsense", "compile", "onnxruntime-cpu says what nobody understands"),
+        ("say the same for ever", "compile", "onnxruntime-cpu says what nobody understands"),
+        ("fail as the bus does", "compile", "not so"),
+        ("leave nonsense", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave a pipe", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave a link", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave too much", "compile", "onnxruntime-cpu left a result that cannot be read"),
+        ("leave somebody behind", "compile", "onnxruntime-cpu ended without a result"),
     ],
 )
 def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str, stage: str, message: str) -> None:
@@ -86,6 +94,15 @@ def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str
             _request(tmp_path, do), tmp_path, _environ(), timeout_s=60, on_told=lambda told: None, process=PROCESS
         )
     assert (failure.value.stage, failure.value.message) == (stage, message)
+
+
+def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(printed, "_MOST_BYTES", 1 << 20)
+    with pytest.raises(BuildFailed, match="onnxruntime-cpu ended with code 1: ValueError: the last words") as failure:
+        _run(tmp_path, "print without end")
+    assert failure.value.log.endswith("ValueError: the last words")
 
 
 def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
