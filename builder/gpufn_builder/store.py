@@ -1,6 +1,7 @@
 """What the builder reads from the bus and puts there: a model's files, engines, reports.
 
-An engine is published files first, manifest last and create-only: a manifest means that all that it names is there. Two
+An engine is published files first, then the manifest, create-only: a manifest means that all that it names is there.
+Who removes what no manifest names may have come by in between, so at last what is not there any more is put again. Two
 builds of one engine at a time compile it once: the second waits for the first one's lease, and finds its engine.
 
 While the bus is away, as in an election, a build waits for a while: hours of work may be in it.
@@ -58,9 +59,13 @@ class Store:
         return cls(bus, engines, await KeyValue.open(bus, subjects.LEASES), clock)
 
     async def find(self, key: str) -> EngineManifest | None:
-        """The engine of this EngineKey, if it was built."""
-        entry = await self._engines.get(key)
-        return _manifest.decode(entry.value) if entry is not None else None
+        """The engine of this EngineKey, if it was built. It is written anew, so that whoever was about to remove it
+        does not."""
+        while (entry := await self._engines.get(key)) is not None:
+            with contextlib.suppress(Conflict):
+                await self._engines.update(key, entry.value, entry.revision)
+                return _manifest.decode(entry.value)
+        return None
 
     async def fetch(self, files: Sequence[ModelFile], folder: Path) -> None:
         """The files of a model, under their names, into `folder`, which is there. Raises BuildFailed(stage="ingest")
@@ -80,17 +85,23 @@ class Store:
         Raises BuildFailed(stage="publish"), and then nothing shows that there was an engine."""
         try:
             for file in manifest.files:
-                path = folder / file.name
-                digest = await self._patiently(partial(objects.put_file, self._bus, subjects.ENGINE_FILES, path))
-                if digest != file.digest:
-                    raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
+                await self._put(file, folder)
             try:
                 await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
             except Conflict:
                 return await self.find(manifest.key) or manifest
+            for file in manifest.files:
+                touch = partial(objects.touch, self._bus, subjects.ENGINE_FILES, file.digest)
+                if not await self._patiently(touch):
+                    await self._put(file, folder)
         except (GpufnError, OSError) as error:
             raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
         return manifest
+
+    async def _put(self, file: ModelFile, folder: Path) -> None:
+        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name)
+        if await self._patiently(put) != file.digest:
+            raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
 
     async def put_report(self, data: bytes) -> str:
         """In either form; its digest. Raises BuildFailed(stage="publish")."""

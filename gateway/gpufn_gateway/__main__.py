@@ -228,7 +228,7 @@ class _Gateway:
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
             *WebhookRoutes(self._webhook_secrets, access).routes(),
             *ScheduleRoutes(self._open.schedules, registry, bodies, clock).routes(),
-            *EngineRoutes(Engines(bus, buckets.engines, registry, builds), bodies).routes(),
+            *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
             *UsageRoutes(buckets.usage, clock).routes(),
             *OperationRoutes(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
 
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.protocol import subjects
 from gpufn.usage import KEPT_S
+
+T = TypeVar("T")
+
+
+async def records(bucket: KeyValue, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
+    """Every record that there is, from the bus: a watch may lag."""
+    return [decoder.decode(entry.value) for entry in await bucket.entries()]
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Set
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from gpufn.bus import objects, queues, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.engine import Build, EngineManifest
 from gpufn.errors import Conflict
@@ -35,15 +34,13 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function, Revision, RevisionKey
 from gpufn_gateway import usage
-from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.buckets import Buckets, records
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.duty import tried_again
 from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.registry import Registry
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _EVERY_S: Final = 60.0
 _AFTER_A_DELETE_S: Final = 5.0  # its workers have mostly ended by then
@@ -189,15 +186,11 @@ class Collection:
     async def _stored(self) -> dict[str, set[str]]:
         """The blobs that the records themselves name."""
         return usage.named_blobs(
-            await _read(self._buckets.revisions, _revision),
-            await _read(self._buckets.builds, _build),
-            await _read(self._buckets.engines, _manifest),
+            await records(self._buckets.revisions, _revision),
+            await records(self._buckets.builds, _build),
+            await records(self._buckets.engines, _manifest),
         )
 
     def _revisions(self) -> Iterator[Revision]:
         for numbered in self._registry.revisions.values():
             yield from numbered.values()
-
-
-async def _read(bucket: KeyValue, decoder: msgspec.msgpack.Decoder[T]) -> list[T]:
-    return [decoder.decode(entry.value) for entry in await bucket.entries()]

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import msgspec
 
 from gpufn.bus import objects
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
-from gpufn.engine import EngineManifest
-from gpufn.errors import FunctionNotFound
+from gpufn.clock import Clock
+from gpufn.engine import Build, EngineManifest
+from gpufn.errors import Conflict, FunctionNotFound
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
-from gpufn.revision import Revision
+from gpufn.revision import Function, Revision
 from gpufn.spec import Packaging, function_name
-from gpufn_gateway.builds import Builds
+from gpufn_gateway.buckets import Buckets, records
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.usage import Unused, unused, users
 
+log = logging.getLogger(__name__)
+
+_manifest = msgspec.msgpack.Decoder(EngineManifest)
+_revision = msgspec.msgpack.Decoder(Revision)
+_function = msgspec.msgpack.Decoder(Function)
+_build = msgspec.msgpack.Decoder(Build)
+
 
 class Engines:
-    def __init__(self, bus: Bus, engines: KeyValue, registry: Registry, builds: Builds) -> None:
+    def __init__(self, bus: Bus, buckets: Buckets, registry: Registry, clock: Clock) -> None:
         self._bus = bus
-        self._engines = engines
+        self._buckets = buckets
         self._registry = registry
-        self._builds = builds
+        self._clock = clock
 
     def listed(self) -> list[dict[str, Any]]:
         """Every engine, the newest first."""
@@ -32,16 +42,40 @@ class Engines:
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
         return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
 
-    def unused(self) -> Unused:
-        known = self._registry
-        return unused(known.manifests, self._revisions(), known.functions, self._builds.known.values())
+    async def collect(self, *, dry_run: bool = False) -> Unused:
+        """What nobody uses, and it is gone unless that was a `dry_run`.
 
-    async def remove(self, going: Unused) -> None:
-        """Manifests first: what there is a manifest of is whole."""
+        By the records themselves: what this gateway has heard of may be less. In this order: a build ends after its
+        revision's record is made, or is still remembered; and an engine that a build finds meanwhile is written anew
+        (`gpufn_builder.store`), so that it stays.
+        """
+        entries = {entry.key: entry for entry in await self._buckets.engines.entries()}
+        revisions = await records(self._buckets.revisions, _revision)
+        functions = {each.name: each for each in await records(self._buckets.functions, _function)}
+        builds = await records(self._buckets.builds, _build)
+        manifests = {key: _manifest.decode(entry.value) for key, entry in entries.items()}
+        going = unused(manifests, revisions, functions, builds, self._clock.time())
+        if dry_run:
+            return going
+        removed = []
         for manifest in going.engines:
-            await self._engines.delete(manifest.key)
-        for digest in going.files:
-            await objects.delete(self._bus, subjects.ENGINE_FILES, digest)
+            try:
+                await self._buckets.engines.delete(manifest.key, entries[manifest.key].revision)
+            except Conflict:
+                log.info("the engine %s stays: it is used again", manifest.key)
+            else:
+                removed.append(manifest)
+        return Unused(tuple(removed), await self._remove_files(removed))
+
+    async def _remove_files(self, removed: Iterable[EngineManifest]) -> dict[str, int]:
+        """Those that no other engine names: their sizes. The blobs are looked at first: a builder touches those that it
+        has named, and then they are others."""
+        blobs = {blob.digest: blob for blob in await objects.blobs(self._bus, subjects.ENGINE_FILES)}
+        named = {file.digest for each in await records(self._buckets.engines, _manifest) for file in each.files}
+        going = {file.digest: file.size for each in removed for file in each.files if file.digest not in named}
+        for digest in going.keys() & blobs.keys():
+            await objects.remove(self._bus, subjects.ENGINE_FILES, blobs[digest])
+        return going
 
     def models(self) -> list[dict[str, Any]]:
         """The models of every function's serving revision."""

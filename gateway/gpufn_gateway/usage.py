@@ -23,6 +23,7 @@ from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_gateway.building import RECORDED_WITHIN_S
 
 YOUNG_S: Final = 3600.0  # an upload, or a revision whose Function's record is still to come
 _RETIRED_S: Final = 60.0
@@ -163,12 +164,16 @@ def unused(
     revisions: Iterable[Revision],
     functions: Mapping[str, Function],
     builds: Iterable[Build],
+    now: float,
 ) -> Unused:
     """A revision keeps its engines while it can be rolled back to or is called; a build, those of its model until it
-    has ended, and those that it made until the revision that waits for it is READY."""
+    has ended, and those that it made until the revision that waits for it is READY, or for a minute when there is none:
+    a build's record is made before its revision's."""
     kept: set[str] = set()
     waited_for: set[str] = set()
+    has_revision: set[str] = set()
     for revision in revisions:
+        has_revision |= set(revision.builds)
         function = functions.get(revision.function)
         is_called = function is not None and revision.number in (function.active, function.serving)
         if revision.state is RevisionState.READY or is_called:
@@ -179,7 +184,7 @@ def unused(
     for build in builds:
         if not build.state.ended:
             models.add(model_digest(build.model.files))
-        elif build.id in waited_for:
+        elif build.id in waited_for or (build.id not in has_revision and now - _ended_at(build) < RECORDED_WITHIN_S):
             kept |= set(build.engines)
     going = [
         manifest for key, manifest in manifests.items() if key not in kept and manifest.identity.model not in models

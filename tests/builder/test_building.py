@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from gpufn.bus import objects, streams
-from gpufn.engine import Backend, BuildStage, BuildState
+from gpufn.engine import Backend, BuildStage, BuildState, EngineManifest
 from gpufn.errors import BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
@@ -375,3 +375,24 @@ async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_p
     with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx is not what the manifest names"):
         await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
     assert await store.find("0" * 64) is None
+
+
+async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_again(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(12))
+    create = store._engines.create
+
+    async def collected_before(key: str, value: bytes) -> int:
+        for file in msgspec.msgpack.decode(value, type=EngineManifest).files:
+            await objects.delete(bus, subjects.ENGINE_FILES, file.digest)
+        return await create(key, value)
+
+    monkeypatch.setattr(store._engines, "create", collected_before)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    for file in manifest.files:
+        assert await objects.exists(bus, subjects.ENGINE_FILES, file.digest)

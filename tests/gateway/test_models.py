@@ -24,7 +24,10 @@ from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import NodeReport
 from gpufn.revision import Revision, RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
+from gpufn_gateway import engines
+from gpufn_gateway.buckets import records
 from gpufn_gateway.builds import Builds
+from gpufn_gateway.usage import retired
 from tests.gateway.whole import ARTIFACT_LIMIT, Whole, gateway_on, until
 
 ONNX = b"an ONNX file, as far as a gateway looks"
@@ -346,6 +349,68 @@ async def test_engines_that_nobody_uses_are_removed_with_their_files(nats: Any) 
             ]
             assert there == [True, dry_run]
         assert await gateway.buckets.engines.keys() == ["used"]
+
+
+async def collected(gateway: Whole) -> list[str]:
+    answer = await gateway.http.post("/v1/engines/gc", json={"dry_run": False})
+    return [each["key"] for each in answer.json()["engines"]]
+
+
+async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what_was_heard_of_them(nats: Any) -> None:
+    """As if the watches had been silent since before the deploy."""
+    async with gateway_on(nats) as gateway:
+        build_id = (await deploy(gateway, model("unheard"))).json()["builds"][0]
+        await publish(gateway, "unheard-1", b"unheard")
+        await built(gateway, build_id, engines=("unheard-1",))
+        await gateway.finishing.step()
+        revision = gateway.registry.revisions.pop("unheard")[1]
+        assert "unheard-1" not in await collected(gateway)
+        assert await objects.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
+        await gateway.deploys.delete("unheard")  # of a function that is deleted they go, when somebody asks for it
+        await gateway.revisions.put("unheard.1", encode(retired(revision, gateway.clock.time())))
+        assert "unheard-1" in await collected(gateway)
+        assert not await objects.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"unheard"))
+
+
+async def test_an_engine_that_a_build_finds_again_meanwhile_stays(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway_on(nats) as gateway:
+        await publish(gateway, "found-again", b"found again")
+        entry = await gateway.buckets.engines.get("found-again")
+        assert entry is not None
+
+        async def found_meanwhile(*given: Any) -> Any:
+            await gateway.buckets.engines.put(entry.key, entry.value)  # as a builder does that finds it
+            return await records(*given)
+
+        monkeypatch.setattr(engines, "records", found_meanwhile)
+        assert "found-again" not in await collected(gateway)
+        assert await gateway.buckets.engines.get("found-again") is not None
+        assert await objects.exists(gateway.bus, subjects.ENGINE_FILES, digest_of(b"found again"))
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_the_files_of_a_removed_engine_stay_that_another_names_meanwhile(
+    nats: Any, monkeypatch: pytest.MonkeyPatch, heard: bool
+) -> None:
+    """When this gateway heard of it, and when it is published behind our looking and then touched."""
+    async with gateway_on(nats) as gateway:
+        going, data = f"going-{heard}", f"shared bytes {heard}".encode()
+        await publish(gateway, going, data)
+        entry = await gateway.buckets.engines.get(going)
+        assert entry is not None
+        other = msgspec.structs.replace(msgspec.msgpack.decode(entry.value, type=EngineManifest), key=f"other-{heard}")
+
+        async def published_meanwhile(bucket: KeyValue, decoder: Any) -> Any:
+            found = [] if bucket is gateway.buckets.engines and not heard else await records(bucket, decoder)
+            if bucket is gateway.buckets.functions or found == []:
+                await gateway.buckets.engines.put(other.key, encode(other))
+                await objects.touch(gateway.bus, subjects.ENGINE_FILES, digest_of(data))
+            return found
+
+        monkeypatch.setattr(engines, "records", published_meanwhile)
+        assert going in await collected(gateway)
+        assert await gateway.buckets.engines.get(going) is None
+        assert await objects.get(gateway.bus, subjects.ENGINE_FILES, digest_of(data)) == data
 
 
 async def test_a_model_is_described_with_its_engines(nats: Any, problem: Any) -> None:

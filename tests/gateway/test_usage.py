@@ -12,6 +12,8 @@ from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.usage import builds_over, changes, named_blobs, tombstone, unused, users
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
+DAY = 86_400.0
+NOW = 1_000 * DAY
 
 
 def manifest(key: str, *files: tuple[str, int], model: str = "other") -> EngineManifest:
@@ -38,6 +40,10 @@ def build(state: BuildState, *engines: str) -> Build:
     return Build(id="b", model=MODEL, device="cpu", created_at=0.0, state=state, engines=engines)
 
 
+def ended(build_id: str, ended_at: float, *engines: str) -> Build:
+    return msgspec.structs.replace(build(BuildState.SUCCEEDED, *engines), id=build_id, ended_at=ended_at)
+
+
 FUNCTION = Function(name="f", active=2, serving=1, latest=2, updated_at=0.0)
 
 
@@ -52,6 +58,9 @@ FUNCTION = Function(name="f", active=2, serving=1, latest=2, updated_at=0.0)
         ([revision(3, RevisionState.FAILED, builds=("b",))], {}, [build(BuildState.SUCCEEDED, "k")], False),
         ([revision(3, RevisionState.BUILDING, builds=("b",))], {}, [build(BuildState.SUCCEEDED, "k")], True),
         ([], {}, [build(BuildState.SUCCEEDED, "k")], False),
+        ([], {}, [ended("b", NOW - 61, "k")], False),
+        ([], {}, [ended("b", NOW - 59, "k")], True),  # its revision's record may be still to come
+        ([revision(3, RevisionState.FAILED, builds=("b",))], {}, [ended("b", NOW - 59, "k")], False),
         ([], {}, [build(BuildState.BUILDING)], True),
         ([], {}, [build(BuildState.PENDING)], True),
     ],
@@ -60,13 +69,13 @@ def test_an_engine_stays_while_somebody_may_need_it(
     revisions: list[Revision], functions: dict[str, Function], builds: list[Build], is_kept: bool
 ) -> None:
     known = {"k": manifest("k", ("1", 10), model=model_digest(MODEL.files))}
-    going = unused(known, revisions, functions, builds)
+    going = unused(known, revisions, functions, builds, NOW)
     assert ([each.key for each in going.engines], going.freed_bytes) == (([], 0) if is_kept else (["k"], 10))
 
 
 def test_files_that_another_engine_shares_stay() -> None:
     known = {"k": manifest("k", ("1", 10), ("2", 20)), "l": manifest("l", ("2", 20), ("3", 30)), "m": manifest("m")}
-    going = unused(known, [revision(1, RevisionState.READY, "k")], {}, [])
+    going = unused(known, [revision(1, RevisionState.READY, "k")], {}, [], NOW)
     assert ([each.key for each in going.engines], going.files) == (["l", "m"], {"3" * 64: 30})
 
 
@@ -74,10 +83,6 @@ def test_the_revisions_that_use_an_engine_are_named() -> None:
     shared = revision(1, RevisionState.READY, "k", "l")
     other = msgspec.structs.replace(revision(2, RevisionState.READY, "k"), function="g")
     assert users([shared, other]) == {"k": ["f@1", "g@2"], "l": ["f@1"]}
-
-
-DAY = 86_400.0
-NOW = 1_000 * DAY
 
 
 def numbered(states: str, *, created_at: float = NOW, retired_at: float = NOW) -> dict[int, Revision]:
@@ -159,10 +164,6 @@ def test_a_tombstone_names_nothing_and_stays_as_it_is() -> None:
     assert (str(left), left.state, left.bundle, left.spec.models) == ("f@1", RevisionState.RETIRED, "", ())
     assert changes({1: left}, None, set(), kept=1, now=NOW) == {}
     assert len(msgspec.msgpack.encode(left)) < 1_000
-
-
-def ended(build_id: str, ended_at: float) -> Build:
-    return msgspec.structs.replace(build(BuildState.SUCCEEDED), id=build_id, ended_at=ended_at)
 
 
 def test_builds_go_when_they_are_old_or_many() -> None:

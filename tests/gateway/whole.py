@@ -130,7 +130,7 @@ class Whole:
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
-            *EngineRoutes(Engines(bus, buckets.engines, self.registry, self.builds), bodies).routes(),
+            *EngineRoutes(Engines(bus, buckets, self.registry, self.clock), bodies).routes(),
             *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
             *UsageRoutes(buckets.usage, clock).routes(),
             *OperationRoutes(

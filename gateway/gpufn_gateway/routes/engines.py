@@ -37,9 +37,7 @@ class EngineRoutes:
     async def collect(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
         wanted = await read_json(request, _Collect, self._bodies)
-        going = self._engines.unused()
-        if not wanted.dry_run:
-            await self._engines.remove(going)
+        going = await self._engines.collect(dry_run=wanted.dry_run)
         return json_answer(
             {
                 "engines": [engine_view(manifest) for manifest in going.engines],
