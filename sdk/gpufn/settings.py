@@ -7,7 +7,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from gpufn.errors import GpufnError
+from gpufn.errors import GpufnError, InvalidInput
+from gpufn.urls import check_bus
 
 _LONGEST_NODE: Final = 40
 _NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
@@ -20,9 +21,13 @@ class InvalidSetting(GpufnError):
 
 
 def bus_url(environ: Mapping[str, str]) -> str:
-    """GPUFN_NATS_URL: the bus, with credentials. Raises InvalidSetting where it is not set."""
+    """GPUFN_NATS_URL: the bus, with credentials. Raises InvalidSetting where it is not set, or no address."""
     if not (url := environ.get("GPUFN_NATS_URL", "")):
         raise InvalidSetting("GPUFN_NATS_URL is not set: give the bus's address, such as nats://agent:...@host:4222.")
+    try:
+        check_bus(url)
+    except InvalidInput as error:
+        raise InvalidSetting(f"GPUFN_NATS_URL: {error.message}.") from error
     return url
 
 

@@ -30,3 +30,24 @@ def check_webhook(url: str) -> None:
         raise InvalidInput(
             "a webhook's address holds no user and no password: its signature says who sends it", field="webhook"
         )
+
+
+def check_bus(url: str) -> None:
+    """`url`: one NATS server or several, separated by commas. Raises InvalidInput, which tells no password.
+
+    >>> check_bus("nats://gpufn:s3cret@10.0.0.1:4222,nats://gpufn:s3cret@10.0.0.2:4222")
+    >>> check_bus("10.0.0.1:4222")
+    Traceback (most recent call last):
+        ...
+    gpufn.errors.InvalidInput: '10.0.0.1:4222' is not a NATS server's address: write for example nats://HOST:4222
+    """
+    for server in map(str.strip, url.split(",")):
+        try:
+            parts = urlsplit(server)
+            is_usable = parts.scheme in ("nats", "tls") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not is_usable or not server.isprintable() or " " in server:
+            scheme, there, rest = server.rpartition("://")
+            shown = f"{scheme}{there}{rest.rpartition('@')[2]}"
+            raise InvalidInput(f"{shown!r} is not a NATS server's address: write for example nats://HOST:4222")

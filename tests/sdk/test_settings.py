@@ -34,3 +34,5 @@ def test_the_bus_is_named() -> None:
     assert bus_url({"GPUFN_NATS_URL": "nats://h"}) == "nats://h"
     with pytest.raises(InvalidSetting, match="GPUFN_NATS_URL is not set: give the bus's address"):
         bus_url({"GPUFN_NATS_URL": ""})
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL: 'h:1' is not a NATS server's address"):
+        bus_url({"GPUFN_NATS_URL": "h:1"})

@@ -87,6 +87,27 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(
     assert re.fullmatch(r"gpufn: gateway cannot start: .*SHOUTING.*\n", ended.stderr)
 
 
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nats", "foo"), "--nats: 'foo' is not a NATS server's address: write for example nats://HOST:4222"),
+        (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
+        (("--nats", "nats://a:b@h:99999"), "--nats: 'nats://h:99999' is not a NATS server's address: .+"),
+        (("--host", ""), "--host: '' is not an address of this machine"),
+        (("--host", "300.1.1.1"), "--host: '300.1.1.1' is not an address of this machine"),
+        (("--host", "192.0.2.1"), r"--host: cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"),
+    ],
+)
+def test_an_address_that_is_none_is_one_line_before_anything_starts(
+    tmp_path: Path, options: tuple[str, str], said: str, detach: tuple[str, ...]
+) -> None:
+    ended = _gpufn(tmp_path, "up", "--port", "0", *options, *detach)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(f"gpufn: {said}\n", ended.stderr), ended.stderr
+    assert not (tmp_path / "logs" / "gateway.log").exists()
+
+
 @pytest.mark.parametrize("options", [(), ("--detach",)])
 def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
     ended = _gpufn(Path("/proc/x"), "up", "--port", "0", *options)
@@ -109,6 +130,15 @@ def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"cannot listen on 192\.0\.2\.1:8090: Cannot assign requested address"):
         _free_port("192.0.2.1", 8090)
+
+
+def test_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*arguments: object, **options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(InvalidInput, match=r"'nosuch' is not an address of this machine"):
+        _free_port("nosuch", 0)
 
 
 def test_a_shown_address_has_no_password() -> None:

@@ -29,6 +29,7 @@ from gpufn.errors import (
     GatewayUnavailable,
     GpufnError,
     InvalidInput,
+    InvalidSpec,
     InvocationNotFound,
     MapNotFound,
     RevisionNotFound,
@@ -44,6 +45,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 class WrongUsage(InvalidInput):
     """What was typed does not fit the command; as of what Typer refuses, the exit code is 2."""
+
+
+@contextlib.contextmanager
+def typed(field: str | None = None) -> Iterator[None]:
+    """What is refused in here is what was typed, in the option `field` if it has one: wrong usage."""
+    try:
+        yield
+    except (InvalidInput, InvalidSpec) as error:
+        named = getattr(error, "field", None)
+        raise WrongUsage(error.message, field=field or named) from error
 
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (

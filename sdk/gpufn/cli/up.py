@@ -19,11 +19,12 @@ import typer
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
-from gpufn.cli._render import print_fields, say, step
+from gpufn.cli._render import WrongUsage, print_fields, say, step, typed
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
-from gpufn.errors import Conflict, InvalidInput, PlatformError
+from gpufn.errors import Conflict, PlatformError
 from gpufn.home import Home
 from gpufn.settings import node_name
+from gpufn.urls import check_bus
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
@@ -54,9 +55,12 @@ def up(
     State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order.
     """
     home = Home.from_env()
+    if nats is not None:
+        with typed("--nats"):
+            check_bus(nats)
     if detach:
         with _told_of_disk(home):
-            _detached(home)
+            _detached(home, host, port)
         return
     try:
         with _told_of_disk(home), claimed(home):
@@ -172,10 +176,11 @@ def _announce(home: Home, record: UpRecord) -> None:
     say("Deploy a file with `gpufn deploy FILE`; stop with `gpufn down`.")
 
 
-def _detached(home: Home) -> None:
+def _detached(home: Home, host: str, port: int) -> None:
     """Start the same command in a session of its own, and wait until it says how its start went."""
     if (running := Instance.running(home)) is not None:
         raise already_up(running)
+    _free_port(host, port)  # what was typed is refused here as it is without --detach
     home.logs.mkdir(parents=True, exist_ok=True)
     log = home.logs / "up.log"
     reader, writer = os.pipe()
@@ -209,18 +214,18 @@ def _notify(started: _Started) -> None:
 
 def _free_port(host: str, port: int) -> int:
     try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise WrongUsage(f"{host!r} is not an address of this machine", field="--host") from error
+    try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             return int(probe.getsockname()[1])
-    except socket.gaierror as error:
-        raise InvalidInput(f"{host} is not an address of this machine", field="--host") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Conflict(
                 f"port {port} on {host} is taken: stop what listens there, or choose another --port"
             ) from error
-        raise InvalidInput(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", field="--host"
-        ) from error
+        raise WrongUsage(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", field="--host") from error
 
 
 def _reachable(host: str) -> str:
