@@ -50,6 +50,7 @@ from gpufn.protocol.messages import LogLine
 from gpufn.protocol.records import KeyLimits
 from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
+from gpufn.urls import segment
 
 if TYPE_CHECKING:
     from gpufn._bundle import AnyFunction
@@ -75,7 +76,7 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
     def function(self, name: str) -> FunctionView:
         """One function. Raises FunctionNotFound."""
-        return self._json(FunctionView, "GET", f"/v1/functions/{name}")
+        return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}")
 
     def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView | Building:
         """Deploy a spec whose bundle and models have been uploaded; `deploy` does all. Building: one with models."""
@@ -115,34 +116,35 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
     def delete(self, name: str) -> None:
         """Queued calls are cancelled, running ones finish."""
-        self._request("DELETE", f"/v1/functions/{name}")
+        self._request("DELETE", f"/v1/functions/{segment(name)}")
 
     def revisions(self, name: str) -> list[RevisionView]:
         """Every revision, the oldest first."""
-        return self._json(Revisions, "GET", f"/v1/functions/{name}/revisions").revisions
+        return self._json(Revisions, "GET", f"/v1/functions/{segment(name)}/revisions").revisions
 
     def revision(self, name: str, number: int) -> RevisionProgress:
         """One revision, and how far the builds of its models are."""
-        return self._json(RevisionProgress, "GET", f"/v1/functions/{name}/revisions/{number}")
+        return self._json(RevisionProgress, "GET", f"/v1/functions/{segment(name)}/revisions/{number}")
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
         """Make an earlier revision the active one; None: the one before it."""
         body = msgspec.json.encode({} if revision is None else {"revision": revision})
-        return self._json(FunctionView, "POST", f"/v1/functions/{name}/rollback", content=body, headers=JSON_BODY)
+        path = f"/v1/functions/{segment(name)}/rollback"
+        return self._json(FunctionView, "POST", path, content=body, headers=JSON_BODY)
 
     def scale(self, name: str, min_workers: int | None, max_workers: int | None) -> FunctionView:
         """Take the place of the spec's bounds; None: back to the spec's."""
         body = msgspec.json.encode({"min_workers": min_workers, "max_workers": max_workers})
-        return self._json(FunctionView, "POST", f"/v1/functions/{name}/scale", content=body, headers=JSON_BODY)
+        return self._json(FunctionView, "POST", f"/v1/functions/{segment(name)}/scale", content=body, headers=JSON_BODY)
 
     def why(self, name: str) -> WhyView:
         """Why it has the workers it has, and why its calls wait."""
-        return self._json(WhyView, "GET", f"/v1/functions/{name}/why")
+        return self._json(WhyView, "GET", f"/v1/functions/{segment(name)}/why")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
         """The last lines that its workers wrote; with `follow` also those that come."""
         params = {"tail": str(tail), "follow": "true" if follow else "false"}
-        with self._stream("GET", f"/v1/functions/{name}/logs", params=params) as response:
+        with self._stream("GET", f"/v1/functions/{segment(name)}/logs", params=params) as response:
             for line in lines_of(self._chunks(response)):
                 if line.strip():
                     yield decoded(LogLine, line)
@@ -162,7 +164,7 @@ class Client(CallRequests, MapRequests, ModelRequests):
         """
         wanted = {"function": function, "state": state and state.value, "since": since, "limit": limit}
         params = {option: str(value) for option, value in wanted.items() if value is not None}
-        path = "/v1/calls" if name is None else f"/v1/functions/{name}/calls"
+        path = "/v1/calls" if name is None else f"/v1/functions/{segment(name)}/calls"
         return self._json(Calls, "GET", path, params=params).calls
 
     def usage(
@@ -176,14 +178,15 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
     def has_bundle(self, digest: Digest) -> bool:
         """Whether it has been uploaded."""
-        return self._exists(f"/v1/bundles/{digest}")
+        return self._exists(f"/v1/bundles/{segment(digest)}")
 
     def put_bundle(self, digest: Digest, data: bytes) -> bool:
         """Upload unless it is there; False when it was."""
         if self.has_bundle(digest):
             return False
+        headers = {"content-type": "application/zip"}
         try:
-            self._request("PUT", f"/v1/bundles/{digest}", content=data, headers={"content-type": "application/zip"})
+            self._request("PUT", f"/v1/bundles/{segment(digest)}", content=data, headers=headers)
         except PayloadTooLarge as error:
             mib = len(data) / (1 << 20)
             raise PayloadTooLarge(
@@ -225,15 +228,15 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
     def remove_schedule(self, id: str) -> None:  # noqa: A002
         """One that was added. Raises ScheduleNotFound."""
-        self._request("DELETE", f"/v1/schedules/{id}")
+        self._request("DELETE", f"/v1/schedules/{segment(id)}")
 
     def pause_schedule(self, id: str, *, paused: bool = True) -> ScheduleView:  # noqa: A002
         """Make no calls until it is resumed (`paused=False`); those in between are not made up for."""
-        return self._json(ScheduleView, "POST", f"/v1/schedules/{id}/{'pause' if paused else 'resume'}")
+        return self._json(ScheduleView, "POST", f"/v1/schedules/{segment(id)}/{'pause' if paused else 'resume'}")
 
     def run_schedule(self, id: str) -> InvocationView:  # noqa: A002
         """One call more, now."""
-        return self._json(InvocationView, "POST", f"/v1/schedules/{id}/run")
+        return self._json(InvocationView, "POST", f"/v1/schedules/{segment(id)}/run")
 
     # The platform
 
@@ -270,18 +273,18 @@ class Client(CallRequests, MapRequests, ModelRequests):
     def limit_key(self, id: str, **limits: Any) -> KeyView:  # noqa: A002
         """Give a key other limits, as `create_key` takes them, in place of all that it has."""
         body = msgspec.json.encode(KeyLimits(**limits))
-        return self._json(KeyView, "PUT", f"/v1/keys/{id}/limits", content=body, headers=JSON_BODY)
+        return self._json(KeyView, "PUT", f"/v1/keys/{segment(id)}/limits", content=body, headers=JSON_BODY)
 
     def delete_key(self, id: str) -> None:  # noqa: A002
         """Who uses it is refused from then on."""
-        self._request("DELETE", f"/v1/keys/{id}")
+        self._request("DELETE", f"/v1/keys/{segment(id)}")
 
     def webhook_secret(self, key: str = "platform", *, change: bool = False) -> str:
         """What webhooks are signed with, for those who receive them: of the calls of an API key, or the platform's own.
 
         `change` makes a new one; until the next change, the one before it signs as well.
         """
-        return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{key}/webhook-secret").secret
+        return self._json(WebhookSecret, "POST" if change else "GET", f"/v1/keys/{segment(key)}/webhook-secret").secret
 
     def is_alive(self) -> bool:
         """Whether a gateway answers."""

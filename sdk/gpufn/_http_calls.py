@@ -25,6 +25,7 @@ from gpufn._views import (
 )
 from gpufn.ids import new_invocation_id
 from gpufn.priority import Priority
+from gpufn.urls import segment
 
 EVENTS = "text/event-stream"
 
@@ -51,7 +52,7 @@ class CallRequests(Requests):
     ) -> Answer:
         """As `invoke`, with bytes in and out. `priority` None: the function's own class."""
         headers = _call_headers(content_type, accept, timeout_s, priority)
-        path = f"/v1/functions/{function}/invoke"
+        path = f"/v1/functions/{segment(function)}/invoke"
         response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
         return answer_of(response)
 
@@ -66,7 +67,7 @@ class CallRequests(Requests):
     ) -> Iterator[tuple[str, bytes]]:
         """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
         headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
-        path = f"/v1/functions/{function}/invoke"
+        path = f"/v1/functions/{segment(function)}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from items_of(self._chunks(response))
 
@@ -81,7 +82,7 @@ class CallRequests(Requests):
     ) -> Iterator[Any]:
         """The items of a generator as JSON values, by server-sent events."""
         headers = _call_headers(content_type, EVENTS, timeout_s, priority)
-        path = f"/v1/functions/{function}/invoke"
+        path = f"/v1/functions/{segment(function)}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from events_of(lines_of(self._chunks(response)))
 
@@ -102,7 +103,8 @@ class CallRequests(Requests):
         What has not ended after `timeout_s` is ended: expired, or timed out if it has started. Its end is told to
         `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
         """
-        path = f"/v1/functions/{function}/invocations/{invocation or new_invocation_id()}"
+        id_ = new_invocation_id() if invocation is None else invocation
+        path = f"/v1/functions/{segment(function)}/invocations/{segment(id_)}"
         headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
             headers["x-gpufn-webhook"] = webhook
@@ -110,16 +112,15 @@ class CallRequests(Requests):
 
     def invocation(self, id: str) -> InvocationView:  # noqa: A002
         """How a submitted call stands."""
-        return self._json(InvocationView, "GET", f"/v1/invocations/{id}")
+        return self._json(InvocationView, "GET", f"/v1/invocations/{segment(id)}")
 
     def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = media.NATIVE) -> Answer:  # noqa: A002
         """Wait for the end of a submitted call. Raises its error, or TimeoutError while it still runs."""
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        path = f"/v1/invocations/{segment(id)}/result"
         while True:
             wait = _LONGEST_WAIT_S if give_up is None else max(min(give_up - time.monotonic(), _LONGEST_WAIT_S), 0.0)
-            response = self._request(
-                "GET", f"/v1/invocations/{id}/result", params={"wait": f"{wait:.3f}"}, headers={"accept": accept}
-            )
+            response = self._request("GET", path, params={"wait": f"{wait:.3f}"}, headers={"accept": accept})
             if response.status_code != 202:
                 return answer_of(response)
             if give_up is not None and time.monotonic() >= give_up:
@@ -127,40 +128,40 @@ class CallRequests(Requests):
 
     def cancel(self, id: str) -> bool:  # noqa: A002
         """False when it had ended already."""
-        return self._json(Cancellation, "DELETE", f"/v1/invocations/{id}").cancelled
+        return self._json(Cancellation, "DELETE", f"/v1/invocations/{segment(id)}").cancelled
 
     # Dead letters
 
     def dead_letters(self, function: str | None = None, *, limit: int = 20) -> list[DeadLetterView]:
         """Submitted calls that failed for good, of a function or of all, the newest first."""
-        path = "/v1/dlq" if function is None else f"/v1/dlq/{function}"
+        path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
         return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
 
     def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
         """One, with its error's traceback. Raises DeadLetterNotFound."""
-        return self._json(DeadLetterView, "GET", f"/v1/dlq/{function}/{id}")
+        return self._json(DeadLetterView, "GET", f"/v1/dlq/{segment(function)}/{segment(id)}")
 
     def dead_letter_payload(self, function: str, id: str) -> bytes:  # noqa: A002
         """The arguments that it was called with, as they came."""
-        return self._request("GET", f"/v1/dlq/{function}/{id}/payload").content
+        return self._request("GET", f"/v1/dlq/{segment(function)}/{segment(id)}/payload").content
 
     def replay(self, function: str, id: str) -> Replayed:  # noqa: A002
         """Submit it again, as a new call of the revision that serves now."""
-        view = self._json(InvocationView, "POST", f"/v1/dlq/{function}/{id}/replay")
+        view = self._json(InvocationView, "POST", f"/v1/dlq/{segment(function)}/{segment(id)}/replay")
         return Replayed(letter=id, invocation=view.id)
 
     def replay_all(self, function: str) -> list[Replayed]:
         """At most a thousand at a time."""
-        return self._json(AllReplayed, "POST", f"/v1/dlq/{function}/replay").replayed
+        return self._json(AllReplayed, "POST", f"/v1/dlq/{segment(function)}/replay").replayed
 
     def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
         """Remove it and its payload; returns 1."""
-        self._request("DELETE", f"/v1/dlq/{function}/{id}")
+        self._request("DELETE", f"/v1/dlq/{segment(function)}/{segment(id)}")
         return 1
 
     def drop_dead_letters(self, function: str) -> int:
         """Remove all of a function; returns how many."""
-        return self._json(Dropped, "DELETE", f"/v1/dlq/{function}").dropped
+        return self._json(Dropped, "DELETE", f"/v1/dlq/{segment(function)}").dropped
 
 
 def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: Priority | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from gpufn._map_ends import End, ends_of
 from gpufn._requests import Requests
 from gpufn._views import MapCancellation, Maps, MapView
 from gpufn.priority import Priority
+from gpufn.urls import segment
 
 _SILENT_S = 60.0  # a gateway says something every 15 s
 
@@ -37,7 +38,7 @@ class MapRequests(Requests):
         headers = {"content-type": media.LINES if lines else media.CALLS, "accept": accept}
         if priority is not None:
             headers["x-gpufn-priority"] = priority.value
-        path = f"/v1/functions/{function}/maps/{map_id}/items/{first}"
+        path = f"/v1/functions/{segment(function)}/maps/{segment(map_id)}/items/{first}"
         params = {"last": "true"} if last else {}
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)
 
@@ -45,13 +46,13 @@ class MapRequests(Requests):
         """How the items of a map ended, as they do; those behind the cursor `after`."""
         params = {"after": after} if after else {}
         headers = {"accept": media.OUTCOMES}
-        path = f"/v1/maps/{map_id}/outcomes"
+        path = f"/v1/maps/{segment(map_id)}/outcomes"
         with self._stream("GET", path, params=params, headers=headers, silent_s=_SILENT_S) as response:
             yield from ends_of(self._chunks(response))
 
     def map(self, id: str) -> MapView:  # noqa: A002
         """How far a map is. Raises MapNotFound."""
-        return self._json(MapView, "GET", f"/v1/maps/{id}")
+        return self._json(MapView, "GET", f"/v1/maps/{segment(id)}")
 
     def maps(self, function: str | None = None, *, limit: int = 20) -> list[MapView]:
         """The maps of a function, or of all, the newest first."""
@@ -60,4 +61,4 @@ class MapRequests(Requests):
 
     def cancel_map(self, id: str) -> bool:  # noqa: A002
         """End those of its items that have not ended; False when all had."""
-        return self._json(MapCancellation, "DELETE", f"/v1/maps/{id}").cancelled
+        return self._json(MapCancellation, "DELETE", f"/v1/maps/{segment(id)}").cancelled

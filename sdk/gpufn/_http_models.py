@@ -11,6 +11,7 @@ from gpufn import media
 from gpufn._requests import JSON_BODY, MANAGE_TIMEOUT_S, Requests
 from gpufn._views import Builds, BuildView, Collected, Engines, EngineView, Models, ModelView
 from gpufn.model import ModelSpec
+from gpufn.urls import segment
 
 _CHUNK_BYTES = 1 << 20  # of an upload
 
@@ -20,11 +21,12 @@ class ModelRequests(Requests):
 
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None] | None = None) -> bool:
         """Upload a model's file unless it is there; False when it was. `sent` gets the bytes so far."""
-        if self._exists(f"/v1/artifacts/{digest}"):
+        where = f"/v1/artifacts/{segment(digest)}"
+        if self._exists(where):
             return False
         headers = {"content-type": media.BYTES, "content-length": str(path.stat().st_size)}
         content = _FileContent(path, sent)
-        self._request("PUT", f"/v1/artifacts/{digest}", content=content, headers=headers, timeout=self._endless)
+        self._request("PUT", where, content=content, headers=headers, timeout=self._endless)
         return True
 
     def create_build(self, model: ModelSpec, device: str | None = None) -> BuildView:
@@ -40,11 +42,12 @@ class ModelRequests(Requests):
         """How a build stands: at its next change, after the one that `since` names (a view's `change`) or else from
         now, or after `wait_s`, which is 60 at most. Raises BuildNotFound."""
         params = {"wait": f"{wait_s:g}"} | ({} if since is None else {"since": str(since)})
-        return self._json(BuildView, "GET", f"/v1/builds/{id}", params=params, timeout=MANAGE_TIMEOUT_S + wait_s)
+        timeout_s = MANAGE_TIMEOUT_S + wait_s
+        return self._json(BuildView, "GET", f"/v1/builds/{segment(id)}", params=params, timeout=timeout_s)
 
     def build_report(self, id: str, *, page: bool = False) -> bytes:  # noqa: A002
         """What was built, compared and measured: as JSON, or as a `page` of HTML."""
-        return self._request("GET", f"/v1/builds/{id}/report{'.html' if page else ''}").content
+        return self._request("GET", f"/v1/builds/{segment(id)}/report{'.html' if page else ''}").content
 
     def engines(self) -> list[EngineView]:
         """Every engine, the newest first."""
@@ -61,11 +64,11 @@ class ModelRequests(Requests):
 
     def model(self, name: str) -> ModelView:
         """One model: `NAME`, or `FUNCTION.PARAMETER` for one inside a function. Raises FunctionNotFound."""
-        return self._json(ModelView, "GET", f"/v1/models/{name}")
+        return self._json(ModelView, "GET", f"/v1/models/{segment(name)}")
 
     def cancel_build(self, id: str) -> BuildView:  # noqa: A002
         """Ask for its end; what waits for it fails."""
-        return self._json(BuildView, "DELETE", f"/v1/builds/{id}")
+        return self._json(BuildView, "DELETE", f"/v1/builds/{segment(id)}")
 
 
 class _FileContent:

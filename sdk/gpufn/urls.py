@@ -1,12 +1,28 @@
-"""Addresses that users give, as far as their text can tell."""
+"""Addresses that users give, and names as parts of one, as far as their text can tell."""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from gpufn.errors import InvalidInput
 
 _LONGEST_URL = 2048
+
+
+def segment(text: str) -> str:
+    """A name or an id as one part of a path. Raises InvalidInput for what would be none, or several: servers and
+    proxies undo the quotes of a slash and of dots.
+
+    >>> segment("resnet.classify"), segment("a b?c")
+    ('resnet.classify', 'a%20b%3Fc')
+    >>> segment("../nodes")
+    Traceback (most recent call last):
+        ...
+    gpufn.errors.InvalidInput: '../nodes' is neither a name nor an id
+    """
+    if text in ("", ".", "..") or "/" in text or not text.isprintable():
+        raise InvalidInput(f"{text[:120]!r} is neither a name nor an id")
+    return quote(text, safe="")
 
 
 def check_webhook(url: str) -> None:

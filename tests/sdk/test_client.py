@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from gpufn.errors import (
     QueueFull,
     Unauthorized,
 )
-from gpufn.ids import is_invocation_id
+from gpufn.ids import Digest, is_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
 from gpufn.protocol.reports import WorkerCounts
@@ -364,3 +366,62 @@ def test_the_address_comes_from_the_environment_then_from_what_is_up(tmp_path: P
 
 def _digest(text: str) -> Any:
     return text
+
+
+_BY_NAME: tuple[Callable[[Client, str], Any], ...] = (
+    Client.function,
+    Client.delete,
+    Client.revisions,
+    lambda client, name: client.revision(name, 1),
+    Client.rollback,
+    lambda client, name: client.scale(name, 0, 1),
+    Client.why,
+    lambda client, name: list(client.logs(name)),
+    Client.calls,
+    lambda client, name: client.put_bundle(Digest(name), b""),
+    Client.remove_schedule,
+    Client.pause_schedule,
+    Client.run_schedule,
+    Client.limit_key,
+    Client.delete_key,
+    Client.webhook_secret,
+    Client.invoke,
+    lambda client, name: list(client.stream_raw(name, b"")),
+    lambda client, name: list(client.stream_json(name, b"")),
+    lambda client, name: client.submit(name, b""),
+    lambda client, name: client.submit("f", b"", invocation=name),
+    Client.invocation,
+    Client.result_raw,
+    Client.cancel,
+    Client.dead_letters,
+    lambda client, name: client.dead_letter(name, "1"),
+    lambda client, name: client.dead_letter("f", name),
+    lambda client, name: client.dead_letter_payload("f", name),
+    lambda client, name: client.replay("f", name),
+    Client.replay_all,
+    lambda client, name: client.drop_dead_letter("f", name),
+    Client.drop_dead_letters,
+    lambda client, name: client.send_items(name, "1", 0, []),
+    lambda client, name: client.send_items("f", name, 0, []),
+    lambda client, name: list(client.outcomes_raw(name)),
+    Client.map,
+    Client.cancel_map,
+    lambda client, name: client.put_artifact(name, Path(__file__)),
+    Client.build,
+    Client.build_report,
+    Client.cancel_build,
+    Client.model,
+)
+
+
+@pytest.mark.parametrize("ask", _BY_NAME)
+def test_no_name_leads_to_another_address(gateway: StubGateway, ask: Callable[[Client, str], Any]) -> None:
+    with Client() as client:
+        for name in ("", ".", "..", "a/b", "../nodes", "a\n", "\x1b[2J"):
+            with pytest.raises(InvalidInput) as caught:
+                ask(client, name)
+            assert caught.value.message == f"{name!r} is neither a name nor an id"
+        assert gateway.requests == []
+        with contextlib.suppress(GpufnError):
+            ask(client, "a b?c#d%2f")
+    assert "/a%20b%3Fc%23d%252f" in gateway.requests[0].path
