@@ -78,15 +78,20 @@ class Project:
         return list(dict.fromkeys(function for function in found if function.raw.__module__ == name))
 
 
+def check_file(path: Path) -> None:
+    """Raises InvalidBundle for what is no Python file."""
+    if path.is_dir():
+        raise InvalidBundle(f"{path} is a folder: name the file in it that declares the functions")
+    if not path.is_file():
+        raise InvalidBundle(f"there is no file {path}")
+    if path.resolve().suffix != ".py":
+        raise InvalidBundle(f"{path} is not a Python file (.py)")
+
+
 def load(path: Path) -> Project:
     """Import a user's file. Raises InvalidBundle with the line that fails."""
+    check_file(path)
     file = path.resolve()
-    if file.is_dir():
-        raise InvalidBundle(f"{path} is a folder: name the file in it that declares the functions")
-    if not file.is_file():
-        raise InvalidBundle(f"there is no file {path}")
-    if file.suffix != ".py":
-        raise InvalidBundle(f"{path} is not a Python file (.py)")
     root, name = _import_name(file)
     before = frozenset(sys.modules)
     _shadows.import_from(root, Path.cwd())

@@ -12,21 +12,20 @@ import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
 from gpufn import media
 from gpufn._answers import decoded, error_of
-from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, Unauthorized
+from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
 from gpufn.home import Home
+from gpufn.urls import DEFAULT_GATEWAY, gateway_address
 
 if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
 
-DEFAULT_URL = "http://127.0.0.1:8090"
 MANAGE_TIMEOUT_S = 60.0
 JSON_BODY = {"content-type": media.JSON}
 
@@ -41,24 +40,14 @@ def find_url(environ: Mapping[str, str] = os.environ) -> str:
         return url
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
-    return DEFAULT_URL
+    return DEFAULT_GATEWAY
 
 
 def _address(url: str) -> str:
-    """`url` without a slash at its end; what has no scheme is http. Raises GatewayUnavailable for what leads nowhere.
-
-    >>> _address("localhost:8090"), _address("https://gpu.example.org/")
-    ('http://localhost:8090', 'https://gpu.example.org')
-    """
-    whole = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
-        parts = urlsplit(whole)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise GatewayUnavailable(f"{url!r} is not an address: write for example {DEFAULT_URL}")
-    return whole
+        return gateway_address(url)
+    except InvalidInput as error:
+        raise GatewayUnavailable(error.message) from None
 
 
 def _checked_key(name: str, key: str) -> str:

@@ -9,6 +9,26 @@ from gpufn.errors import InvalidInput
 _LONGEST_URL = 2048
 
 
+DEFAULT_GATEWAY = "http://127.0.0.1:8090"
+
+
+def gateway_address(url: str) -> str:
+    """`url` without a slash at its end; what has no scheme is http. Raises InvalidInput for what leads nowhere.
+
+    >>> gateway_address("localhost:8090"), gateway_address("https://gpu.example.org/")
+    ('http://localhost:8090', 'https://gpu.example.org')
+    """
+    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        parts = urlsplit(whole)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or parts.query or parts.fragment or not whole.isprintable() or " " in whole:
+        raise InvalidInput(f"{url!r} is not an address: write for example {DEFAULT_GATEWAY}")
+    return whole
+
+
 def segment(text: str) -> str:
     """A name or an id as one part of a path. Raises InvalidInput for what would be none, or several: servers and
     proxies undo the quotes of a slash and of dots.

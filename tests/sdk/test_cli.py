@@ -140,10 +140,63 @@ def test_an_option_of_a_cron_line_is_refused_without_one(gateway: StubGateway, o
         ["invoke"],
         ["scale", "f", "--min", "-1"],
         ["schedules", "add", "f", "--in", "soon"],
+        ["schedules", "add", "f", "--cron", "* * *"],
+        ["schedules", "add", "f", "--cron", "* * * * *", "--timezone", "Mars"],
+        ["invoke", "f", "--timeout", "1e9"],
+        ["submit", "f", "--timeout", "inf"],
+        ["invoke", "f", "--file", "nosuch"],
+        ["invoke", "f", "-d", "@nosuch"],
+        ["map", "f", "-d", "@nosuch"],
+        ["map", "f", "-d", "@/dev/null", "--id", "x"],
+        ["describe", "a/b"],
+        ["keys", "create", "--run-seconds", "nan"],
+        ["keys", "create", "--gpu-seconds", "inf"],
+        ["keys", "create", "--run-seconds", "0"],
+        ["keys", "limit", "k", "--gpu-seconds", "-1"],
+        ["usage", "--since", "999999d"],
+        ["usage", "--since", "99999999999d"],
+        ["--url", "ftp://h", "ls"],
+        ["--url", "http://h:99999", "ls"],
+        ["--url", "http://a b", "ls"],
+        ["--url", "http://h/x?y", "ls"],
+        ["deploy", "nosuch.py"],
+        ["deploy", "/"],
+        ["deploy", "nosuch.onnx"],
+        ["build", "nosuch.pt"],
+        ["build", "nosuch.py:make"],
     ],
 )
-def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
-    assert _gpufn(*arguments).exit_code == 2
+def test_wrong_usage_is_exit_code_2_and_nothing_is_asked(gateway: StubGateway, arguments: list[str]) -> None:
+    result = _gpufn(*arguments)
+    assert (result.exit_code, gateway.requests) == (2, [])
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        ("invalid_spec", ["scale", "f", "--min", "5", "--max", "2"]),
+        ("invalid_input", ["keys", "create", "--scope", "x"]),
+        ("invalid_input", ["invoke", "f", '{"y": 1}']),
+    ],
+)
+def test_what_the_gateway_finds_wrong_with_what_was_typed_is_exit_code_2(
+    gateway: StubGateway, code: str, arguments: list[str]
+) -> None:
+    gateway.answer_to = lambda request: (  # type: ignore[method-assign]
+        422,
+        {"content-type": "application/problem+json"},
+        json.dumps({"code": code, "detail": "no"}).encode(),
+    )
+    result = _gpufn(*arguments)
+    assert (result.exit_code, result.stderr) == (2, "gpufn: no\n")
+
+
+def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> None:
+    detail = "X-Gpufn-Timeout is a number of seconds above 0, at most 7 days"
+    problem = {"code": "invalid_input", "detail": detail, "field": "X-Gpufn-Timeout"}
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", problem, status=422)
+    assert _gpufn("invoke", "f").stderr == f"gpufn: {detail}\n"
 
 
 def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +271,7 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
             1,
             "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
         ),
-        ({}, [], 1, "there is no file app.py"),
+        ({}, [], 2, "there is no file app.py"),
     ],
 )
 def test_deploy_says_what_is_wrong_with_the_file(

@@ -147,7 +147,7 @@ def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: P
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
     for data, code, text in (
         ('{"x": 1}', 2, "give the items as @FILE"),
-        (f"@{tmp_path}/missing", 1, "No such file"),
+        (f"@{tmp_path}/missing", 2, "No such file"),
         (f"@{lines}", 2, "gpufn: --data: line 2: write a JSON object such as '{\"x\": 1}', not '[1]': "),
     ):
         result = _gpufn("map", "f", "-d", data)

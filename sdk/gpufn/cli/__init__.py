@@ -143,6 +143,11 @@ def _gpufn(
 ) -> None:
     """Serverless GPU functions on your own machines."""
     if url:
+        from gpufn.cli._render import as_typed  # noqa: PLC0415
+        from gpufn.urls import gateway_address  # noqa: PLC0415
+
+        with as_typed("--url"):
+            gateway_address(url)
         os.environ["GPUFN_URL"] = url
 
 

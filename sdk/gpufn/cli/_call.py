@@ -13,11 +13,13 @@ import typer
 
 from gpufn import media
 from gpufn.cli._render import WrongUsage, duration, print_json, say
-from gpufn.errors import GpufnError, InvalidInput
+from gpufn.errors import GpufnError, InvalidInput, UnsupportedMediaType
 from gpufn.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn._views import Answer
+
+LONGEST_TIMEOUT_S = 7 * 86_400.0  # of a call, as the gateway has it
 
 Name = Annotated[str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.")]
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object.")]
@@ -74,7 +76,7 @@ def _readable(answer: Answer) -> Answer:
         value = values.decode_value(answer.content_type, answer.body, allow_pickle=False)
         content_type, body = values.encode_result(value, media.JSON)
     except GpufnError as error:
-        raise InvalidInput(
+        raise UnsupportedMediaType(
             f"the result can be read in Python only: gpufn.Call.from_id({answer.invocation!r}).result()"
         ) from error
     return msgspec.structs.replace(answer, content_type=content_type, body=body)
@@ -96,4 +98,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
+        raise WrongUsage(f"cannot read {path}: {error.strerror}") from error

@@ -144,7 +144,7 @@ def _export(file: str, factory: str, onnx: Path) -> None:
     import subprocess  # noqa: PLC0415
 
     if not Path(file).is_file():
-        raise InvalidSpec(f"there is no file {file}")
+        raise WrongUsage(f"there is no file {file}")
     command = [sys.executable, "-m", "gpufn._torch_export", file, factory, str(onnx)]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:

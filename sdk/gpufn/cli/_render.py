@@ -28,6 +28,7 @@ from gpufn.errors import (
     FunctionRaised,
     GatewayUnavailable,
     GpufnError,
+    InvalidBundle,
     InvalidInput,
     InvalidSpec,
     InvocationNotFound,
@@ -44,21 +45,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 class WrongUsage(InvalidInput):
-    """What was typed does not fit the command; as of what Typer refuses, the exit code is 2."""
+    """What was typed does not fit the command. The exit code is 2, as of what Typer or the gateway refuses."""
 
 
 @contextlib.contextmanager
-def typed(field: str | None = None) -> Iterator[None]:
+def as_typed(field: str | None = None) -> Iterator[None]:
     """What is refused in here is what was typed, in the option `field` if it has one: wrong usage."""
     try:
         yield
-    except (InvalidInput, InvalidSpec) as error:
+    except (InvalidInput, InvalidSpec, InvalidBundle) as error:
         named = getattr(error, "field", None)
         raise WrongUsage(error.message, field=field or named) from error
 
 
 _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], ...] = (
-    (WrongUsage, 2),
+    (InvalidInput, 2),
     (GatewayUnavailable, 3),
     (
         (
@@ -94,7 +95,7 @@ def report(error: Exception) -> int | None:
     lead = ""
     if isinstance(error, FunctionRaised):
         lead = f"{error.error_type}: "
-    elif isinstance(error, InvalidInput) and error.field:
+    elif isinstance(error, InvalidInput) and error.field and not error.message.startswith(f"{error.field} "):
         lead = f"{error.field}: "
     message = error.message if error.message.startswith(lead) else lead + error.message
     if isinstance(error, CapacityError) and error.retry_after_s:

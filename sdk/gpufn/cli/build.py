@@ -19,9 +19,9 @@ from gpufn.cli._model_options import (
     is_model,
     onnx_of,
 )
-from gpufn.cli._render import Json, duration, print_json, print_table, say, size, step
+from gpufn.cli._render import Json, WrongUsage, as_typed, duration, print_json, print_table, say, size, step
 from gpufn.engine import Accuracy, Latency
-from gpufn.errors import BuildFailed, GpufnError, InvalidSpec
+from gpufn.errors import BuildFailed, GpufnError
 
 if TYPE_CHECKING:
     from gpufn._client import Client
@@ -56,10 +56,10 @@ def build(  # noqa: PLR0917  Typer passes them by name
     from gpufn.cli._progress import watched  # noqa: PLC0415
 
     if not is_model(model):
-        raise InvalidSpec(f"{model} is neither an ONNX file (.onnx) nor FILE.py:FACTORY")
+        raise WrongUsage(f"{model} is neither an ONNX file (.onnx) nor FILE.py:FACTORY")
     options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
     with onnx_of(model) as onnx, Client() as client:
-        with step(f"Reading {model}"):
+        with step(f"Reading {model}"), as_typed():
             spec, paths = prepare("model", options.model(onnx), Path.cwd())
         with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as tell:
             upload(client, paths, tell)

@@ -21,7 +21,7 @@ from gpufn.cli._model_options import (
     name_of,
     onnx_of,
 )
-from gpufn.cli._render import Json, print_json, say, size, step
+from gpufn.cli._render import Json, as_typed, print_json, say, size, step
 from gpufn.errors import FunctionNotFound, InvalidSpec
 from gpufn.spec import Packaging
 
@@ -102,7 +102,7 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
             if include:
                 raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
             onnx = stack.enter_context(onnx_of(file))
-            with step(f"Reading {file}"):
+            with step(f"Reading {file}"), as_typed():
                 wanted = [_of_model(typed.model(onnx), {"name": _only(name) or name_of(file), **workers})]
         elif given := [*typed.given(), *workers]:
             option = given[0].removesuffix("_workers").replace("_", "-")
@@ -157,6 +157,8 @@ def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) ->
 def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployable]:
     from gpufn import _bundle, _deployment  # noqa: PLC0415
 
+    with as_typed():
+        _bundle.check_file(file)
     with step(f"Importing {file}"):
         functions = _chosen(_bundle.load(file).functions, names, file)
         return list(_deployment.deployables(functions, include))

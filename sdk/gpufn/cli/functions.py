@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, size, step
+from gpufn.cli._render import Json, ago, as_typed, duration, print_fields, print_json, print_table, say, size, step
 from gpufn.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def scale(
     """
     from gpufn._client import Client  # noqa: PLC0415
 
-    with Client() as client:
+    with Client() as client, as_typed():
         view = client.scale(name, min_workers, max_workers)
     if json:
         print_json(view)

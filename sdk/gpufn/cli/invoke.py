@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import LONGEST_TIMEOUT_S, Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, step
 from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
@@ -25,7 +25,9 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     data: Data = None,
     file: File = None,
     output: Output = None,
-    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.", min=0.001)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Give up after so many seconds.", min=0.001, max=LONGEST_TIMEOUT_S)
+    ] = None,
     priority: Class = None,
     json: Json = False,
 ) -> None:

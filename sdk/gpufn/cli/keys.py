@@ -12,6 +12,7 @@ from gpufn.cli._render import Json, ago, print_json, print_table, say
 from gpufn.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
+_LEAST_S, _MOST_S = 0.001, 1e9  # per day; JSON has no word for NaN, and without one there would be no limit
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 app = new_app(no_args_is_help=True, help="Make, limit, list and delete API keys.")
@@ -24,8 +25,11 @@ Burst = Annotated[
 ]
 Concurrency = Annotated[int | None, typer.Option(help="So many calls that are waited for, at a time.", min=1)]
 Queued = Annotated[int | None, typer.Option(help="So many submitted calls that have not ended.", min=1)]
-RunSeconds = Annotated[float | None, typer.Option(help="So many seconds that its calls run, per day (UTC).")]
-GpuSeconds = Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).")]
+RunSeconds = Annotated[
+    float | None,
+    typer.Option(help="So many seconds that its calls run, per day (UTC).", min=_LEAST_S, max=_MOST_S),
+]
+GpuSeconds = Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).", min=_LEAST_S, max=_MOST_S)]
 
 
 @app.command()

@@ -14,7 +14,7 @@ import typer
 from gpufn import media
 from gpufn.cli._call import Class, Name
 from gpufn.cli._render import Json, WrongUsage, say
-from gpufn.errors import GpufnError, InvalidInput
+from gpufn.errors import GpufnError
 
 if TYPE_CHECKING:
     from gpufn._client import Client
@@ -110,7 +110,7 @@ def _lines(data: str) -> tuple[Iterable[tuple[int, bytes]], int | None]:
         with path.open("rb") as file:
             total = sum(1 for line in file if line.strip())
     except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}", field="--data") from error
+        raise WrongUsage(f"cannot read {path}: {error.strerror}", field="--data") from error
     return _lines_of(path), total
 
 

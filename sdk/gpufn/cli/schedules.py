@@ -11,7 +11,7 @@ import typer
 
 from gpufn.cli import new_app
 from gpufn.cli._call import Class
-from gpufn.cli._render import Json, WrongUsage, duration, print_json, print_table, say
+from gpufn.cli._render import Json, WrongUsage, as_typed, duration, print_json, print_table, say
 
 if TYPE_CHECKING:
     from gpufn._views import ScheduleView
@@ -72,7 +72,8 @@ def add(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         if cron is not None:
             name, _, method = function.partition(".")
-            schedule = Schedule(cron, "UTC" if timezone is None else timezone, given, method, Missed(missed))
+            with as_typed():
+                schedule = Schedule(cron, "UTC" if timezone is None else timezone, given, method, Missed(missed))
             view = client.add_schedule(name, schedule, priority=priority)
         else:
             view = client.add_schedule(function, in_s=_seconds(delay or ""), arguments=given, priority=priority)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpufn import media
-from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import LONGEST_TIMEOUT_S, Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
 from gpufn.errors import InvocationNotFound, MapNotFound
 from gpufn.priority import Priority
@@ -24,7 +24,8 @@ def submit(  # noqa: PLR0917  Typer passes them by name
     data: Data = None,
     file: File = None,
     timeout: Annotated[
-        float | None, typer.Option(help="End it when it has not ended after so many seconds.", min=0.001)
+        float | None,
+        typer.Option(help="End it when it has not ended after so many seconds.", min=0.001, max=LONGEST_TIMEOUT_S),
     ] = None,
     webhook: Annotated[str | None, typer.Option(help="An address that is told when the call has ended.")] = None,
     priority: Class = None,

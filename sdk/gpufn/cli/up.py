@@ -19,7 +19,7 @@ import typer
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
-from gpufn.cli._render import WrongUsage, print_fields, say, step, typed
+from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import Conflict, PlatformError
 from gpufn.home import Home
@@ -56,7 +56,7 @@ def up(
     """
     home = Home.from_env()
     if nats is not None:
-        with typed("--nats"):
+        with as_typed("--nats"):
             check_bus(nats)
     if detach:
         with _told_of_disk(home):
