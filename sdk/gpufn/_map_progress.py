@@ -32,7 +32,8 @@ class Bar:
             )
         except ImportError:
             return self
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        named = TextColumn("{task.description}", markup=False)
+        columns = (named, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._shown = Progress(*columns, console=Console(stderr=True))
         self._task = self._shown.add_task(self._name, total=self._total)
         self._shown.start()

@@ -13,6 +13,7 @@ import typer
 
 from gpufn import media
 from gpufn.cli._render import WrongUsage, duration, print_json, say
+from gpufn.cli._visible import visible
 from gpufn.errors import GpufnError, InvalidInput, UnsupportedMediaType
 from gpufn.priority import Priority
 
@@ -83,13 +84,16 @@ def _readable(answer: Answer) -> Answer:
 
 
 def _print(answer: Answer, kind: str) -> None:
-    if kind == media.JSON:
-        say((msgspec.json.format(answer.body, indent=2) if sys.stdout.isatty() else answer.body).decode())
-    elif sys.stdout.isatty() and not kind.startswith("text/"):
-        raise InvalidInput(f"the result is {len(answer.body)} bytes of {kind}: write it to a file with --output FILE")
-    else:
-        sys.stdout.buffer.write(answer.body)
+    if not sys.stdout.isatty():
+        sys.stdout.buffer.write(answer.body + (b"\n" if kind == media.JSON else b""))
         sys.stdout.buffer.flush()
+    elif kind == media.JSON:
+        print_json(msgspec.Raw(answer.body))
+    elif kind.startswith("text/"):
+        sys.stdout.write(visible(answer.body.decode(errors="replace")))
+        sys.stdout.flush()
+    else:
+        raise InvalidInput(f"the result is {len(answer.body)} bytes of {kind}: write it to a file with --output FILE")
     if sys.stderr.isatty() and answer.timings:
         say("  ".join(f"{phase} {duration(ms / 1000)}" for phase, ms in answer.timings.items()), err=True)
 

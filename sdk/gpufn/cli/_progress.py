@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpufn.cli._render import say
+from gpufn.cli._visible import visible
 from gpufn.engine import BuildState
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _bars() -> Iterator[Seen]:
         rows = Table.grid(padding=(0, 2))
         for build in builds:
             done = 1.0 if build.state is BuildState.SUCCEEDED else build.progress
-            rows.add_row(Text(build.label), ProgressBar(1.0, done, width=24), Text(phrase(build)))
+            rows.add_row(Text(visible(build.label)), ProgressBar(1.0, done, width=24), Text(visible(phrase(build))))
         return rows
 
     with Live(console=Console(stderr=True), refresh_per_second=8) as live:

@@ -13,11 +13,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import msgspec
 import typer
 
+from gpufn.cli._visible import in_one_line, visible, visible_json
 from gpufn.errors import (
     BuildFailed,
     BuildNotFound,
@@ -135,14 +136,23 @@ def _near(message: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def say(text: str, *, err: bool = False) -> None:
-    stream = sys.stderr if err else sys.stdout
-    stream.write(f"{text}\n")
-    stream.flush()
+def say(text: str, *, err: bool = False, lead: str = "") -> None:
+    """`lead` is ours and may be coloured; of `text` a terminal obeys nothing."""
+    _write(lead + visible(text), sys.stderr if err else sys.stdout)
 
 
 def print_json(value: Any) -> None:
-    say(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    """Indented."""
+    _write(visible_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()), sys.stdout)
+
+
+def print_json_line(value: Any) -> None:
+    _write(visible_json(msgspec.json.encode(value).decode()), sys.stdout)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
@@ -150,7 +160,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
     if not rows:
         say(empty, err=True)
         return
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [["-" if cell is None else in_one_line(str(cell)) for cell in row] for row in rows]
     header = [column.upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
     is_terminal = sys.stdout.isatty()
@@ -161,14 +171,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         lines = textwrap.wrap(last, room) if room >= _LEAST_ROOM else []
         lead = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
         line = f"\n{'':<{indent}}".join([lead + (lines[0] if lines else last), *lines[1:]]).rstrip()
-        say(f"\x1b[1m{line}\x1b[0m" if is_terminal and number == 0 else line)
+        _write(f"\x1b[1m{line}\x1b[0m" if is_terminal and number == 0 else line, sys.stdout)
 
 
 def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
     shown = [(name, value) for name, value in fields if value not in (None, "", (), [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        say(f"{name:<{width}}  {value}")
+        say(f"{name:<{width}}  {value}".replace("\n", f"\n{'':<{width}}  "))
 
 
 @contextlib.contextmanager
@@ -180,8 +190,8 @@ def step(text: str) -> Iterator[Callable[[str], None]]:
     from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    with Console(stderr=True).status(Text(f"{text} …")) as status:
-        yield lambda reason: status.update(Text(f"{text}: {reason} …"))
+    with Console(stderr=True).status(Text(visible(f"{text} …"))) as status:
+        yield lambda reason: status.update(Text(visible(f"{text}: {reason} …")))
 
 
 def duration(seconds: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from gpufn.cli import new_app
@@ -69,7 +70,7 @@ def report(
     with Client() as client:
         data = client.build_report(id, page=output is not None and output.suffix.lower() in (".html", ".htm"))
     if output is None:
-        say(data.decode())
+        print_json(msgspec.Raw(data))
     else:
         output.write_bytes(data)
         say(f"the report is in {output}", err=True)

@@ -47,7 +47,7 @@ def doctor(json: Json = False) -> None:
     else:
         width = max(len(finding.check) for finding in findings)
         for finding in findings:
-            say(f"{_mark(finding.state)}  {finding.check:<{width}}  {finding.found}")
+            say(f"  {finding.check:<{width}}  {finding.found}", lead=_mark(finding.state))
             if finding.do:
                 say(f"{'':<{width + 8}}→ {finding.do}")
     if any(finding.state == "bad" for finding in findings):

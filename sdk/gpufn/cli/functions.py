@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpufn.cli._render import Json, ago, as_typed, duration, print_fields, print_json, print_table, say, size, step
+from gpufn.cli._visible import visible
 from gpufn.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def rm(
 def _ask(question: str) -> None:
     """Go on if the answer is yes. InvalidInput when nobody answers, as in a script."""
     try:
-        agreed = typer.confirm(question, err=True)
+        agreed = typer.confirm(visible(question), err=True)
     except typer.Abort:
         typer.echo(err=True)
         raise InvalidInput("not deleted, for nobody answered: --yes deletes without asking") from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from gpufn.cli._call import LONGEST_TIMEOUT_S, Arguments, Class, Data, File, Name, Output, body_of, show
-from gpufn.cli._render import Json, step
+from gpufn.cli._render import Json, print_json_line, step
 from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
 from gpufn.spec import FunctionSpec, spec_from_json
@@ -42,10 +41,13 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     with Client() as client:
         if not json and _streams(client, name):
             with contextlib.ExitStack() as stack:
-                out = stack.enter_context(output.open("wb")) if output else sys.stdout.buffer
+                out = stack.enter_context(output.open("wb")) if output else None
                 for item in client.stream_json(name, body, content_type, timeout_s=timeout, priority=priority):
-                    out.write(msgspec.json.encode(item) + b"\n")
-                    out.flush()
+                    if out is None:
+                        print_json_line(item)
+                    else:
+                        out.write(msgspec.json.encode(item) + b"\n")
+                        out.flush()
             return
         with step(f"Calling {name}") as tell, told_why(client, name.partition(".")[0], tell):
             answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority)

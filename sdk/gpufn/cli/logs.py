@@ -6,10 +6,9 @@ import contextlib
 import time
 from typing import Annotated
 
-import msgspec
 import typer
 
-from gpufn.cli._render import Json, say
+from gpufn.cli._render import Json, print_json_line, say
 
 _MARKS = {"stderr": "! ", "error": "# "}
 
@@ -31,13 +30,13 @@ def logs(
         last = ""
         for line in client.logs(name, tail=tail, follow=follow):
             if json:
-                say(msgspec.json.encode(line).decode())
+                print_json_line(line)
                 continue
             when = time.localtime(line.at)
             heading = f"--- {time.strftime('%Y-%m-%d', when)}  {line.function}@{line.revision}"
             if heading != last:
                 last = heading
                 say(heading)
-            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {_MARKS.get(line.stream, '')}{line.text}")
+            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {_MARKS.get(line.stream, '')}{line.text.rstrip()}")
         if not last and tail and not json and not follow:
             say(f"{name} has written nothing", err=True)

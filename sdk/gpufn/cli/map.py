@@ -13,7 +13,7 @@ import typer
 
 from gpufn import media
 from gpufn.cli._call import Class, Name
-from gpufn.cli._render import Json, WrongUsage, say
+from gpufn.cli._render import Json, WrongUsage, print_json_line, say
 from gpufn.errors import GpufnError
 
 if TYPE_CHECKING:
@@ -140,15 +140,11 @@ def _print(kept: KeptMap, end: End, *, json: bool) -> bool:
         content_type, body = kept.raised(end)
     except GpufnError as error:
         if json:
-            _say_json({"index": end.item, "error": error.info()})
+            print_json_line({"index": end.item, "error": error.info()})
         else:
             info = error.info()
             say(f"gpufn: item {end.item}: {info.error_type or info.code}: {info.message}", err=True)
         return False
     value: Any = msgspec.Raw(body or b"null") if content_type == media.JSON else body  # bytes become base64
-    _say_json({"index": end.item, "result": value} if json else value)
+    print_json_line({"index": end.item, "result": value} if json else value)
     return True
-
-
-def _say_json(value: Any) -> None:
-    say(msgspec.json.encode(value).decode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpufn.cli._render import duration, size
+from gpufn.cli._visible import in_one_line
 from gpufn.cli.nodes import metrics_of, named, state_of, workers_on
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def screen(nodes: list[dict[str, Any]], now: float, width: int) -> RenderableTyp
 
     parts: list[Any] = []
     for node in nodes:
-        parts.append(Text(_heading(node), style="bold"))
+        parts.append(Text(in_one_line(_heading(node)), style="bold"))
         table = Table(box=None, pad_edge=False, show_header=False)
         for column in range(_COLUMNS):
             table.add_column(no_wrap=column in _FIXED)
@@ -64,7 +65,10 @@ def screen(nodes: list[dict[str, Any]], now: float, width: int) -> RenderableTyp
             for row in _rows(node, device, now, width):
                 # One line each: what does not fit is cut, not wrapped.
                 table.add_row(
-                    *(Text(cell, no_wrap=True, overflow="ellipsis") if isinstance(cell, str) else cell for cell in row)
+                    *(
+                        Text(in_one_line(cell), no_wrap=True, overflow="ellipsis") if isinstance(cell, str) else cell
+                        for cell in row
+                    )
                 )
         parts.append(table)
     return Group(*parts) if parts else Text("no node reports: does an agent run?")

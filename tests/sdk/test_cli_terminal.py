@@ -1,0 +1,123 @@
+"""What reaches a terminal, and what happens when nobody reads or there is nowhere to write."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gpufn._views import Answer
+from gpufn.cli import app
+from gpufn.cli._call import show
+from tests.sdk.conftest import StubGateway
+
+_EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
+_SHOWN = r"ab\x1b]0;c\x07d\x9be\u202ef"
+_OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_ID = "0" * 26
+_CALL = {"id": _ID, "function": _EVIL, "state": "failed", "submitted_at": 1.0, "error": {"message": _EVIL}}
+_LINE = {"at": 1.0, "function": _EVIL, "revision": 1, "worker": _EVIL, "stream": "stdout", "text": _EVIL}
+_NODE = {
+    "node": _EVIL,
+    "sent_at": 1.0,
+    "devices": [{"uuid": "cpu", "type": "cpu", "kind": _EVIL, "memory_bytes": 1 << 30, "health_reason": _EVIL}],
+    "processes": [{"worker": _EVIL, "function": _EVIL, "revision": 1, "started_at": 1.0, "resident_bytes": 1}],
+}
+_VIEW = {
+    "name": _EVIL,
+    "active": 1,
+    "serving": 1,
+    "latest": 1,
+    "spec": {"name": "f", "entry": {"module": "app", "qualname": "f"}, "methods": [{"name": ""}]},
+    "start_error": {"code": "function_start_failed", "message": _EVIL},
+}
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _gpufn(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, arguments, **options)
+
+
+@pytest.fixture
+def evil(gateway: StubGateway) -> StubGateway:
+    gateway.on("GET /v1/functions", {"functions": [_VIEW]})
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "reason": _EVIL})
+    gateway.on("GET /v1/functions/f/logs", json.dumps(_LINE).encode())
+    gateway.on("GET /v1/functions/g/logs", {"code": "function_not_found", "detail": _EVIL}, status=404)
+    gateway.on("POST /v1/functions/f/invoke", {"code": "function_raised", "detail": _EVIL, "traceback": _EVIL}, 500)
+    gateway.on("GET /v1/calls", {"calls": [_CALL]})
+    gateway.on("GET /v1/maps", {"maps": []})
+    gateway.on("GET /v1/nodes", {"nodes": [_NODE]})
+    gateway.on(f"GET /v1/invocations/{_ID}", _CALL)
+    gateway.on("GET /v1/keys", {"keys": [{"id": "k", "scopes": ["read"], "created_at": 1.0, "label": _EVIL}]})
+    return gateway
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ls"],
+        ["describe", "f"],
+        ["why", "f"],
+        ["logs", "f"],
+        ["logs", "g"],
+        ["invoke", "f"],
+        ["calls"],
+        ["nodes"],
+        ["status", _ID],
+        ["keys", "ls"],
+        ["top", "--once"],
+    ],
+)
+def test_nothing_that_a_terminal_would_obey_is_printed(
+    evil: StubGateway, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    result = _gpufn(*arguments)
+    assert _OBEYED.findall(result.output) == []
+    assert _SHOWN in result.output
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["describe", "f"], ["logs", "f"], ["calls"], ["nodes"]])
+def test_json_has_it_as_escapes(evil: StubGateway, arguments: list[str]) -> None:
+    result = _gpufn(*arguments, "--json")
+    assert _OBEYED.findall(result.stdout) == []
+    assert json.dumps(_EVIL) in json.dumps(json.loads(result.stdout))
+
+
+def test_a_cell_is_one_line(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/keys", {"keys": [{"id": "k", "scopes": ["read"], "created_at": 1.0, "label": "a\nb"}]})
+    assert len(_gpufn("keys", "ls").stdout.splitlines()) == 2
+
+
+def test_a_question_spells_it_out_too(evil: StubGateway) -> None:
+    assert _OBEYED.findall(_gpufn("rm", "f", input="n\n").output) == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "shown"),
+    [
+        ("text/plain", b"a\x1b]0;b\x07c\n", "a\\x1b]0;b\\x07c\n"),
+        ("application/json", b'"a\xc2\x9bb"', '"a\\u009bb"\n'),
+    ],
+)
+def test_a_result_is_spelled_out_at_a_terminal_and_bytes_in_a_pipe(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, content_type: str, body: bytes, shown: str
+) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", body, content_type=content_type)
+    assert _gpufn("invoke", "f").stdout_bytes.rstrip(b"\n") == body.rstrip(b"\n")
+    monkeypatch.setattr("sys.stdout", terminal := _Terminal())
+    answer = Answer(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
+    show(answer, None, json=False)
+    assert terminal.getvalue() == shown
