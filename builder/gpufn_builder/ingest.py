@@ -235,7 +235,7 @@ def _count_nodes(model: ModelProto, limits: IngestLimits) -> int:
 
     def size_of(message: Message, calls: tuple[tuple[str, str, str], ...]) -> int:
         total = 0
-        for node in _nodes(message):
+        for node in all_nodes(message):
             key = _call_key(node)
             if key not in functions:
                 total += 1
@@ -254,19 +254,19 @@ def _count_nodes(model: ModelProto, limits: IngestLimits) -> int:
     return size_of(model.graph, ())
 
 
-def _nodes(message: Message) -> Iterator[NodeProto]:
+def all_nodes(message: Message) -> Iterator[NodeProto]:
     """All nodes of a graph or function, those of subgraphs too."""
     for child in _children(message):
         if isinstance(child, TensorProto):
             continue
         if isinstance(child, NodeProto):
             yield child
-        yield from _nodes(child)
+        yield from all_nodes(child)
 
 
 def used_domains(model: ModelProto) -> set[str]:
     """Of the nodes in the graph and in the model's functions; the main one is ""."""
-    return {usual_domain(node.domain) for holder in (model.graph, *model.functions) for node in _nodes(holder)}
+    return {usual_domain(node.domain) for holder in (model.graph, *model.functions) for node in all_nodes(holder)}
 
 
 def usual_domain(domain: str) -> str:

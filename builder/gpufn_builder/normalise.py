@@ -23,13 +23,14 @@ from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
-from gpufn_builder.ingest import SourceModel, used_domains, usual_domain
+from gpufn_builder.ingest import SourceModel, all_nodes, used_domains, usual_domain
 from gpufn_builder.tensors import datatype_of
 
 _STAGE: Final = BuildStage.NORMALISE
 _NAME: Final = "model.onnx"
 _FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
 _HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
+_INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 _NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
 
 
@@ -49,6 +50,7 @@ class NormalModel:
     external: tuple[str, ...] = ()
     unranked: tuple[str, ...] = ()
     arithmetic: Precision = Precision.FP32
+    has_integer_products: bool = False
 
 
 def normalise(source: SourceModel, into: Path) -> NormalModel:
@@ -154,6 +156,7 @@ def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> Norm
         external,
         tuple(value.name for value in graph.output if not _has_rank(value)),
         _arithmetic(graph),
+        any(node.op_type in _INTEGER_PRODUCTS for node in all_nodes(graph)),
     )
 
 

@@ -26,7 +26,7 @@ def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
     user's or for all that was generated, have nothing to be checked against. Other NaNs are kept, and counted where
     outputs are compared.
     """
-    session = CpuSession(model.path, model.outputs, _STAGE)
+    session = CpuSession(model.path, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
     found = [_run(session, case) for case in cases]
     _check_nans(cases, found)
     if cases:

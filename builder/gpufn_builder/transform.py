@@ -73,7 +73,7 @@ def transform(
         found = f"{lowered.nodes} nodes in {precision}"
         if too_large:
             found += f"; beyond {precision} and left in fp32: {_listed(too_large)}"
-    session = CpuSession(checked, model.outputs, _STAGE)
+    session = CpuSession(checked, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
     outputs = [session.run(case.inputs) for case in cases]
     try:
         comparison = compare([case.name for case in cases], reference, outputs, _STAGE)

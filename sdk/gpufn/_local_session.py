@@ -15,6 +15,7 @@ from typing import Any
 from gpufn._models import Model
 from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.model import TensorSpec
+from gpufn.ort_integers import EXACT
 
 # ONNX Runtime's name of an element type → the Open Inference Protocol's, and numpy's where it has one.
 _TYPES: dict[str, tuple[str, str | None]] = {
@@ -58,7 +59,10 @@ class LocalSession:
             ) from error
         if not path.is_file():
             raise InvalidSpec(f"there is no file {path}")
-        self._session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        for entry, value in EXACT.items():
+            options.add_session_config_entry(entry, value)
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = tuple(map(_spec, self._session.get_inputs()))
         self.outputs = tuple(map(_spec, self._session.get_outputs()))
         self._dtypes = {value.name: _TYPES.get(value.type, ("", None))[1] for value in self._session.get_inputs()}

@@ -169,6 +169,16 @@ def several_outputs() -> ModelProto:
     )
 
 
+def products_of_integers() -> ModelProto:
+    """255 · 127, sixteen of them added up: beyond what 16 bits hold."""
+    return model(
+        [node("MatMulInteger", "x w", "y")],
+        [value("x", ["N", 16], TensorProto.UINT8)],
+        [value("y", ["N", 4], TensorProto.INT32)],
+        [constant("w", np.full((16, 4), 127), np.int8)],
+    )
+
+
 def over_rows() -> ModelProto:
     """Each row's result depends on the others: a dynamic first dimension that cannot be batched."""
     return model(

@@ -44,7 +44,7 @@ OTHER: dict[str, Any] = {
     "compute_capability": "9.0",
     "os": "plan9",
     "arch": "riscv64",
-    "schema": 2,
+    "schema": 99,
 }
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
+from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import ShapeProfile, ShapeRange, TensorSpec
+from gpufn_builder.cpu_session import CpuSession, session_options
 from gpufn_builder.ingest import IngestLimits, ingest
 from gpufn_builder.normalise import NormalModel, normalise
 from gpufn_builder.reference import observe, run_reference
@@ -52,6 +54,22 @@ def test_external_data_are_read_from_the_models_folder(tmp_path: Path) -> None:
     (tmp_path / "inline").mkdir()
     (inline,) = run(mlp(), tmp_path / "inline", given(x=np.ones((1, 8), np.float32)))
     assert outputs["y"].tolist() == inline["y"].tolist()
+
+
+def test_products_of_integers_are_exact_on_every_processor(tmp_path: Path) -> None:
+    (outputs,) = run(models.products_of_integers(), tmp_path, given(x=np.full((2, 16), 255, np.uint8)))
+    assert outputs["y"].tolist() == [[16 * 255 * 127] * 4] * 2
+
+
+def test_a_model_is_run_as_it_is_written_unless_it_has_products_of_integers(tmp_path: Path) -> None:
+    for proto, has_products in ((mlp(), False), (models.products_of_integers(), True)):
+        found = normal(proto, tmp_path / str(has_products))
+        assert found.has_integer_products is has_products
+    levels = {has: session_options(has_integer_products=has).graph_optimization_level.name for has in (False, True)}
+    assert levels == {False: "ORT_DISABLE_ALL", True: "ORT_ENABLE_EXTENDED"}
+    session = CpuSession(found.path, found.outputs, BuildStage.REFERENCE, has_integer_products=True)
+    told = session._session.get_session_options()
+    assert told.get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def test_texts_go_through(tmp_path: Path) -> None:

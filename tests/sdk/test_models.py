@@ -243,6 +243,13 @@ def test_a_session_is_called_as_a_workers_is(tmp_path: Path) -> None:
         session([[1, 3]]).q  # noqa: B018
 
 
+def test_a_session_multiplies_integers_exactly_on_every_processor(tmp_path: Path) -> None:
+    from gpufn._local_session import LocalSession
+
+    session = LocalSession(_squares(tmp_path / "one.onnx"))
+    assert session._session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
+
+
 def test_a_session_names_the_inputs_that_it_was_not_given(tmp_path: Path) -> None:
     from gpufn._local_session import LocalSession
 

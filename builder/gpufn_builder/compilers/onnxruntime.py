@@ -20,6 +20,7 @@ import onnxruntime
 from gpufn.engine import Backend, BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import TensorSpec
+from gpufn.ort_integers import EXACT
 from gpufn.ort_threads import waiting
 from gpufn_builder import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, Tell
@@ -107,6 +108,8 @@ class OnnxRuntime:
     def _session(self, job: CompileJob, model: Path, options: Any) -> Any:
         if self._on_gpu:
             onnxruntime.preload_dlls()  # CUDA's libraries as wheels bring them: the loader does not look there
+        for entry, value in EXACT.items():
+            options.add_session_config_entry(entry, value)
         provider, settings = (_CUDA, {"use_tf32": job.flags["use_tf32"]}) if self._on_gpu else (_CPU, {})
         try:
             session = onnxruntime.InferenceSession(model, options, providers=[provider], provider_options=[settings])

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnx.reference
@@ -64,6 +65,21 @@ def test_weights_lie_beside_the_graph_in_a_file_of_the_engines_own(tmp_path: Pat
     (tmp_path / "in" / "weights.bin").unlink()
     with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
         np.testing.assert_allclose(engine.run(job.golden)["y"], expected[0], rtol=1e-4)
+
+
+def test_products_of_integers_are_exact_on_every_processor(tmp_path: Path) -> None:
+    job = msgspec.structs.replace(
+        _job(tmp_path, models.products_of_integers()),
+        inputs=(TensorSpec("x", "UINT8", (-1, 16)),),
+        outputs=(TensorSpec("y", "INT32", (-1, 4)),),
+        golden={"x": np.full((2, 16), 255, np.uint8)},
+    )
+    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+        assert engine.run(job.golden)["y"].tolist() == [[16 * 255 * 127] * 4] * 2
+        told: Any = engine
+        options = told._session.get_session_options()
+    assert options.get_session_config_entry("session.x64quantprecision") == "1"
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import onnxruntime
 
 from gpufn.engine import Backend, EngineManifest
 from gpufn.model import Precision, TensorSpec
+from gpufn.ort_integers import EXACT
 from gpufn.ort_threads import waiting
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import BF16, dtype_of
@@ -113,7 +114,7 @@ def _session_options(manifest: EngineManifest, cores: float) -> Any:
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = int(settings.get("intra_op_threads", 0)) or max(1, math.ceil(cores))
     options.graph_optimization_level = _LEVELS[str(settings.get("graph_optimization", "all"))]
-    for entry, value in waiting(onnxruntime.__version__).items():
+    for entry, value in {**waiting(onnxruntime.__version__), **EXACT}.items():
         options.add_session_config_entry(entry, value)
     if manifest.backend.on_gpu and not manifest.cpu_nodes:
         # Else what the provider cannot do, or all of it when it does not load, runs on the CPU without a word.
