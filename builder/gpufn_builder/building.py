@@ -252,6 +252,7 @@ class _Run:
             outputs=first.outputs if first else (),
             profiles=first.profiles if first else spec.profiles,
             batched=first.batched if first else False,
+            why_alone=first.why_alone if first else "",
             max_batch=spec.max_batch,
             stages=self.stages,
             candidates=tuple(self._rows[backend] for backend in self._chain if backend in self._rows),

@@ -1,7 +1,7 @@
 """One candidate, in a process of its own: compile, verify, measure. `candidates` starts it.
 
 1. the compiler makes the engine's files
-2. every case runs on the engine and is compared with the reference; rows that shall be shared are shown independent
+2. every case runs on the engine and is compared with the reference; whether calls may share runs is found out (`rows`)
 3. it is measured at the shapes that it is tuned for
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.engine import GOLDEN_FILE, BuildStage
-from gpufn_builder import golden, verify
+from gpufn_builder import golden, rows, verify
 from gpufn_builder.compilers.base import CompileJob, Compiler, compiler_for
 from gpufn_builder.exchange import CandidateRequest, CandidateResult
 from gpufn_builder.measure import measure
@@ -58,7 +58,10 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
         found = [engine.run(inputs) for inputs, _ in cases.values()]
         comparison = verify.compare(list(cases), [wanted for _, wanted in cases.values()], found)
         verify.check(comparison, request.tolerance)
-        batched = request.batched and verify.rows_are_independent(engine.run, measured)
+        why_alone = rows.NO_ROWS
+        if request.batched:
+            given = (inputs for inputs, _ in cases.values())
+            why_alone = rows.why_alone(engine.run, given, measured, request.profiles, request.tolerance)
         done(BuildStage.VERIFY)
         tell(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
         speed = measure(engine.bind(measured), request.measuring, clock)
@@ -68,7 +71,7 @@ def make(request: CandidateRequest, compiler: Compiler, tell: Tell, clock: Calla
     return CandidateResult(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
-        batched=batched,
+        why_alone=why_alone,
         accuracy=comparison.worst,
         outputs=tuple(msgspec.convert(row, OutputRow, from_attributes=True) for row in comparison.outputs),
         latency=speed.latency,

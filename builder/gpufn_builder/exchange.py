@@ -111,7 +111,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[str, ...]
     settings: dict[str, int | str]
-    batched: bool
+    why_alone: str  # as an EngineManifest has it
     accuracy: Accuracy
     outputs: tuple[OutputRow, ...]
     latency: Latency

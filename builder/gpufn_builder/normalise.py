@@ -39,7 +39,7 @@ class NormalModel:
     """The model at `path`. `unranked` are outputs whose number of dimensions only a run tells: their shape here is ().
 
     `batched` tells that the first dimension of every input and output is dynamic and may count rows: those of the
-    inputs have one name, or none. Whether rows are independent is for `verify.rows_are_independent` to find out.
+    inputs have one name, or none. Whether rows are independent is for `rows` to find out.
     `arithmetic` is the coarsest that it has in its own types.
     """
 

@@ -222,7 +222,7 @@ def _tensors(report: BuildReport) -> Html:
     rows = (
         f"rows are independent; calls share runs of up to {report.max_batch}"
         if report.batched
-        else "rows stay together"
+        else f"each call has a run of its own: {report.why_alone or 'rows stay together'}"
     )
     return Html(_table(("Name", "", "Type", "Shapes"), lines) + tag("p", f"Batches: {rows}.", cls="soft"))
 

@@ -8,6 +8,7 @@ from typing import Final
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import ModelSpec, ShapeProfile, ShapeRange, TensorSpec
+from gpufn_builder.tensors import described
 
 Shape = tuple[int, ...]
 _STAGE: Final = BuildStage.INGEST  # what is wrong here came with the upload
@@ -21,6 +22,7 @@ def resolve_profiles(
     `sample_shapes` are those of each sample, by input. `batched` tells that a dynamic first dimension counts rows, of
     which there are 1 to `max_batch`. Raises BuildFailed(stage="ingest") that names the input.
     """
+    _check_max_batch(inputs, spec)
     if spec.profiles:
         profiles = tuple(_checked(profile, inputs) for profile in spec.profiles)
         _check_samples(profiles, inputs, sample_shapes)
@@ -31,6 +33,15 @@ def resolve_profiles(
         if -1 in tensor.shape
     }
     return (ShapeProfile(ranges),) if ranges else ()
+
+
+def _check_max_batch(inputs: Sequence[TensorSpec], spec: ModelSpec) -> None:
+    if spec.max_batch > 1 and inputs and not any(tensor.shape[:1] == (-1,) for tensor in inputs):
+        raise _refused(
+            inputs[0].name,
+            f"max_batch is {spec.max_batch}, and the first dimension of {described(inputs[0])} is fixed: export the "
+            "model with a dynamic one, or leave max_batch out",
+        )
 
 
 def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfile:

@@ -14,7 +14,7 @@ from gpufn.model import TensorSpec
 from gpufn_builder.cpu_session import CpuSession
 from gpufn_builder.normalise import NormalModel
 from gpufn_builder.samples import Case
-from gpufn_builder.tensors import BF16, Array, Arrays
+from gpufn_builder.tensors import Array, Arrays, is_float
 
 _STAGE: Final = BuildStage.REFERENCE
 
@@ -76,7 +76,7 @@ def _check_nans(cases: Sequence[Case], found: Sequence[Arrays]) -> None:
 
 
 def _is_nan_all_over(array: Array) -> bool:
-    return bool(array.size and (array.dtype.kind == "f" or array.dtype == BF16) and np.isnan(array).all())
+    return bool(array.size and is_float(array) and np.isnan(array).all())
 
 
 def _check_again(case: Case, outputs: Arrays, session: CpuSession) -> None:

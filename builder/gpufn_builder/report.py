@@ -78,6 +78,7 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     profiles: tuple[ShapeProfile, ...] = ()
     batched: bool = False
+    why_alone: str = ""  # when it is not batched
     max_batch: int = 1
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()  # the best first

@@ -49,6 +49,10 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return _DTYPES[datatype]
 
 
+def is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" or array.dtype == BF16
+
+
 def described(spec: TensorSpec) -> str:
     """
     >>> described(TensorSpec("images", "FP32", (-1, 3, 224, 224)))

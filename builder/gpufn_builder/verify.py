@@ -7,8 +7,7 @@ that both have; one that only one of them has is infinitely far. Anything that i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -16,11 +15,7 @@ import numpy as np
 from gpufn.engine import Accuracy, BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import Tolerance
-from gpufn_builder.tensors import BF16, Array, Arrays
-
-# Kernels for one row and for two may add in another order, in half precision too; rows that do depend on each other
-# differ by far more.
-_SAME_ROW: Final = 1e-2
+from gpufn_builder.tensors import Array, Arrays, is_float
 
 
 class OutputAccuracy(msgspec.Struct, frozen=True):
@@ -90,29 +85,12 @@ def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = Buil
         )
 
 
-def rows_are_independent(run: Callable[[Arrays], Arrays], inputs: Mapping[str, Array]) -> bool:
-    """Whether two rows of `inputs` (of each input's first dimension) have the same outputs together and apart.
-
-    `run` raises BuildFailed for what it cannot run, which counts as dependent, as do inputs without two different rows.
-    """
-    pair = _two_rows(inputs)
-    if pair is None:
-        return False
-    first, second = pair
-    try:
-        together = run({name: np.concatenate([first[name], second[name]]) for name in first})
-        apart = [run(first), run(second)]
-    except BuildFailed:
-        return False
-    return all(_is_same(array, [one[name] for one in apart]) for name, array in together.items())
-
-
 def _compare(case: str, name: str, wanted: Array, found: Array, stage: BuildStage) -> OutputAccuracy:
     row = OutputAccuracy(case, name, str(wanted.dtype), wanted.shape)
     for what, right, seen in (("type", wanted.dtype, found.dtype), ("shape", list(wanted.shape), list(found.shape))):
         if right != seen:
             raise BuildFailed(f"output {name} has the {what} {seen} for {case}, not {right}", stage=stage, node=name)
-    if not _is_float(wanted):
+    if not is_float(wanted):
         equal = wanted == found
         if bool(np.all(equal)):
             return row
@@ -167,31 +145,8 @@ def _same_argmax(exact: Array, other: Array) -> float:
 
 def _excess(row: OutputAccuracy, tolerance: Tolerance) -> str:
     if not math.isfinite(row.max_abs):
-        is_float = "float" in row.dtype
-        return "an infinity on one side only" if is_float else f"{row.argmax:.1%} of its elements are equal, not all"
+        has_infinities = "float" in row.dtype
+        return (
+            "an infinity on one side only" if has_infinities else f"{row.argmax:.1%} of its elements are equal, not all"
+        )
     return row.accuracy.beyond(tolerance)
-
-
-def _two_rows(inputs: Mapping[str, Array]) -> tuple[Arrays, Arrays] | None:
-    """The first row and one that differs from it, each as inputs of one row."""
-    rows = min((array.shape[0] if array.ndim else 0 for array in inputs.values()), default=0)
-    first = {name: array[:1] for name, array in inputs.items()}
-    for index in range(1, rows):
-        other = {name: array[index : index + 1] for name, array in inputs.items()}
-        if any(not np.array_equal(first[name], other[name]) for name in inputs):
-            return first, other
-    return None
-
-
-def _is_same(together: Array, apart: Sequence[Array]) -> bool:
-    if together.ndim == 0 or any(one.shape != (1, *together.shape[1:]) for one in apart):
-        return False
-    try:
-        row = _compare("rows", "", together, np.concatenate(apart), BuildStage.VERIFY)
-    except BuildFailed:
-        return False
-    return row.rel_l2 <= _SAME_ROW
-
-
-def _is_float(array: Array) -> bool:
-    return array.dtype.kind == "f" or array.dtype == BF16

@@ -111,6 +111,7 @@ class Engines:
             "precision": model.precision,
             "max_batch": model.max_batch,
             "batched": manifest.batched if manifest else None,
+            "why_alone": manifest.why_alone if manifest else "",
             "inputs": manifest.inputs if manifest else (),
             "outputs": manifest.outputs if manifest else (),
             "profiles": manifest.profiles if manifest else (),

@@ -128,6 +128,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""
     max_batch: int = 1
     batched: bool | None = None
+    why_alone: str = ""
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     profiles: tuple[ShapeProfile, ...] = ()

@@ -106,8 +106,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     `arithmetic` is the coarsest in it: that of the recipe, or the model's own, which may have been in half precision.
 
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
-    `batched` tells that the first dimension of each input and output counts independent rows, so that calls can share
-    a run of up to `max_batch` rows.
+    `batched` tells that the first dimension of each input and output counts rows, which the builder saw to be
+    independent, so that calls can share a run of up to `max_batch` rows; `why_alone` says why they cannot.
 
     `settings` of onnxruntime: `intra_op_threads` (as many as the worker has cores when absent) and
     `graph_optimization`, what is left to do at load: `none`, `basic`, `extended` or `all` (when absent).
@@ -127,6 +127,7 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency | None
     built_at: float  # unix seconds
     arithmetic: Precision = Precision.FP32
+    why_alone: str = ""
     driver: str = ""
     gpu_nodes: int = 0  # of the graph: how many run on the GPU
     cpu_nodes: int = 0

@@ -19,7 +19,7 @@ from gpufn_builder.process import Tell, serve
 RESULT = CandidateResult(
     files=("model.onnx", "golden.npz"),
     settings={"intra_op_threads": 1},
-    batched=False,
+    why_alone="",
     accuracy=Accuracy(float("inf"), 0.0, 1.0),
     outputs=(),
     latency=Latency(0.1, 0.2, 0.3, 10.0, True),

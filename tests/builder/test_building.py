@@ -150,6 +150,20 @@ async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows
     )  # fmt: skip
 
 
+async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_and_says_why(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    ended = await building.run(bench.build_of(await bench.upload(bus, models.over_rows(), max_batch=4)), CPU, _ignore)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert (manifest.batched, manifest.why_alone) == (False, "output y of a row depends on the rows beside it")
+    assert (await _report(bus, ended))["why_alone"] == manifest.why_alone
+    page = (await objects.get(bus, subjects.ENGINE_FILES, ended.page)).decode()
+    assert f"each call has a run of its own: {manifest.why_alone}" in page
+
+
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats, "builder")
     building, _ = await bench.open_building(bus, tmp_path)

@@ -40,6 +40,18 @@ def test_fixed_sizes_need_no_profile() -> None:
     assert resolve([]) == ()
 
 
+def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None:
+    for given in ((), (profile(scale=((1,), (1,), (1,))),)):
+        with pytest.raises(BuildFailed) as caught:
+            resolve([FIXED], *given, max_batch=8)
+        assert (caught.value.stage, caught.value.node, caught.value.message) == (
+            "ingest",
+            "scale",
+            "max_batch is 8, and the first dimension of scale FP32[1] is fixed: export the model with a dynamic one, "
+            "or leave max_batch out",
+        )
+
+
 def test_other_sizes_come_from_the_samples() -> None:
     seen = {"tokens": [(1, 40), (1, 7), (1, 9)]}
     assert resolve([TOKENS], max_batch=4, seen=seen) == (profile(tokens=((1, 7), (4, 9), (4, 40))),)

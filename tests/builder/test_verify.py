@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from gpufn.engine import Accuracy
 from gpufn.errors import BuildFailed
 from gpufn.model import TOLERANCES, Precision, Tolerance
-from gpufn_builder.tensors import BF16, Arrays
-from gpufn_builder.verify import OutputAccuracy, check, compare, rows_are_independent
+from gpufn_builder.tensors import BF16
+from gpufn_builder.verify import OutputAccuracy, check, compare
 
 INF, NAN = math.inf, math.nan
 
@@ -135,43 +134,3 @@ def test_labels_that_differ_are_told_as_such() -> None:
     with pytest.raises(BuildFailed, match=r"75\.0% of its elements are equal, not all"):
         check(comparison, TOLERANCES[Precision.FP16])
     check(comparison, Tolerance())
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-ROWS = {"x": np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)}
-
-
-def _fails_for_one_row(inputs: Arrays) -> Arrays:
-    if len(inputs["x"]) == 1:
-        raise BuildFailed("not this shape")
-    return {"y": inputs["x"]}
-
-
-@pytest.mark.parametrize(
-    ("run", "independent"),
-    [
-        (lambda inputs: {"y": inputs["x"] * 2, "label": inputs["x"].argmax(-1)}, True),
-        (lambda inputs: {"y": inputs["x"] - inputs["x"].mean(0)}, False),
-        (lambda inputs: {"y": inputs["x"].cumsum(0)}, False),
-        (lambda inputs: {"y": inputs["x"].sum()}, False),
-        (lambda inputs: {"y": inputs["x"].reshape(-1)}, False),
-        (lambda inputs: {"y": inputs["x"][inputs["x"][:, 0] > 2]}, False),
-        (lambda inputs: {"y": inputs["x"], "count": np.array([len(inputs["x"])])}, False),
-        (_fails_for_one_row, False),
-    ],
-)
-def test_rows_are_independent_when_they_come_out_the_same_together_and_apart(
-    run: Callable[[Arrays], Arrays], independent: bool
-) -> None:
-    assert rows_are_independent(run, ROWS) is independent
-
-
-def test_rows_that_are_equal_show_nothing() -> None:
-    def run(inputs: Arrays) -> Arrays:
-        return inputs
-
-    assert not rows_are_independent(run, {"x": np.ones((2, 2))})
-    assert not rows_are_independent(run, {"x": np.ones((1, 2))})
-    assert not rows_are_independent(run, {})
-    assert rows_are_independent(run, {"x": np.array([[1], [1], [2]]), "other": np.ones((3, 1))})

@@ -82,8 +82,14 @@ def write(case: Case, folder: Path) -> tuple[Path, Path | None]:
 
 
 def max_batch(case: Case) -> int:
-    """That lets the inputs in, where their first size is dynamic."""
-    rows = [array.shape[0] for array in case.inputs.values() if isinstance(array, np.ndarray) and array.ndim]
+    """That lets the inputs in whose first size is dynamic."""
+    rows = [
+        case.inputs[value.name].shape[0]
+        for value in case.model.graph.input
+        if (dims := value.type.tensor_type.shape.dim)
+        and not dims[0].HasField("dim_value")
+        and value.name in case.inputs
+    ]
     return int(max(rows, default=1)) or 1
 
 

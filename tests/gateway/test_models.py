@@ -421,6 +421,7 @@ async def test_a_model_is_described_with_its_engines(nats: Any, problem: Any) ->
         await gateway.finishing.step()
         view = (await gateway.http.get("/v1/models/shown")).json()
         assert (view["name"], view["revision"], view["file"], view["batched"]) == ("shown", 1, "net.onnx", True)
+        assert view["why_alone"] == ""
         assert view["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
         (engine,) = view["engines"]["cpu"]
         assert (engine["key"], engine["size"], engine["accuracy"]["rel_l2"]) == ("shown-1", 9, 1e-4)

@@ -316,7 +316,7 @@ def test_engines_in_use_are_left(gateway: StubGateway) -> None:
 
 
 def test_models_are_listed_and_described(gateway: StubGateway) -> None:
-    inside = _MODEL | {"name": "f.net", "function": "f", "parameter": "net", "batched": False}
+    inside = _MODEL | {"name": "f.net", "function": "f", "parameter": "net", "batched": False, "why_alone": "no rows"}
     gateway.on("GET /v1/models", {"models": [_MODEL, inside]})
     gateway.on("GET /v1/models/net", _MODEL)
     gateway.on("GET /v1/models/f.net", inside)
@@ -335,7 +335,9 @@ def test_models_are_listed_and_described(gateway: StubGateway) -> None:
         "a": "run has  up to 8 rows, of several calls",
         "cpu": "onnxruntime-cpu eeeeeeeeeeee, 2 ms a run, off by 2.0e-07 (relative L2)",
     }
-    assert "function   f, as net" in _gpufn("models", "describe", "f.net").stdout
+    inside_function = _gpufn("models", "describe", "f.net").stdout
+    assert "function   f, as net" in inside_function
+    assert "a run has  one call: no rows" in inside_function
 
 
 def test_a_model_that_is_not_there_is_exit_code_4(gateway: StubGateway) -> None:

@@ -11,7 +11,7 @@ from gpufn.cli import new_app
 from gpufn.cli._render import Json, duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from gpufn._views import EngineView
+    from gpufn._views import EngineView, ModelView
     from gpufn.model import TensorSpec
 
 app = new_app(help="List the models that are served, and show one.")
@@ -71,10 +71,16 @@ def describe(
             ("outputs", _tensors(model.outputs)),
             ("shapes", "; ".join(shapes)),
             ("precision", model.precision),
-            ("a run has", f"up to {model.max_batch} rows, of several calls" if model.batched else "one call"),
+            ("a run has", _run(model)),
             *engines,
         ]
     )
+
+
+def _run(model: ModelView) -> str:
+    if model.batched:
+        return f"up to {model.max_batch} rows, of several calls"
+    return f"one call: {model.why_alone}" if model.why_alone else "one call"
 
 
 def _tensors(tensors: Iterable[TensorSpec]) -> str:
