@@ -128,6 +128,11 @@ def _column(tensor: TensorSpec, arrays: Mapping[str, Array]) -> Array:
             "such inputs along a first axis of samples",
             tensor.name,
         )
+    if tensor.datatype == "BOOL" and (largest := int(array.view(np.uint8).max(initial=0))) > 1:
+        raise _refused(
+            f"the samples of {tensor.name} have the byte {largest} in a BOOL tensor, where 0 and 1 are allowed",
+            tensor.name,
+        )
     return array
 
 

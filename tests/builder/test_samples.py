@@ -41,6 +41,15 @@ def refusal(path: Path, *inputs: TensorSpec, most_bytes: int = 1 << 20) -> str:
     return caught.value.message
 
 
+def test_bytes_of_a_bool_that_are_neither_0_nor_1_are_refused(tmp_path: Path) -> None:
+    mask = TensorSpec("mask", "BOOL", (-1,))
+    bad = np.frombuffer(b"\x00\x01\x02", np.bool_).reshape(1, 3)
+    message = "the samples of mask have the byte 2 in a BOOL tensor, where 0 and 1 are allowed"
+    assert refusal(npz(tmp_path, mask=bad), mask) == message
+    head = {"mask": tensor("BOOL", [1, 3], 0, 3)}
+    assert refusal(safetensors(tmp_path, head, b"\x00\x01\x02"), mask) == message
+
+
 def test_each_row_of_an_npz_is_a_case(tmp_path: Path) -> None:
     first, second = read_samples(npz(tmp_path, x=np.arange(12, dtype=np.float32).reshape(2, 3, 2)), [X])
     assert (first.name, second.name, second.is_given) == ("sample 0", "sample 1", True)

@@ -43,11 +43,11 @@ class Batching:
         self._profiles = manifest.profiles
         self._batched = manifest.batched
         self._max_batch = manifest.max_batch
-        self._known: dict[_Shapes, tuple[int, int]] = {}  # rest → fewest and most rows of a run
+        self._known: dict[_Shapes, list[tuple[int, int]]] = {}  # rest → fewest and most rows of a run, by profile
 
     def fit(self, inputs: Mapping[str, Array]) -> Fitted:
-        """InvalidInput names the input that does not fit: unknown, missing, of another dtype or rank, or of a shape
-        that no profile accepts."""
+        """InvalidInput names the input that does not fit: unknown, missing, of another dtype or rank, of a shape
+        that no profile accepts, or a BOOL of other bytes than 0 and 1."""
         self._check_names(inputs)
         ordered = {name: inputs[name] for name in self._inputs}
         for name, spec in self._inputs.items():
@@ -57,9 +57,12 @@ class Batching:
             return Fitted(ordered, None, (), 0)
         rows = self._rows(ordered)
         rest = tuple(array.shape[1:] for array in ordered.values())
-        fewest, most = self._rows_of_a_run(rest, rows)
-        if rows < fewest:
+        most = self._most_rows(rest, rows)
+        if most is None:
             self._refuse({name: array.shape for name, array in ordered.items()})
+        if rows > most and not any(array.size for array in ordered.values()):
+            name = next(iter(ordered))
+            raise InvalidInput(f"{name}: {rows} rows without elements, and a run takes {most}", field=name)
         return Fitted(ordered, rows, rest, most)
 
     def take(self, first: T, waiting: deque[T], fitted: Callable[[T], Fitted]) -> list[T]:
@@ -104,11 +107,22 @@ class Batching:
             raise InvalidInput(f"{first}: there are no rows", field=first)
         return rows
 
-    def _rows_of_a_run(self, rest: _Shapes, rows: int) -> tuple[int, int]:
+    def _most_rows(self, rest: _Shapes, rows: int) -> int | None:
+        """What one run accepts, by the profile that needs the fewest runs of equal parts for `rows`: all of a call's
+        runs, and those that it shares, are of that one. None when there is none."""
+        able = [
+            (runs, -high)
+            for low, high in self._bounds(rest, rows)
+            for runs in [-(-rows // max(high, 1))]
+            if low <= rows // runs and rows <= runs * high
+        ]
+        return -min(able)[1] if able else None
+
+    def _bounds(self, rest: _Shapes, rows: int) -> list[tuple[int, int]]:
         if (known := self._known.get(rest)) is not None:
             return known
         if not self._profiles:
-            return 1, self._max_batch
+            return [(1, self._max_batch)]
         shapes = {name: (rows, *sizes) for name, sizes in zip(self._inputs, rest, strict=True)}
         bounds = [
             (max((r.min[0] for r in ranges), default=1), min((r.max[0] for r in ranges), default=self._max_batch))
@@ -118,10 +132,9 @@ class Batching:
         ]
         if not bounds:
             self._refuse(shapes, but_rows=True)
-        found = min(low for low, _ in bounds), max(high for _, high in bounds)
         if len(self._known) < 1024:  # shapes come from outside
-            self._known[rest] = found
-        return found
+            self._known[rest] = bounds
+        return bounds
 
     def _check_profiles(self, shapes: dict[str, tuple[int, ...]]) -> None:
         if self._profiles and not any(_accepts(profile, shapes) for profile in self._profiles):
@@ -188,6 +201,17 @@ def _check(spec: TensorSpec, array: Array, *, rows_are_free: bool) -> None:
         wanted not in (-1, size) for wanted, size in zip(spec.shape[skipped:], array.shape[skipped:], strict=True)
     ):
         raise InvalidInput(f"{spec.name}: the model takes {described(spec)}, not {list(array.shape)}", field=spec.name)
+    if spec.datatype == "BOOL":
+        _check_bytes(spec, array)
+
+
+def _check_bytes(spec: TensorSpec, array: Array) -> None:
+    """Kernels count with the byte of a BOOL: of a 2 they take an element of somebody else's memory."""
+    largest = int(array.view(np.uint8).max(initial=0))
+    if largest > 1:
+        raise InvalidInput(
+            f"{spec.name}: an element of a BOOL tensor is the byte 0 or 1, and there is {largest}", field=spec.name
+        )
 
 
 def _accepts(profile: ShapeProfile, shapes: Mapping[str, tuple[int, ...]], but_rows: bool = False) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpufn.errors import InvalidInput
+from gpufn.model import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines import batching
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.batching import Batching, Fitted
@@ -37,6 +38,21 @@ def test_what_does_not_fit_is_named(given: Arrays, field: str, message: str) -> 
     with pytest.raises(InvalidInput) as refused:
         Batching(manifest()).fit(given)
     assert (refused.value.field, refused.value.message) == (field, message)
+
+
+@pytest.mark.parametrize(("shape", "batched"), [((2, 2), True), ((2, 2), False), ((4,), True), ((), False)])
+def test_bytes_of_a_bool_that_are_neither_0_nor_1_are_refused(shape: tuple[int, ...], batched: bool) -> None:
+    rules = Batching(manifest([TensorSpec("mask", "BOOL", (-1,) * len(shape))], batched=batched))
+    size = int(np.prod(shape))
+    good = np.frombuffer(bytes([0, 1, 1, 0][:size]), np.bool_).reshape(shape)
+    assert rules.fit({"mask": good}).inputs["mask"] is good
+    bad = np.frombuffer(bytes([0, 1, 2, 255][-size:]), np.bool_).reshape(shape)
+    with pytest.raises(InvalidInput) as refused:
+        rules.fit({"mask": bad})
+    assert (refused.value.field, refused.value.message) == (
+        "mask",
+        "mask: an element of a BOOL tensor is the byte 0 or 1, and there is 255",
+    )
 
 
 def test_the_inputs_of_a_call_have_as_many_rows() -> None:
@@ -121,6 +137,49 @@ def test_calls_of_one_shape_are_taken_together_oldest_first(calls: str, taken: s
     waiting = deque(others)
     assert rules.take(first, waiting, fitted) == taken.split()
     assert list(waiting) == left.split()
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "runs"),
+    [
+        # profiles of 1 to 2, of 4 to 6 and of exactly 8 rows
+        (1, 2, [1]), (2, 2, [2]), (4, 6, [4]), (6, 6, [6]), (8, 8, [8]), (16, 8, [8, 8]),
+        (9, 6, [5, 4]), (11, 6, [6, 5]), (3, 2, [2, 1]), (7, 2, [2, 2, 2, 1]),
+    ],
+)  # fmt: skip
+def test_each_run_of_a_call_has_the_rows_of_one_profile(rows: int, most: int, runs: list[int]) -> None:
+    bounds = [((1, 2), (2, 2), (2, 2)), ((4, 2), (4, 2), (6, 2)), ((8, 2), (8, 2), (8, 2))]
+    rules = Batching(manifest(profiles=[profile(x=each) for each in bounds], max_batch=64))
+    for _ in range(2):  # what is known of a shape by then is the same
+        fitted = rules.fit({"x": _f32(rows, 2)})
+        assert fitted.most_rows == most
+        assert [len(part["x"]) for part in batching.parts(fitted)] == runs
+
+
+def test_calls_that_share_a_run_stay_within_one_profile() -> None:
+    bounds = [((1, 2), (2, 2), (2, 2)), ((8, 2), (8, 2), (8, 2))]
+    rules = Batching(manifest(profiles=[profile(x=each) for each in bounds], max_batch=64))
+    waiting = deque([1, 1, 1, 8])
+    assert rules.take(1, waiting, lambda count: rules.fit({"x": _f32(count, 2)})) == [1, 1]
+    assert list(waiting) == [1, 1, 8]
+
+
+def test_rows_that_no_profile_accepts_in_equal_parts_are_refused() -> None:
+    rules = Batching(manifest(profiles=[profile(x=((4, 2), (4, 2), (4, 2)))], max_batch=64))
+    with pytest.raises(InvalidInput, match=r"accepts \[4, 2\] to \[4, 2\].*, not \[5, 2\]"):
+        rules.fit({"x": _f32(5, 2)})
+    assert [len(part["x"]) for part in batching.parts(rules.fit({"x": _f32(8, 2)}))] == [4, 4]
+
+
+@pytest.mark.parametrize("profiles", [[], [profile(x=((1, 0), (8, 0), (8, 4)))]])
+def test_rows_without_elements_are_no_more_than_a_run_takes(profiles: list[ShapeProfile]) -> None:
+    rules = Batching(manifest([tensor("x", "FP32", -1, -1)], profiles=profiles, max_batch=8))
+    assert rules.fit({"x": _f32(8, 0)}).rows == 8
+    with pytest.raises(InvalidInput) as refused:
+        rules.fit({"x": np.empty((1_000_000_000, 0), np.float32)})
+    assert (refused.value.field, refused.value.message) == (
+        "x", "x: 1000000000 rows without elements, and a run takes 8",
+    )  # fmt: skip
 
 
 def test_calls_without_rows_run_alone() -> None:
