@@ -165,7 +165,7 @@ class Peer:
         self.send(frames.AnswerItem(call, JSON), body)
 
     def hang_up(self) -> None:
-        for end in (self._link, self._server):
+        for end in (self._server, self._link):  # in this order: the worker connects again at once
             if end is not None:
                 end.close()
 
