@@ -25,7 +25,7 @@ from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.batch_runs import BatchRuns
 from gpufn_runtime.worker.batches import Gathering
 from gpufn_runtime.worker.context import current_attempt
-from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.loader import Method
 from gpufn_runtime.worker.reading import Loan
 from gpufn_runtime.worker.results import Results
@@ -138,7 +138,7 @@ class Executor:
         """Run what comes until `stop`."""
         while True:
             try:
-                job = self._inbox.get(timeout=self._batch_is_due_in())
+                job = self._inbox.get(timeout=self._look_again_in())
             except Empty:
                 job = self._next_batch
             if job is _stop:
@@ -240,12 +240,13 @@ class Executor:
                     gathering.ended()
                     batch = gathering.take(time.monotonic())
 
-    def _batch_is_due_in(self) -> float | None:
+    def _look_again_in(self) -> float:
+        """Seconds, until a batch is due."""
         if self._gathering is None:
-            return None
+            return LONGEST_SLEEP_S
         with self._gathering_lock:
             due_at = self._gathering.due_at()
-        return None if due_at is None else max(0.0, due_at - time.monotonic())
+        return LONGEST_SLEEP_S if due_at is None else min(max(0.0, due_at - time.monotonic()), LONGEST_SLEEP_S)
 
     def _run_async(self, method: Method, **kwargs: Any) -> Any:
         return self._event_loop().run(method.call(**kwargs))

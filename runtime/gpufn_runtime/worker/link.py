@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -23,6 +24,10 @@ from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame
 _RETRY_S = 0.005  # a unix socket costs nothing to try
 _SLOWEST_RETRY_S = 0.2
 _READ_BYTES = 1 << 18
+# The main thread runs signal handlers only between two bytecodes: a signal that comes just as it falls asleep wakes
+# nobody. So no sleep of its is longer.
+LONGEST_SLEEP_S = 2
+_RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; costs no system call each time, as a poll does
 
 
 class Link:
@@ -63,6 +68,7 @@ class Link:
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, _SLOWEST_RETRY_S)
                 continue
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
             with self._lock:
                 self._socket = connection
                 self._reader = FrameReader(RunnerFrame)
@@ -112,7 +118,7 @@ class Link:
                     self._sending = False
 
     def receive(self, wait_s: float | None = None) -> bool:
-        """Wait for frames, at most `wait_s`, and add them to `frames`. False when the runner has hung up.
+        """Wait for frames, a while or at most `wait_s`, and add them to `frames`. False when the runner has hung up.
 
         One thread at a time. ProtocolMismatch when it does not speak our protocol.
         """
@@ -126,6 +132,8 @@ class Link:
                 return True
         try:
             data = connection.recv(_READ_BYTES)
+        except BlockingIOError:  # nothing came for LONGEST_SLEEP_S
+            return True
         except OSError:
             data = b""
         self.frames.extend(self._reader.feed(data))

@@ -152,6 +152,30 @@ def test_sigterm_ends_an_idle_worker(start: Start) -> None:
     assert worker.wait() == 0
 
 
+@pytest.mark.parametrize("calls_before", [0, 20], ids=["waits for its reader", "reads the socket"])
+def test_a_sigterm_that_does_not_wake_the_main_thread_is_heard_all_the_same(start: Start, calls_before: int) -> None:
+    """As one that comes just as it falls asleep."""
+    worker = start(
+        """
+        import pathlib, signal, threading
+        stat = pathlib.Path(f"/proc/self/task/{threading.main_thread().native_id}/stat")
+        def terminate():
+            while stat.read_text().rpartition(")")[2].split()[0] != "S":
+                pass
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        def f(last: bool = False):
+            if last:
+                threading.Thread(target=terminate).start()
+        """
+    )
+    for _ in range(calls_before):
+        worker.call()
+    worker.call(b'{"last": true}')
+    assert isinstance(worker.next()[0], Draining)
+    worker.send(Drain())
+    assert worker.wait() == 0
+
+
 def test_a_call_that_was_on_its_way_at_sigterm_is_run(start: Start) -> None:
     worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
     worker.process.send_signal(signal.SIGTERM)
