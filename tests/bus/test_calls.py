@@ -231,4 +231,38 @@ async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
         patch.setattr(bus, "publish", away)
         assert len([body async for _, body in stream.items()]) == count
     stream.on_reconnect()
-    assert (await given.get()).items == count
+    assert (await given.get()).taken == count
+
+
+class Still(SystemClock):
+    """No time passes but what `tick` is told."""
+
+    def monotonic(self) -> float:
+        return 1000.0
+
+
+async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any, nats: Any) -> None:
+    """Its credit may have been lost on the way, and who makes the items waits for it."""
+    bus, runner = await connect(nats), await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw-silent", clock=Still())
+    caller.start()
+    stream = caller.open_stream(request())
+    given: asyncio.Queue[int] = asyncio.Queue()
+    runner.subscribe(
+        "silent", lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit).taken)
+    )
+    await runner.flush()
+    caller.tick(stream.since + 5.0)  # before the first item nobody knows whom to tell
+    for number in range(STREAM_WINDOW):
+        stream.take(ItemReply(stream.id, number, "application/json", "silent"), b"1")
+    items = stream.items()
+    for _ in range(STREAM_WINDOW):
+        await anext(items)
+    assert [await given.get() for _ in range(2)] == [STREAM_WINDOW // 2, STREAM_WINDOW]
+    for seconds in (6.0, 6.1, 9.0):
+        caller.tick(stream.since + seconds)
+    caller.fail("f", None, BusUnavailable("the end"))
+    bus.publish("silent", encode(StreamCredit("the end", 0)))
+    assert [await given.get() for _ in range(3)] == [STREAM_WINDOW, STREAM_WINDOW, 0]
+    assert [item async for item in items] == []

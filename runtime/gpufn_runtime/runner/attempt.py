@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpufn.bus.consumer import Delivery
 from gpufn.invocation import OutcomeKind
+from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import InvocationMessage, Progress
 from gpufn.spec import MethodSpec
 from gpufn_runtime.runner.lane import DirectDelivery
@@ -74,6 +75,14 @@ class Attempt:
     def is_submitted(self) -> bool:
         """Nobody waits for a reply: the outcome goes into a record."""
         return not self.message.reply
+
+    def grant(self, taken: int) -> int:
+        """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
+        more = STREAM_WINDOW + min(taken, self.items) - self.granted
+        if not self.granted or more <= 0:
+            return 0
+        self.granted += more
+        return more
 
 
 def may_run_s(message: InvocationMessage, timeout_s: float, now: float) -> float:

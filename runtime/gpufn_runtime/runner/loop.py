@@ -262,9 +262,8 @@ class Runner:
     def _on_credit(self, message: Message) -> None:
         credit = _credit.decode(message.payload)
         attempt = self._running.get(credit.invocation)
-        if attempt is not None and attempt.granted:
-            attempt.granted += credit.items
-            attempt.link.send(frames.Credit(attempt.number, credit.items))
+        if attempt is not None and (more := attempt.grant(credit.taken)):
+            attempt.link.send(frames.Credit(attempt.number, more))
 
     def _on_offer(self, delivery: DirectDelivery) -> None:
         queue = self._queues.get((delivery.message.function, delivery.message.revision))

@@ -48,6 +48,7 @@ from gpufn.revision import Revision
 
 C = TypeVar("C", bound="PendingCall")
 
+_SILENT_S = 2.0  # a stream without an item
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -117,6 +118,9 @@ class PendingCall:
     def on_reconnect(self) -> None:
         """The bus is back."""
 
+    def tick(self, now: float) -> None:
+        """A few times a second."""
+
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, ItemReply):
             self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
@@ -133,13 +137,14 @@ class PendingCall:
 class PendingStream(PendingCall):
     """An invocation whose items are read as they come. `future` resolves at its end, as for a call."""
 
-    __slots__ = ("_credit_to", "_items", "_owed", "_taken")
+    __slots__ = ("_credit_to", "_heard_at", "_items", "_taken", "_told")
 
     def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
         super().__init__(caller, message, future)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
-        self._owed = 0  # credit for what was taken, that is not given yet
+        self._told = 0  # of those taken
+        self._heard_at = self.since
         self._credit_to = ""
 
     def take(self, reply: Reply, body: bytes) -> None:
@@ -161,6 +166,7 @@ class PendingStream(PendingCall):
                 self.fail(BusUnavailable(f"{broke_off} the message bus lost those before number {reply.number}"))
             return
         self._credit_to = reply.credit_to
+        self._heard_at = self._caller._clock.monotonic()
         self._items.put_nowait((reply, body))
 
     def fail(self, error: GpufnError) -> None:
@@ -178,19 +184,24 @@ class PendingStream(PendingCall):
         """
         while (item := await self._items.get()) is not None:
             self._taken += 1
-            self._owed += 1
-            self._give_credit()
+            if self._taken - self._told >= STREAM_WINDOW // 2:
+                self._give_credit()
             yield item
 
     def on_reconnect(self) -> None:
         self._give_credit()
 
+    def tick(self, now: float) -> None:
+        """Credit may have been lost, here or where the items are made, which would wait for it for ever."""
+        if now - self._heard_at >= _SILENT_S:
+            self._heard_at = now
+            self._give_credit()
+
     def _give_credit(self) -> None:
-        """Without the bus later: who makes the items would wait for it for ever."""
-        if self._owed >= STREAM_WINDOW // 2:
-            with contextlib.suppress(BusUnavailable):
-                self._caller._bus.publish(self._credit_to, encode(StreamCredit(self.id, self._owed)))
-                self._owed = 0
+        if self._credit_to:
+            with contextlib.suppress(BusUnavailable):  # `tick` comes back here
+                self._caller._bus.publish(self._credit_to, encode(StreamCredit(self.id, self._taken)))
+                self._told = self._taken
 
 
 class Caller:
@@ -256,6 +267,8 @@ class Caller:
         for call in late:
             self._abandon(call)
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
+        for call in self._pending.values():
+            call.tick(now)
         if waiting:
             self._searches.end_unless_begun(waiting)
 

@@ -95,8 +95,11 @@ class ItemReply(msgspec.Struct, tag=2, frozen=True, array_like=True, gc=False):
 
 
 class StreamCredit(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """So many items of a stream were read, in all: STREAM_WINDOW more may come. Said again it changes nothing, and the
+    next one makes up for one that was lost."""
+
     invocation: str
-    items: int
+    taken: int
 
 
 Reply = ResultReply | ItemReply

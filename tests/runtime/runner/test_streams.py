@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames
+from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.spec import CallKind
+from gpufn_runtime.runner.attempt import Attempt
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -37,6 +42,24 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
         assert (await stream.future)[0].items == 300
 
     on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("credits", "granted"),
+    [
+        ([], []),
+        ([32, 64], [32, 32]),
+        ([32, 32, 64], [32, 0, 32]),  # one came twice
+        ([64, 32], [64, 0]),  # one was lost, or came late
+        ([1000], [STREAM_WINDOW]),  # no more were sent than these
+    ],
+)
+def test_credit_tells_how_much_was_read_in_all(credits: list[int], granted: list[int]) -> None:  # noqa: A002
+    nothing: Any = None
+    attempt = Attempt(1, nothing, nothing, nothing, nothing)
+    assert attempt.grant(5) == 0, "it is no stream"
+    attempt.granted = attempt.items = STREAM_WINDOW
+    assert [attempt.grant(taken) for taken in credits] == granted
 
 
 def test_an_item_without_credit_ends_the_link(url: str, tmp_path: Path) -> None:
