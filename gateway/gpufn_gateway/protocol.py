@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import fcntl
 import http
+import struct
+import termios
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +25,7 @@ from gpufn.parcels import LEAST_BYTES
 from gpufn_gateway.joined_writes import JoinedWrites
 from gpufn_gateway.large_body import LargeBody
 from gpufn_gateway.problems import Problem
-from gpufn_gateway.unread import Unread, bytes_in_kernel
+from gpufn_gateway.unread import Unread
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -143,7 +146,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def has_stopped_reading(self, now: float) -> bool:
         """True when what is written for the client has been waiting for a minute."""
         here = self.transport.get_write_buffer_size()
-        in_kernel = bytes_in_kernel(self.transport.get_extra_info("socket").fileno()) if here else 0
+        in_kernel = _bytes_in_kernel(self.transport.get_extra_info("socket").fileno()) if here else 0
         return self._unread.is_left(here, in_kernel, now)
 
     def _refuse(self, refusal: bytes) -> None:
@@ -157,6 +160,16 @@ class GuardedProtocol(HttpToolsProtocol):
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """In bytes; 0 of a body in chunks."""
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
+
+
+def _bytes_in_kernel(descriptor: int) -> int:
+    """What a socket has taken and its peer has not acknowledged. It may be megabytes, so that a slow reader takes
+    minutes until it takes more; 0 where the kernel does not tell."""
+    try:
+        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # one that is being closed has no descriptor
+        return 0
+    return int(struct.unpack("i", answer)[0])
 
 
 def sweep(connections: Iterable[Any], now: float) -> int:

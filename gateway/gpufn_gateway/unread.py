@@ -1,4 +1,4 @@
-"""Whether a client reads what has been written for it. Pure, but for the question to the kernel.
+"""Whether a client reads what has been written for it. Pure.
 
 A client that asks and then reads nothing would keep its answer here for ever: TCP has no end for that, and a connection
 that is closed still waits for what is unread. How fast it reads is its own affair, as long as it does.
@@ -6,9 +6,6 @@ that is closed still waits for what is unread. How fast it reads is its own affa
 
 from __future__ import annotations
 
-import fcntl
-import struct
-import termios
 from typing import Final
 
 _PATIENCE_S: Final = 60.0
@@ -35,13 +32,3 @@ class Unread:
             self._bytes, self._since = bytes_, now
             return False
         return now - self._since > _PATIENCE_S
-
-
-def bytes_in_kernel(descriptor: int) -> int:
-    """What a socket has taken and its peer has not acknowledged. It may be megabytes, so that a slow reader takes
-    minutes until it takes more; 0 where the kernel does not tell."""
-    try:
-        answer = fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError):  # one that is being closed has no descriptor
-        return 0
-    return int(struct.unpack("i", answer)[0])
