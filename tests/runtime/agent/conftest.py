@@ -182,6 +182,8 @@ class Node:
             task.cancel()
         await asyncio.wait(self._tasks)
         self._tasks = []
+        with contextlib.suppress(GpufnError):
+            await self.bus.flush()  # what it has said is heard now, and not taken for its successor's
 
     async def deploy(
         self, fake: str = "sleep", *, number: int = 1, files: dict[str, str] | None = None, **options: Any
