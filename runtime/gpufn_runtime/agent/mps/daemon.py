@@ -56,6 +56,15 @@ def uid_of(pid: int) -> int | None:
     return None
 
 
+def _empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                os.unlink(entry)
+
+
 def left_in(folder: Path) -> DaemonFile | None:
     """What an earlier agent has left, whether its daemon runs or not."""
     try:
@@ -142,21 +151,23 @@ class Daemon:
         log.info("%s is shared by MPS: daemon=%d", self.gpu, self._pid)
 
     def _make_folders(self) -> None:
-        """Anew, for what a daemon that died has left would answer for it."""
+        """Empty, for what a daemon that died has left would answer for it; but those that there are, for a container
+        that is being made has them mounted."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self._elsewhere or (self.pipe, self._log):
-            shutil.rmtree(path, ignore_errors=True)
+        _empty(self.pipe)
+        _empty(self._log)
         if self._elsewhere is None:
-            self.pipe.mkdir(mode=0o700)
-            self._log.mkdir(mode=0o700)
+            self.pipe.mkdir(exist_ok=True, mode=0o700)
+            self._log.mkdir(exist_ok=True, mode=0o700)
             return
+        _empty(self._elsewhere.memory)
         try:
             for path in self._elsewhere:
                 path.parent.mkdir(mode=0o711, exist_ok=True)
-                path.mkdir(mode=0o700)
+                path.mkdir(exist_ok=True, mode=0o700)
                 os.chown(path, self._uid, self._uid)
-            self.pipe.mkdir(mode=0o755)  # not theirs: no client may put another daemon in the place of ours
-            self._log.mkdir(mode=0o700)
+            self.pipe.mkdir(exist_ok=True, mode=0o755)  # not theirs: no client may put another daemon in place of ours
+            self._log.mkdir(exist_ok=True, mode=0o700)
             os.chown(self._log, self._uid, self._uid)
         except OSError as error:
             raise DeviceFailed(f"{self.gpu}: {error.filename} cannot be made: {error.strerror}") from error

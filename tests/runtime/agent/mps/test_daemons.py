@@ -356,6 +356,25 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
+def test_a_container_that_is_made_while_its_daemon_is_started_anew_finds_that_one(
+    on_node: Any, machine: Machine
+) -> None:
+    async def work(node: Node) -> None:
+        async with node.shares.joining(F, PART, contained=True) as joining:
+            mounts = joining.mounts
+            assert mounts is not None
+            mounted = [os.open(path, os.O_RDONLY) for path in (mounts.pipe, mounts.memory)]
+            machine.kill_daemon(Path(mounts.pipe))
+            await node.shares.look("GPU-1")
+            found = [os.listdir(folder) for folder in mounted]
+            for folder in mounted:
+                os.close(folder)
+        assert found == [["control"], ["of-the-daemon"]]
+
+    on_node(work)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
 def test_a_daemon_for_containers_is_taken_over_with_its_user(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         before = await node.prepare(F, PART, contained=True)
