@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus
+from gpufn.bus.connection import Bus, Message
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import KeyValue
@@ -102,14 +102,20 @@ class BuildQueue:
         self._consumer = subjects.build_consumer(target.kind)
         self._pull = Pull(bus, subjects.BUILD, self._consumer, self._take, on_missing=self._on_missing)
         self._tasks = Tasks()
+        self._presence = bus.subscribe(subjects.builders(target.kind), self._answer)
         self._pull.grant(1)
 
     def tick(self, now: float) -> None:
         self._pull.tick(now)
 
     async def close(self) -> None:
+        self._presence.unsubscribe()
         self._pull.withdraw()
         await self._tasks.end()
+
+    def _answer(self, message: Message) -> None:
+        if message.reply:
+            self._bus.publish(message.reply, b"")
 
     # --- one build ----------------------------------------------------------------------------------------------------
 

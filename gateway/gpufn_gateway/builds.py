@@ -108,7 +108,7 @@ class Builds:
         return build
 
     async def tell(self, build_id: str, detail: str) -> None:
-        """Why a PENDING build waits, unless it is changed meanwhile."""
+        """Why a build waits, unless it is changed meanwhile."""
         build, revision = self.get(build_id), self.change(build_id)
         value = encode(msgspec.structs.replace(build, detail=detail))
         with contextlib.suppress(Conflict):

@@ -1,6 +1,7 @@
-"""Builds that wait though nobody takes them: their records say so, until a builder for their DeviceKind runs.
+"""Builds that nobody takes, or goes on with: their records say so, until a builder for their DeviceKind runs.
 
-Every gateway has one of these and the controller's leader acts. A builder that is busy, or starts, counts as one.
+Every gateway has one of these and the controller's leader acts. Builders answer it, also while they build: what their
+queue tells is no help, for a delivery to a builder that has died counts as held until the next one comes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from gpufn.bus import streams
-from gpufn.bus.connection import Bus
+from gpufn.bus.connection import Bus, NoResponders
 from gpufn.clock import Clock
-from gpufn.engine import Build, BuildState
+from gpufn.engine import Build
 from gpufn.protocol import subjects
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.duty import tried_again
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SOON_S: Final = 3.0  # what has waited for less may be about to be taken
 _TICK_S: Final = 1.0
+_ANSWER_S: Final = 2.0
 
 
 class Unattended:
@@ -32,6 +33,7 @@ class Unattended:
         self._builds = builds
         self._clock = clock
         self._leads = leads
+        self._silent_since: dict[str, float] = {}  # DeviceKinds that no builder answered for, by our own clock
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -44,14 +46,23 @@ class Unattended:
     async def step(self) -> None:
         by_device: dict[str, list[Build]] = {}
         for build in self._builds.known.values():
-            if build.state is BuildState.PENDING and self._clock.time() - build.created_at >= SOON_S:
+            if not build.state.ended and self._clock.time() - build.created_at >= SOON_S:
                 by_device.setdefault(build.device, []).append(build)
         for device, builds in by_device.items():
-            queue = await streams.consumed(self._bus, subjects.BUILD, subjects.build_consumer(device))
-            has_builder = queue is not None and queue.has_taker
-            for build in builds:
+            has_builder = await self._has_builder(device)
+            for build in builds if has_builder is not None else ():
                 if has_builder == (build.detail == why(device)):
                     await self._builds.tell(build.id, "" if has_builder else why(device))
+
+    async def _has_builder(self, device: str) -> bool | None:
+        """None for a while: it may be starting again, or be without the bus for a moment."""
+        try:
+            await self._bus.request(subjects.builders(device), timeout_s=_ANSWER_S)
+        except NoResponders:
+            since = self._silent_since.setdefault(device, self._clock.monotonic())
+            return False if self._clock.monotonic() - since >= SOON_S else None
+        self._silent_since.pop(device, None)
+        return True
 
 
 def why(device: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus
+from gpufn.bus.connection import Bus, NoResponders
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
@@ -278,6 +278,21 @@ async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats:
     await scene.until_acked()
     await scene.stop()
     assert scene.last == ended
+
+
+async def test_a_builder_answers_for_its_device_also_while_it_builds(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    gateway = await connect(nats, "gateway")
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(16)))
+    await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
+    await gateway.request(subjects.builders("cpu"), timeout_s=30)
+    await scene.cancel()
+    await scene.ended()
+    await scene.stop()
+    await scene.bus.flush()
+    with pytest.raises(NoResponders):
+        await gateway.request(subjects.builders("cpu"), timeout_s=30)
 
 
 async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: Any, tmp_path: Path) -> None:

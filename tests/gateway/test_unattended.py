@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn.bus import streams
@@ -11,6 +12,7 @@ from gpufn.bus.consumer import Delivery, Pull
 from gpufn.engine import Build, BuildState
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol import subjects
+from gpufn.protocol.codec import encode
 from gpufn_gateway import unattended
 from gpufn_gateway.unattended import Unattended
 from tests.gateway.whole import Whole, gateway_on, until
@@ -28,11 +30,19 @@ class Builder:
         self.taken: list[Delivery] = []
 
     async def start(self) -> None:
+        self._presence = self._gateway.bus.subscribe(
+            subjects.builders(self._device), lambda asked: self._gateway.bus.publish(asked.reply, b"")
+        )
         bus, consumer = self._gateway.bus, subjects.build_consumer(self._device)
         queue = subjects.build_queue(self._device)
         await streams.ensure_consumer(bus, subjects.BUILD, consumer, queue, ack_wait_s=30, max_ack_pending=-1)
         self.pull = Pull(bus, subjects.BUILD, consumer, self.taken.append)
         self.pull.grant(1)
+
+    def die(self) -> None:
+        """Holding what it has taken."""
+        self._presence.unsubscribe()
+        self.pull.withdraw()
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +82,34 @@ async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: 
         assert [gateway.builds.get(build.id).detail for build in builds] == ["", ""]
         builder.pull.withdraw()
         builder.taken[0].ack()
+
+
+async def test_a_build_whose_builder_died_says_so_when_no_other_runs(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        builder = Builder(gateway, "NVIDIA L4")
+        await builder.start()
+        build, behind = [await gateway.builds.begin(MODEL, "NVIDIA L4") for _ in range(2)]
+        await until(lambda: builder.taken)
+        begun = msgspec.structs.replace(build, state=BuildState.BUILDING, detail="node 7 of 9")
+        await gateway.buckets.builds.put(build.id, encode(begun))
+        await until(lambda: gateway.builds.get(build.id) == begun)
+        await looking(gateway).step()
+        assert [gateway.builds.get(each.id).detail for each in (build, behind)] == ["node 7 of 9", ""]
+        builder.die()
+        await gateway.bus.flush()
+        await looking(gateway).step()
+        states = [(gateway.builds.get(each.id).state, gateway.builds.get(each.id).detail) for each in (build, behind)]
+        assert states == [(BuildState.BUILDING, WHY), (BuildState.PENDING, WHY)]
+        builder.taken[0].ack()
+
+
+async def test_a_builder_that_is_away_for_a_moment_is_not_missed(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unattended, "SOON_S", 60.0)
+    async with gateway_on(nats) as gateway:
+        build = await gateway.builds.begin(MODEL, "NVIDIA A30")
+        gateway.builds.known[build.id] = msgspec.structs.replace(build, created_at=0.0)
+        await looking(gateway).step()
+        assert gateway.builds.get(build.id).detail == ""
 
 
 async def test_a_build_that_is_begun_meanwhile_is_left_as_it_is(nats: Any) -> None:

@@ -258,12 +258,10 @@ async def count(bus: Bus, stream: str, subject: str) -> int:
 
 
 class Consumed(msgspec.Struct, frozen=True):
-    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`. Whether
-    somebody pulls, or holds a delivery, tells `has_taker`."""
+    """How far a consumer is: `waiting` messages it has not delivered yet, all of them after sequence `taken`."""
 
     waiting: int
     taken: int
-    has_taker: bool = False
 
 
 async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
@@ -274,8 +272,7 @@ async def consumed(bus: Bus, stream: str, consumer: str) -> Consumed | None:
         if error.err_code in jetstream.NOT_FOUND:
             return None
         raise
-    has_taker = info["num_waiting"] > 0 or info["num_ack_pending"] > 0
-    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]), has_taker)
+    return Consumed(int(info["num_pending"]), int(info["delivered"]["stream_seq"]))
 
 
 async def _message(bus: Bus, stream: str, which: dict[str, Any]) -> StoredMessage | None:

@@ -165,6 +165,11 @@ def build_consumer(device: str) -> str:
     return f"B-{device_token(device)}"
 
 
+def builders(device: str) -> str:
+    """Where the builders for a DeviceKind answer whoever asks whether there are any, also while they build."""
+    return f"{PREFIX}.ctl.builder.{device_token(device)}"
+
+
 def device_token(device: str) -> str:
     """A DeviceKind ("NVIDIA L4") as part of a subject; the driver's names differ in more than this drops."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
