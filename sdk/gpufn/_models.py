@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from gpufn.errors import InvalidSpec
-from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, Tolerance
+from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, Tolerance, wrong_build_time
 from gpufn.spec import parse_bytes
 
 Shape = Sequence[int]
@@ -120,6 +120,8 @@ def _whole(option: str, value: Any) -> int:
 def _seconds(option: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidSpec(f"{option} is a number of seconds, not {value!r}")
+    if (wrong := wrong_build_time(value)) is not None:
+        raise InvalidSpec(f"{option} is {wrong}")
     return float(value)
 
 

@@ -101,6 +101,11 @@ def coarser(one: Precision, other: Precision) -> Precision:
     return max(one, other, key=tuple(Precision).index)
 
 
+def wrong_build_time(seconds: float) -> str | None:
+    """What it should be, of a time that no build may take."""
+    return None if 1 <= seconds <= 86_400 else f"a number of seconds from 1 to 86400, not {seconds:g}"
+
+
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a model, by plain name, as it was uploaded."""
 
@@ -148,8 +153,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: two files have the same name")
         if not 1 <= self.max_batch <= 65_536:
             raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
-        if not 1 <= self.max_build_s <= 86_400:
-            raise InvalidSpec(f"{self.parameter}: max_build_s is a number of seconds from 1 to 86400")
+        if (wrong := wrong_build_time(self.max_build_s)) is not None:
+            raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
         if self.precision is Precision.INT8 and self.samples is None:
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 

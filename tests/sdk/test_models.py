@@ -37,7 +37,9 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
         ({"require": "cpu"}, "require is None or 'gpu', not 'cpu'"),
         ({"files": "weights.bin"}, "files is a list of paths, not 'weights.bin'"),
-        ({"build_timeout": 0}, "model: max_build_s is a number of seconds from 1 to 86400"),
+        ({"build_timeout": 0}, "build_timeout is a number of seconds from 1 to 86400, not 0"),
+        ({"build_timeout": float("nan")}, "build_timeout is a number of seconds from 1 to 86400, not nan"),
+        ({"build_timeout": "1h"}, "build_timeout is a number of seconds, not '1h'"),
         ({"build_memory": "much"}, "'much' is not a memory size"),
     ],
 )
