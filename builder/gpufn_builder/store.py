@@ -59,13 +59,25 @@ class Store:
         return cls(bus, engines, await KeyValue.open(bus, subjects.LEASES), clock)
 
     async def find(self, key: str) -> EngineManifest | None:
-        """The engine of this EngineKey, if it was built. It is written anew, so that whoever was about to remove it
-        does not."""
+        """The engine of this EngineKey, if it was built and all of it is there. It is written anew, so that whoever was
+        about to remove it does not; one that has lost a file is removed."""
         while (entry := await self._engines.get(key)) is not None:
+            manifest = _manifest.decode(entry.value)
+            is_whole = await self._touch(manifest)
             with contextlib.suppress(Conflict):
-                await self._engines.update(key, entry.value, entry.revision)
-                return _manifest.decode(entry.value)
+                if is_whole:
+                    await self._engines.update(key, entry.value, entry.revision)
+                    return manifest
+                log.warning("the engine %s has lost a file: it is built again", key[:12])
+                await self._engines.delete(key, entry.revision)
         return None
+
+    async def _touch(self, manifest: EngineManifest) -> bool:
+        """Whether its files are there."""
+        for file in manifest.files:
+            if not await objects.touch(self._bus, subjects.ENGINE_FILES, file.digest):
+                return False
+        return True
 
     async def fetch(self, files: Sequence[ModelFile], folder: Path) -> None:
         """The files of a model, under their names, into `folder`, which is there. Raises BuildFailed(stage="ingest")

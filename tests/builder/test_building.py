@@ -410,3 +410,19 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
     assert manifest is not None
     for file in manifest.files:
         assert await objects.exists(bus, subjects.ENGINE_FILES, file.digest)
+
+
+async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(13))
+    await building.run(bench.build_of(spec), CPU, _ignore)
+    manifest = await store.find(_key(spec))
+    assert manifest is not None
+    await objects.delete(bus, subjects.ENGINE_FILES, manifest.files[0].digest)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert (ended.engines, ended.cached, ended.error) == ((_key(spec),), False, None)
+    manifest = await store.find(_key(spec))
+    assert manifest is not None
+    for file in manifest.files:
+        assert await objects.exists(bus, subjects.ENGINE_FILES, file.digest)
