@@ -61,7 +61,11 @@ class BuildRecord:
 
     async def give_back(self, why: str) -> None:
         """For the next builder, or ourselves. Raises as `change`."""
-        await self.change(state=BuildState.PENDING, builder="", detail=why)
+        try:
+            await self.change(state=BuildState.PENDING, builder="", detail=why)
+        except TakenAway:
+            await self.tell_that_we_live()
+            raise
 
     async def tell_that_we_live(self) -> None:
         """After TakenAway: who took it away counted us as dead. Raises BuildNotFound, HasEnded."""

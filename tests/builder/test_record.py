@@ -129,3 +129,14 @@ async def test_a_cancellation_is_kept_by_who_claims(connect: Any, nats: Any) -> 
     await record.change(progress=0.5)
     stored = await _stored(builds, asked.id)
     assert (stored.cancel, stored.progress) == (True, 0.5)
+
+
+async def test_who_wants_to_give_back_what_another_has_says_that_it_lives(connect: Any, nats: Any) -> None:
+    asked = build(BuildState.PENDING, id=new_ulid())
+    builds = await _builds(await connect(nats, "builder"), asked)
+    older = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
+    await BuildRecord.claim(builds, asked.id, "b/1", now=3.0)
+    with pytest.raises(TakenAway):
+        await older.give_back("the bus was away")
+    stored = await _stored(builds, asked.id)
+    assert (stored.state, stored.builder, stored.deaths) == (BuildState.BUILDING, "b/1", 0)
