@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -121,3 +124,46 @@ def test_a_result_is_spelled_out_at_a_terminal_and_bytes_in_a_pipe(
     answer = Answer(content_type=content_type, body=body, invocation=_ID, revision="", timings={})
     show(answer, None, json=False)
     assert terminal.getvalue() == shown
+
+
+def _ended(command: str, gateway: StubGateway) -> tuple[int, str]:
+    """Of a shell's command with `gpufn` in it: the first program's exit code, and all that was said."""
+    script = f'set -o pipefail; gpufn() {{ exec "{sys.executable}" -m gpufn "$@"; }}; ( {command}; )'
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("gpufn logs f --tail 9 | true", 0, ""),
+        ("gpufn ls --json | true", 0, ""),
+        ("gpufn --help | true", 0, ""),
+        ("gpufn ls --help | true", 0, ""),
+        ("gpufn ls >&-", 0, ""),
+        ("gpufn invoke g >&-", 0, ""),
+        ("gpufn ls <&- >&- 2>&-", 0, ""),
+        ("gpufn describe no 2>&-", 4, ""),
+        ("gpufn rm g <&-", 2, "gpufn: not deleted, for nobody answered: --yes deletes without asking"),
+        ("gpufn invoke g -d @- <&-", 2, "gpufn: the arguments are a JSON object such as"),
+        ("gpufn ls >/dev/full", 1, "gpufn: No space left on device\n"),
+        ("gpufn invoke g >/dev/full", 1, "gpufn: No space left on device\n"),
+        ("gpufn --help >/dev/full", 1, "gpufn: No space left on device\n"),
+        ("gpufn --version >/dev/full", 1, "gpufn: No space left on device\n"),
+        ("gpufn describe no 2>/dev/full", 4, ""),
+        ("gpufn frobnicate 2>/dev/full", 1, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_it_without_a_traceback(
+    gateway: StubGateway, command: str, code: int, said: str
+) -> None:
+    line = json.dumps(_LINE).encode() + b"\n"
+    gateway.on("GET /v1/functions/f/logs", line * 10_000)
+    gateway.on("GET /v1/functions/g", _VIEW)
+    gateway.on("POST /v1/functions/g/invoke", 1)
+    gateway.on("GET /v1/functions", {"functions": [_VIEW] * 2000})
+    ended, heard = _ended(command, gateway)
+    assert (ended, "Traceback" in heard) == (code, False), heard
+    assert said in heard

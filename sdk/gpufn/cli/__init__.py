@@ -7,11 +7,13 @@ Exit codes:
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from collections.abc import Iterator
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -99,17 +101,35 @@ class LazyGroup(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            if os.environ.get("GPUFN_DEBUG"):
-                raise
-            from gpufn.cli._render import report  # noqa: PLC0415
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _reported():  # --help writes as well
+            return super().make_context(*args, **options)
 
-            if (code := report(error)) is None:
-                raise
-            raise typer.Exit(code) from error
+    def invoke(self, ctx: Any) -> Any:
+        with _reported():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """What fails is one line and an exit code; that nobody reads on, as `head` does not, is the end and no failure."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        _give_up(sys.stdout)
+        raise typer.Exit(0) from error
+    except Exception as error:
+        if os.environ.get("GPUFN_DEBUG"):
+            raise
+        from gpufn.cli._render import exit_code, report  # noqa: PLC0415
+
+        if (code := exit_code(error)) is None:
+            raise
+        try:
+            report(error)
+        except OSError:  # there is no room where it would be said
+            _give_up(sys.stderr)
+        raise typer.Exit(code) from error
 
 
 def _version(wanted: bool) -> None:
@@ -117,6 +137,7 @@ def _version(wanted: bool) -> None:
         import gpufn  # noqa: PLC0415
 
         sys.stdout.write(f"gpufn {gpufn.__version__}\n")
+        sys.stdout.flush()
         raise typer.Exit
 
 
@@ -152,6 +173,7 @@ def _gpufn(
 
 
 def main() -> NoReturn:
+    _open_streams()
     argv = sys.argv[1:]
     own = argv[: argv.index("--")] if "--" in argv else argv
     if "--debug" in own:
@@ -159,6 +181,22 @@ def main() -> NoReturn:
         os.environ["GPUFN_DEBUG"] = "1"
     try:
         typer.main.get_command(app).main(args=argv, prog_name="gpufn")
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError:  # what is wrong with the usage could not be said
+        _give_up(sys.stderr)
+        sys.exit(1)
     sys.exit(0)
+
+
+def _open_streams() -> None:
+    """Those that we were started without are empty ones: nothing that we open may get their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _give_up(stream: TextIO) -> None:
+    """What it still holds is not tried again at our end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

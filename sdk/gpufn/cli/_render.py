@@ -81,16 +81,21 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
 )
 
 
-def report(error: Exception) -> int | None:
-    """Say on one line what is wrong and what to do, and return the exit code; None for what is not ours."""
-    if isinstance(error, BrokenPipeError):
-        return None
-    if isinstance(error, OSError):  # a TimeoutError is one
+def exit_code(error: Exception) -> int | None:
+    """None for what is not ours."""
+    if not isinstance(error, GpufnError):
+        return 1 if isinstance(error, OSError) else None  # a TimeoutError is one
+    otherwise = 4 if getattr(error, "status", None) == 404 else 1  # not all that can be missing has its own class
+    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), otherwise)
+
+
+def report(error: Exception) -> None:
+    """Say on one line what is wrong and what to do."""
+    if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         say(f"gpufn: {where}{error.strerror or error}", err=True)
-        return 1
     if not isinstance(error, GpufnError):
-        return None
+        return
     if isinstance(error, FunctionRaised) and error.traceback:
         say(error.traceback.rstrip(), err=True)  # of the user's own code
     lead = ""
@@ -104,8 +109,6 @@ def report(error: Exception) -> int | None:
     if isinstance(error, FunctionNotFound):
         message = message.rstrip(".") + _near(error.message)
     say(f"gpufn: {message if isinstance(error, FunctionRaised) else voiced(message)}", err=True)
-    otherwise = 4 if getattr(error, "status", None) == 404 else 1  # not all that can be missing has its own class
-    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), otherwise)
 
 
 def voiced(message: str) -> str:
