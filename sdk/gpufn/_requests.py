@@ -1,7 +1,7 @@
 """Requests to a gateway: its address, its connections, what is tried again, and what failures become.
 
 A request that may be repeated (all but `invoke` and the creation of things) is repeated when its connection breaks, and
-when a gateway that answered before refuses, which is what a restart looks like.
+when a gateway that answered before refuses, or a proxy says so, which is what a restart looks like.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -31,6 +32,11 @@ JSON_BODY = {"content-type": media.JSON}
 
 _CONNECT_TIMEOUT_S = 5.0
 _KEEPALIVE_S = 3.0  # less than servers keep an idle connection, so that none closes as we write to it
+_PROXY_SAYS = {
+    HTTPStatus.BAD_GATEWAY: "it does not reach the gateway",
+    HTTPStatus.SERVICE_UNAVAILABLE: "it does not reach the gateway",
+    HTTPStatus.GATEWAY_TIMEOUT: "the gateway did not answer in time",
+}
 _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
 
 
@@ -138,12 +144,13 @@ class Requests:
             except self._failures as error:
                 if pause is None or not self._may_repeat(method, error):
                     raise self._unavailable(error) from None
-                time.sleep(pause)
             else:
-                self._answered = True
-                if check and response.status_code >= 300:
-                    raise self._error(response, response.content)
-                return response
+                if pause is None or not (_is_away(response) and self._answered and method != "POST"):
+                    self._answered |= not _is_away(response)
+                    if check and response.status_code >= 300:
+                        raise self._error(response, response.content)
+                    return response
+            time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
     @contextlib.contextmanager
@@ -159,7 +166,7 @@ class Requests:
             response = self._http.send(request, stream=True)
         except self._failures as error:
             raise self._unavailable(error) from None
-        self._answered = True
+        self._answered |= not _is_away(response)
         with contextlib.closing(response):
             if response.status_code >= 300:
                 raise self._error(response, b"".join(self._chunks(response)))
@@ -172,6 +179,10 @@ class Requests:
             raise self._unavailable(error) from None
 
     def _error(self, response: httpx.Response, body: bytes) -> GpufnError:
+        if _is_text(response) and response.status_code in _PROXY_SAYS:
+            said = _PROXY_SAYS[HTTPStatus(response.status_code)]
+            phrase = HTTPStatus(response.status_code).phrase
+            return GatewayUnavailable(f"a proxy at {self.url} answers {response.status_code} {phrase}: {said}")
         if _is_text(response):
             return self._no_gateway(response)
         return error_of(response.status_code, response.headers, body)
@@ -199,6 +210,11 @@ class Requests:
         if isinstance(error, httpx.TimeoutException):
             return GatewayUnavailable(f"the gateway at {self.url} did not answer in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
+
+
+def _is_away(response: httpx.Response) -> bool:
+    """A proxy in between says that the gateway is not there, as its absence would without the proxy."""
+    return response.status_code in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE) and _is_text(response)
 
 
 def _is_text(response: httpx.Response) -> bool:

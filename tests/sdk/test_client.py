@@ -15,6 +15,7 @@ from gpufn import Client, _transport, gpu_function, media, values
 from gpufn._http_transport import HttpTransport
 from gpufn._requests import find_url
 from gpufn.errors import (
+    BusUnavailable,
     Forbidden,
     FunctionNotFound,
     FunctionRaised,
@@ -310,7 +311,7 @@ def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
         client.functions()
 
 
-@pytest.mark.parametrize("status", [200, 301, 404, 502])
+@pytest.mark.parametrize("status", [200, 301, 404, 500])
 def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int) -> None:
     gateway.on("GET /v1/functions", b"<html>", status, content_type="text/html")
     gateway.on("GET /v1/functions/f/logs", b"<html>", 404, content_type="text/html")
@@ -320,6 +321,55 @@ def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int)
             client.functions()
         with pytest.raises(GatewayUnavailable, match=f"{told}404, text/html"):
             list(client.logs("f"))
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (502, "502 Bad Gateway: it does not reach the gateway"),
+        (503, "503 Service Unavailable: it does not reach the gateway"),
+        (504, "504 Gateway Timeout: the gateway did not answer in time"),
+    ],
+)
+@pytest.mark.parametrize("content_type", ["text/html", "text/plain; charset=utf-8"])
+def test_a_page_of_a_proxy_in_between_is_told_as_that(
+    gateway: StubGateway, status: int, said: str, content_type: str
+) -> None:
+    gateway.on("POST /v1/functions/f/invoke", b"<html>", status, content_type=content_type)
+    gateway.on("GET /v1/functions", b"<html>", status, content_type=content_type)
+    gateway.on("GET /v1/functions/f/logs", b"<html>", status, content_type=content_type)
+    with Client() as client:
+        for ask in (client.functions, lambda: client.invoke("f"), lambda: list(client.logs("f"))):
+            with pytest.raises(GatewayUnavailable) as caught:
+                ask()
+            assert caught.value.message == f"a proxy at {gateway.url} answers {said}"
+    assert len(gateway.requests) == 3, "no gateway had answered before"
+
+
+@pytest.mark.parametrize(("status", "tries"), [(502, 2), (503, 2), (504, 1)])
+def test_a_gateway_that_answered_before_is_asked_again_where_a_proxy_says_that_it_is_away(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, status: int, tries: int
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    for path in ("GET /v1/functions", "POST /v1/functions/f/rollback"):
+        gateway.on(path, b"<html>", status, content_type="text/html")
+        gateway.on(path, {"functions": []} if path.startswith("GET") else _VIEW)
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    with Client() as client:
+        client.nodes()
+        for ask in (client.functions, lambda: client.rollback("f")):
+            before = len(gateway.requests)
+            with contextlib.suppress(GatewayUnavailable):
+                ask()
+            is_post = gateway.requests[-1].method == "POST"
+            assert len(gateway.requests) - before == (1 if is_post else tries)
+
+
+def test_a_problem_of_the_gateway_itself_is_not_a_proxys(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions", {"code": "bus_unavailable", "detail": "no bus"}, status=503)
+    with Client() as client, pytest.raises(BusUnavailable, match="no bus"):
+        client.functions()
+    assert len(gateway.requests) == 1
 
 
 def test_a_bundle_that_is_there_is_not_uploaded(gateway: StubGateway) -> None:
