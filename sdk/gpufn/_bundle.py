@@ -88,6 +88,18 @@ def check_file(path: Path) -> None:
         raise InvalidBundle(f"{path} is not a Python file (.py)")
 
 
+def check_globs(root: Path, globs: Sequence[str]) -> None:
+    """Raises InvalidBundle for what would leave `root`, or is empty."""
+    for glob in globs:
+        parts = PurePosixPath(glob).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise _no_glob(root, glob)
+
+
+def _no_glob(root: Path, glob: str) -> InvalidBundle:
+    return InvalidBundle(f"include={glob!r} is not a glob below {root}: write for example 'data/*'")
+
+
 def load(path: Path) -> Project:
     """Import a user's file. Raises InvalidBundle with the line that fails."""
     check_file(path)
@@ -200,13 +212,12 @@ class _Collector:
         self._files.update(contents)
 
     def include(self, root: Path, globs: Sequence[str]) -> None:
+        check_globs(root, globs)
         for glob in globs:
             try:
                 matches = [path for path in root.glob(glob) if path.is_file()]
-            except (NotImplementedError, ValueError) as error:  # it starts with a slash, or is empty
-                raise InvalidBundle(
-                    f"include={glob!r} is not a glob below {root}: write for example 'data/*'"
-                ) from error
+            except ValueError as error:  # Pythons before 3.13 know ** as a whole part only
+                raise _no_glob(root, glob) from error
             if not matches:
                 raise InvalidBundle(f"include={glob!r} matches no file below {root}")
             for path in matches:

@@ -48,7 +48,7 @@ def test_a_bundle_holds_the_file_and_the_project_modules_it_needs(project: Proje
     assert (bundle.files, bundle.modules) == (_NEEDED, ("numpy",))
 
 
-@pytest.mark.parametrize("glob", ["/etc/passwd", ""])
+@pytest.mark.parametrize("glob", ["/etc/passwd", "", "..", "../*", "data/../../x", "data/..", "."])
 def test_what_is_no_glob_below_the_project_is_refused(project: Project, glob: str) -> None:
     root = project(_FILES)
     with pytest.raises(InvalidBundle) as caught:

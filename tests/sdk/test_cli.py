@@ -272,6 +272,8 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
             "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
         ),
         ({}, [], 2, "there is no file app.py"),
+        (_APP, ["--include", "../x"], 2, "include='../x' is not a glob below "),
+        (_APP, ["--include", "/etc/passwd"], 2, "include='/etc/passwd' is not a glob below "),
     ],
 )
 def test_deploy_says_what_is_wrong_with_the_file(

@@ -159,6 +159,7 @@ def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployabl
 
     with as_typed():
         _bundle.check_file(file)
+        _bundle.check_globs(file.parent, include)
     with step(f"Importing {file}"):
         functions = _chosen(_bundle.load(file).functions, names, file)
         return list(_deployment.deployables(functions, include))
