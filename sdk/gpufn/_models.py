@@ -5,6 +5,7 @@ Declaring one reads no file: a worker declares again at its start, and the files
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -154,6 +155,9 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
     if tolerance is None or isinstance(tolerance, Tolerance):
         return tolerance
     try:
+        if not all(value is None or math.isfinite(value) for value in dict(tolerance).values()):
+            # JSON has no word for it: there would be no tolerance.
+            raise ValueError("each is a finite number")
         return msgspec.convert(dict(tolerance), Tolerance)
     except (TypeError, ValueError) as error:
         raise InvalidSpec(f"tolerance is a dict of max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import gpufn
-from gpufn import media, values
+from gpufn import Client, media, values
 from gpufn.cli import COMMANDS, app
 from gpufn.cli._render import print_table
 from gpufn.cli.doctor import CHECKS
@@ -102,6 +102,22 @@ def test_no_gateway_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "gpufn: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?\n"
 
 
+def test_a_map_begins_with_a_gateway_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gpufn._map_items._PATIENCE_S", 0.0)
+    monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
+    (lines := tmp_path / "lines.jsonl").write_text("{}\n")
+    monkeypatch.setattr(Client, "send_items", lambda *_, **__: pytest.fail("it was sent"))
+    result = _gpufn("map", "f", "-d", f"@{lines}")
+    assert (result.exit_code, result.stderr.startswith("gpufn: no gateway answers at ")) == (3, True)
+
+
+def test_a_map_of_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/g", {"code": "function_not_found", "detail": "There is no function 'g'."}, status=404)
+    gateway.on("GET /v1/functions", {"functions": [_VIEW | {"name": "gg"}]})
+    result = _gpufn("map", "g", "-d", "@/dev/null")
+    assert (result.exit_code, result.stderr) == (4, "gpufn: there is no function 'g'; did you mean 'gg'?\n")
+
+
 def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_told(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +178,7 @@ def test_an_option_of_a_cron_line_is_refused_without_one(gateway: StubGateway, o
         ["deploy", "nosuch.py"],
         ["deploy", "/"],
         ["deploy", "nosuch.onnx"],
+        ["simulate", "--plot", "/nosuch/plot.html"],
         ["build", "nosuch.pt"],
         ["build", "nosuch.py:make"],
     ],

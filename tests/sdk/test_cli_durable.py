@@ -144,6 +144,7 @@ def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_lis
 
 
 def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: Path) -> None:
+    gateway.on("GET /v1/functions/f", {"name": "f", "active": 1, "serving": 1, "latest": 1})
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
     for data, code, text in (
         ('{"x": 1}', 2, "give the items as @FILE"),

@@ -185,6 +185,8 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape is x=1x3x224x224, or"),
         (["deploy", "net.onnx", "--shape", "x=1:2"], 2, "gpufn: --shape is x=1x3x224x224, or"),
         (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance is rel_l2=0.01"),
+        (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
+        (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
         (["deploy", "net.onnx", "--require-gpu"], 2, "gpufn: net: a model requires a GPU, and gpu=... asks for none"),
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),

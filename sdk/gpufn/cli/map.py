@@ -14,7 +14,7 @@ import typer
 from gpufn import media
 from gpufn.cli._call import Class, Name
 from gpufn.cli._render import Json, WrongUsage, print_json_line, say
-from gpufn.errors import GpufnError
+from gpufn.errors import Forbidden, GpufnError
 
 if TYPE_CHECKING:
     from gpufn._client import Client
@@ -55,6 +55,9 @@ def map_(  # noqa: PLR0917  Typer passes them by name
     lines, total = _lines(data)
     failed = 0
     with Client() as client:
+        if id is None:
+            with contextlib.suppress(Forbidden):  # a key that may only invoke
+                client.function(function)  # a map has patience, and would say for minutes nothing about a wrong name
         kept = KeptMap(_Keeper(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gpufn.cli._render import Json, print_json, print_table, say, step
+from gpufn.cli._render import Json, WrongUsage, print_json, print_table, say, step
 from gpufn.errors import InvalidInput, PlatformError
 
 
@@ -56,6 +56,8 @@ def simulate(  # noqa: PLR0917  Typer passes them by name
     Calls that nobody makes, on a GPU that is not there. fcfs is first come, first served; sjf the shortest first; mqfq
     is what the platform does. A function that is not in the GPU's memory has a cold start, or a resume.
     """
+    if plot is not None and not plot.parent.is_dir():
+        raise WrongUsage(f"there is no folder {plot.parent}", field="--plot")
     load = {"functions": functions, "seconds": seconds, "zipf": zipf, "busy": busy, "bursty": bursty, "seed": seed}
     gpu = {"memory_gib": memory, "park_gib": park, "turns": turns, "overrun_s": overrun}
     with step("Simulating"):
