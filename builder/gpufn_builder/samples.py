@@ -21,7 +21,7 @@ import numpy as np
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
-from gpufn.model import ShapeProfile, TensorSpec
+from gpufn.model import MOST_DIMENSIONS, ShapeProfile, TensorSpec
 from gpufn_builder.tensors import BF16, Array, Arrays, described, dtype_of
 
 _STAGE: Final = BuildStage.INGEST
@@ -165,11 +165,21 @@ def _read_npy(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     shape, _, dtype = read_header(stream)
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python objects")
+    _check_shape(member.filename, shape)
+    if not dtype.itemsize:
+        raise ValueError(f"{member.filename} has elements without bytes")
     if math.prod(shape) * dtype.itemsize != len(data) - stream.tell():
         raise ValueError(f"{member.filename} has not the bytes of its shape {list(shape)}")
     stream.seek(0)
     array: Array = np.lib.format.read_array(stream, allow_pickle=False)
     return array
+
+
+def _check_shape(name: str, shape: Sequence[Any]) -> None:
+    if len(shape) > MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {len(shape)} dimensions, and at most {MOST_DIMENSIONS} are allowed")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"{name} has no shape: {list(shape)}")
 
 
 def _read_safetensors(path: Path, most_bytes: int) -> Arrays:
@@ -192,8 +202,9 @@ def _read_tensor(name: str, tensor: _SafeTensor, body: memoryview) -> Array:
     dtype = _SAFETENSORS.get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"{name} has elements of type {tensor.dtype}")
+    _check_shape(name, tensor.shape)
     start, end = tensor.data_offsets
-    if not 0 <= start <= end <= len(body) or min(tensor.shape, default=0) < 0:
+    if not 0 <= start <= end <= len(body):
         raise ValueError(f"{name} lies outside of the file")
     if math.prod(tensor.shape) * dtype.itemsize != end - start:
         raise ValueError(f"{name} has not the bytes of its shape {list(tensor.shape)}")

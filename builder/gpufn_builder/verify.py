@@ -120,13 +120,17 @@ def _measured(row: OutputAccuracy, exact: Array, other: Array) -> OutputAccuracy
     exact, other = exact[finite], other[finite]
     if exact.size == 0:
         return row
+    # Squares of numbers beyond 1e154 are none, and of those below 1e-162 nothing is left: a power of two scales them.
+    _, exponent = math.frexp(max(np.abs(exact).max(), np.abs(other).max()))
+    scale = math.ldexp(1.0, exponent - 1)
+    exact, other = exact / scale, other / scale
     difference = np.abs(exact - other)
     norm, other_norm, distance = (float(np.linalg.norm(array)) for array in (exact, other, difference))
     return msgspec.structs.replace(
         row,
-        max_abs=float(difference.max()),
-        p999_abs=float(np.quantile(difference, 0.999)),
-        rel_l2=distance / norm if norm else distance,
+        max_abs=float(difference.max()) * scale,
+        p999_abs=float(np.quantile(difference, 0.999)) * scale,
+        rel_l2=distance / norm if norm else distance * scale,
         cosine=_cosine(exact, other, norm, other_norm),
     )
 

@@ -14,6 +14,7 @@ import msgspec
 from gpufn.errors import InvalidSpec
 
 MAX_MODEL_FILES = 2048
+MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 

@@ -146,11 +146,30 @@ def test_a_header_that_claims_more_than_is_there_is_not_believed(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("descr", "shape", "words"),
+    [
+        ("<U0", (2, 1 << 30), "x.npy has elements without bytes"),
+        ("|S0", (2, 3), "x.npy has elements without bytes"),
+        ("<f4", (-1, -1, -2), "x.npy has no shape: [-1, -1, -2]"),
+        ("<f4", (True, 1, 2), "x.npy has no shape: [True, 1, 2]"),
+        ("<f4", (1,) * 65, "x.npy has 65 dimensions, and at most 64 are allowed"),
+    ],
+)
+def test_a_header_that_is_none_is_refused(descr: str, shape: tuple[int, ...], words: str, tmp_path: Path) -> None:
+    head = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    with zipfile.ZipFile(tmp_path / "samples.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + bytes(8))
+    assert words in refusal(tmp_path / "samples.npz", TensorSpec("x", "BYTES", (-1,)), most_bytes=1 << 33)
+
+
+@pytest.mark.parametrize(
     ("head", "words"),
     [
+        ({"x": tensor("F32", [1] * 65, 0, 4)}, "x has 65 dimensions, and at most 64 are allowed"),
         ({"x": tensor("F32", [1, 1, 2], 0, 9)}, "x lies outside of the file"),
         ({"x": tensor("F32", [1, 1, 2], -8, 0)}, "x lies outside of the file"),
-        ({"x": tensor("F32", [1, -1, -2], 0, 8)}, "x lies outside of the file"),
+        ({"x": tensor("F32", [1, -1, -2], 0, 8)}, "x has no shape: [1, -1, -2]"),
         ({"x": tensor("F32", [1, 1 << 60, 2], 0, 8)}, "x has not the bytes of its shape"),
         ({"x": tensor("F8_E4M3", [1, 1, 8], 0, 8)}, "x has elements of type F8_E4M3"),
         ({"x": {"dtype": "F32"}}, "missing required field"),

@@ -57,6 +57,15 @@ def test_large_numbers_of_half_precision_do_not_overflow_while_they_are_compared
     assert row([60_000.0] * 8, [59_968.0] * 8, np.float16).rel_l2 == pytest.approx(32 / 60_000)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e308, 1e155, 1e-200])
+def test_squares_that_no_float_holds_are_compared_all_the_same(size: float) -> None:
+    found = row([size, size], [0.9 * size, size], np.float64)
+    assert found.rel_l2 == pytest.approx(0.1 / math.sqrt(2))
+    assert found.cosine == pytest.approx(1.9 / math.sqrt(2 * 1.81))
+    assert row([size, 0.0], [-size, 0.0], np.float64).rel_l2 == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("wanted", [[], np.zeros((0, 3)), 1.0])
 def test_empty_tensors_and_scalars_are_compared(wanted: Any) -> None:
     assert row(wanted, wanted).accuracy == Accuracy(0.0, 0.0, 1.0)

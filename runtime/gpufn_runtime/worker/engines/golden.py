@@ -48,14 +48,21 @@ def _compare(name: str, found: Array, recorded: Array, manifest: EngineManifest)
         return
     now, then = (array.astype(np.float64).reshape(-1) for array in (found, recorded))
     finite = np.isfinite(then)
-    if not np.array_equal(np.isfinite(now), finite):
+    if not np.array_equal(np.where(np.isfinite(now), 0, now), np.where(finite, 0, then), equal_nan=True):
         raise WrongOutput(f"{name} has NaN or infinities in other places than when it was built")
-    now, then = now[finite], then[finite]
-    size = float(np.linalg.norm(then))
-    error = float(np.linalg.norm(now - then)) / (size or 1.0)
+    error = _distance(now[finite], then[finite])
     allowed = max(TOLERANCES[manifest.arithmetic].rel_l2 or _USUAL, _SLACK * manifest.accuracy.rel_l2)
-    if error > allowed:
+    if not error <= allowed:
         raise WrongOutput(f"{name} is not what it was when built: rel_l2 is {error:.2g}, and {allowed:.2g} is allowed")
+
+
+def _distance(now: Array, then: Array) -> float:
+    """L2 norm of the difference over that of `then`; the norm itself where that is all zeros. Squares of numbers beyond
+    1e154 are none, and of those below 1e-162 nothing is left: all are taken of the largest."""
+    largest = float(max(np.abs(now).max(initial=0), np.abs(then).max(initial=0))) or 1.0
+    now, then = now / largest, then / largest
+    size, distance = float(np.linalg.norm(then)), float(np.linalg.norm(now - then))
+    return distance / size if size else distance * largest
 
 
 def _typed(array: Array, spec: TensorSpec) -> Array:

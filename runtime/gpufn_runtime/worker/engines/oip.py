@@ -20,7 +20,7 @@ import numpy as np
 
 from gpufn.errors import InvalidInput
 from gpufn.media import TENSORS
-from gpufn.model import DATATYPES, TensorSpec
+from gpufn.model import DATATYPES, MOST_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
@@ -29,7 +29,7 @@ _LARGEST = 1 << 31  # of a shape's sizes
 _MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
 
 _Name = Annotated[str, msgspec.Meta(max_length=1000)]
-_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]  # as many dimensions as numpy knows
+_Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 
 
 class _Tensor(msgspec.Struct, kw_only=True):

@@ -119,6 +119,23 @@ def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
         assert passes
 
 
+@pytest.mark.parametrize(
+    ("recorded", "found"),
+    [
+        ([1, np.nan], [1, np.inf]),
+        ([1, np.inf], [1, -np.inf]),
+        ([np.inf, np.inf], [np.nan, -np.inf]),
+        ([1e300, 1e300], [2e300, 1e300]),
+        ([1e-300, 1e-300], [2e-300, 1e-300]),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_what_cannot_be_compared_is_no_equal(recorded: list[float], found: list[float]) -> None:
+    made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")])
+    with pytest.raises(golden.WrongOutput):
+        golden.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)
+
+
 def test_nan_where_it_was_when_built_is_no_difference() -> None:
     array = np.array([1, np.nan, np.inf], np.float32)
     golden.compare({"y": array}, {"y": array.copy()}, manifest(accuracy=EXACT))
