@@ -1,4 +1,4 @@
-"""Callers in several threads share the runs of one engine, without a thread of its own.
+"""Callers in several threads share the runs of one engine, without a thread that waits for them.
 
 1. a call that finds the engine free leads: it runs at once, alone
 2. calls that come meanwhile wait
@@ -14,14 +14,20 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gpufn_runtime.worker.engines import batching
 from gpufn_runtime.worker.engines.base import Arrays, EngineSession
 from gpufn_runtime.worker.engines.batching import Batching, Fitted
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from concurrent.futures import ThreadPoolExecutor
+
 
 class _Call:
-    """`leads` is set, or else `outputs` or `error`, before `wake` is called, in any thread."""
+    """`leads` is set, or else `outputs` or `error`, before `wake` is called, in any thread. That gives False when there
+    is nobody any more to wake."""
 
     __slots__ = ("error", "fitted", "leads", "outputs", "wake")
 
@@ -30,7 +36,7 @@ class _Call:
         self.leads = False
         self.outputs: Arrays = {}
         self.error: BaseException | None = None
-        self.wake: Callable[[], object] = lambda: None
+        self.wake: Callable[[], bool] = lambda: True
 
     def result(self) -> Arrays:
         if self.error is not None:
@@ -47,11 +53,12 @@ class SharedRuns:
         self._lock = threading.Lock()
         self._free = engine.parallel  # nobody waits while one is
         self._waiting: deque[_Call] = deque()
+        self._leaders: ThreadPoolExecutor | None = None  # for tasks that lead
 
     def run(self, fitted: Fitted) -> Arrays:
         call = _Call(fitted)
         woken = threading.Event()
-        call.wake = woken.set
+        call.wake = functools.partial(_set, woken)
         self._enter(call)
         if not call.leads:
             woken.wait()
@@ -66,7 +73,7 @@ class SharedRuns:
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
         call = _Call(fitted)
-        call.wake = functools.partial(loop.call_soon_threadsafe, woken.set)
+        call.wake = functools.partial(_call_soon, loop, woken.set)
         self._enter(call)
         if not call.leads:
             try:
@@ -76,8 +83,18 @@ class SharedRuns:
                 raise
         if call.leads:
             # Shielded: a leader that is cancelled leads all the same, for others count on it.
-            await asyncio.shield(loop.run_in_executor(None, self._lead, call))
+            await asyncio.shield(loop.run_in_executor(self._threads(), self._lead, call))
         return call.result()
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """As many as lead at once, so that one is free. Those of the event loop may all be in `run`, behind the task
+        that is to lead."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (loaded with asyncio)
+
+        with self._lock:
+            if self._leaders is None:
+                self._leaders = ThreadPoolExecutor(self._engine.parallel, "gpufn-leader")
+            return self._leaders
 
     def _enter(self, call: _Call) -> None:
         with self._lock:
@@ -107,13 +124,15 @@ class SharedRuns:
                 other.wake()
 
     def _pass_on(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                self._free += 1
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._free += 1
+                    return
+                following = self._waiting.popleft()
+                following.leads = True
+            if following.wake():
                 return
-            following = self._waiting.popleft()
-            following.leads = True
-        following.wake()
 
     def _run_together(self, group: list[_Call]) -> None:
         try:
@@ -128,3 +147,16 @@ class SharedRuns:
                 return
             for call in group:  # one of them may be to blame: only that one fails
                 self._run_together([call])
+
+
+def _set(event: threading.Event) -> bool:
+    event.set()
+    return True
+
+
+def _call_soon(loop: AbstractEventLoop, callback: Callable[[], object]) -> bool:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:  # it is closed, and its tasks went with it
+        return False
+    return True

@@ -190,14 +190,51 @@ def test_a_task_that_is_cancelled_as_it_becomes_the_leader_passes_it_on() -> Non
     assert asyncio.run(main())[0, 0] == -2
 
 
+def test_a_task_leads_though_all_of_its_loops_threads_wait_for_it() -> None:
+    held = Held(batched=False)
+
+    async def main() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        threads = ThreadPoolExecutor(1)
+        loop.set_default_executor(threads)
+        first = threading.Thread(target=held.session, args=[rows(0)], daemon=True)
+        first.start()
+        assert held.running.acquire(timeout=PATIENCE_S)
+        leader = asyncio.create_task(held.session.aio(rows(1)))
+        await asyncio.sleep(0)
+        behind = loop.run_in_executor(None, held.session, rows(2))
+        held.wait_for_callers(2)
+        held.release()
+        return [await asyncio.wait_for(each, PATIENCE_S) for each in (leader, behind)]
+
+    assert [answer[0, 0] for answer in asyncio.run(main())] == [-1, -2]
+
+
+def test_a_task_whose_loop_is_closed_holds_nobody_up() -> None:
+    held = Held(max_batch=1)
+    pool = ThreadPoolExecutor(2)
+    first = pool.submit(held.session, rows(0))
+    assert held.running.acquire(timeout=PATIENCE_S)
+    loop = asyncio.new_event_loop()
+    gone = loop.create_task(held.session.aio(rows(1)))
+    loop.run_until_complete(asyncio.sleep(0))
+    held.wait_for_callers(1)
+    last = pool.submit(held.session, rows(2))
+    held.wait_for_callers(2)
+    loop.close()  # and the task is in the middle of it
+    held.release()
+    assert first.result(PATIENCE_S)[0, 0] == 0
+    assert last.result(PATIENCE_S)[0, 0] == -2
+    pool.shutdown()
+    gone._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
+
+
 def test_a_leader_that_is_cancelled_before_a_thread_is_free_for_it_holds_nobody_up() -> None:
     session = Session(FakeEngine())
 
     async def main() -> Any:
-        threads = ThreadPoolExecutor(1)
-        asyncio.get_running_loop().set_default_executor(threads)
         go_on = threading.Event()
-        threads.submit(go_on.wait, PATIENCE_S)
+        session._runs._threads().submit(go_on.wait, PATIENCE_S)
         given_up = asyncio.create_task(session.aio(rows(1)))
         await asyncio.sleep(0)
         given_up.cancel()
