@@ -73,6 +73,7 @@ class _Lowering:
         self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self._types = _types(self._graph)
         self._constants = {tensor.name: tensor for tensor in self._graph.initializer}
+        self._fills = {node.output[0]: _floats(node) for node in self._graph.node if node.op_type == "ConstantOfShape"}
         self._names = _all_names(self._graph)
         self._nodes: list[NodeProto] = []
         self._float: set[str] = {value.name for value in self._graph.input} | set(self._constants)
@@ -125,7 +126,7 @@ class _Lowering:
 
     def _fits(self, name: str) -> bool:
         """Whether a constant survives: it is no infinity afterwards, and not all zeros when it was not before."""
-        tensor = self._constants.get(name)
+        tensor = self._constants.get(name) or self._fills.get(name)
         if tensor is None:
             return True
         exact = numpy_helper.to_array(tensor)
@@ -216,14 +217,27 @@ def _constants_to_initialisers(graph: GraphProto) -> None:
     """So that float constants are rounded once, not cast in each run."""
     kept = []
     for node in graph.node:
-        tensor = next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
-        if node.op_type == "Constant" and tensor is not None and tensor.data_type == TensorProto.FLOAT:
+        tensor = _floats(node) if node.op_type == "Constant" else None
+        if tensor is not None:
             graph.initializer.append(tensor)
             graph.initializer[-1].name = node.output[0]
         else:
             kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def _floats(node: NodeProto) -> TensorProto | None:
+    """What a Constant or a ConstantOfShape holds, where that is float32, in whichever of its attributes."""
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+            tensor: TensorProto = attribute.t
+            return tensor
+        if attribute.name == "value_float":
+            return numpy_helper.from_array(np.array(attribute.f, np.float32))
+        if attribute.name == "value_floats":
+            return numpy_helper.from_array(np.array(attribute.floats, np.float32))
+    return None
 
 
 def _types(graph: GraphProto) -> dict[str, int]:

@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, checker, helper
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
@@ -110,6 +111,27 @@ def test_a_constant_that_fp16_cannot_hold_is_not_clipped_but_told(tmp_path: Path
     assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
     by_name = {tensor.name: tensor for tensor in onnx.load(made.path).graph.initializer}
     assert by_name["ceiling"].data_type == TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    "ceiling",
+    [
+        [node("Constant", "", "ceiling", value=constant("", 1e9))],
+        [node("Constant", "", "ceiling", value_float=1e9)],
+        [node("Constant", "", "ceiling", value_floats=[1e9, 1e9, 1e9, 1e9])],
+        [node("ConstantOfShape", "shape", "ceiling", value=constant("", [1e9]))],
+    ],
+    ids=["value", "value_float", "value_floats", "ConstantOfShape"],
+)
+def test_what_fp16_cannot_hold_is_found_however_the_graph_says_it(ceiling: list[NodeProto], tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "h"), *ceiling, node("Min", "h ceiling", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("w", 4, 4), constant("shape", [4], np.int64)],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert made.found == "1 nodes in fp16; beyond fp16 and left in fp32: ceiling"
 
 
 def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None:
