@@ -7,6 +7,7 @@ that both have; one that only one of them has is infinitely far. Anything that i
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import msgspec
@@ -44,15 +45,16 @@ class OutputAccuracy(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All outputs of all cases, and the worst of them."""
+    """All outputs of all cases, and the worst of them. What is infinitely far is the largest number there: it goes into a
+    manifest, which is JSON on a node, and JSON has no infinities."""
 
     outputs: tuple[OutputAccuracy, ...]
 
     @property
     def worst(self) -> Accuracy:
         return Accuracy(
-            max((row.max_abs for row in self.outputs), default=0.0),
-            max((row.rel_l2 for row in self.outputs), default=0.0),
+            min(max((row.max_abs for row in self.outputs), default=0.0), sys.float_info.max),
+            min(max((row.rel_l2 for row in self.outputs), default=0.0), sys.float_info.max),
             min((row.cosine for row in self.outputs), default=1.0),
         )
 

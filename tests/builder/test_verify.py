@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -119,6 +120,13 @@ def test_the_worst_is_taken_over_outputs_and_cases() -> None:
     wanted = [{"a": np.array([1.0]), "b": np.array([1.0])}] * 2
     found = [{"a": np.array([1.5]), "b": np.array([1.0])}, {"a": np.array([1.0]), "b": np.array([-1.0])}]
     assert compare(["one", "two"], wanted, found).worst == Accuracy(2.0, 2.0, -1.0)
+
+
+def test_the_worst_survives_json_which_has_no_infinities_and_is_beyond_what_is_allowed() -> None:
+    worst = compare(["case"], [{"label": np.array([1, 2])}], [{"label": np.array([1, 3])}]).worst
+    assert msgspec.json.decode(msgspec.json.encode(worst), type=Accuracy) == worst
+    assert worst.beyond(Tolerance(max_abs=1e9))
+    assert worst.beyond(Tolerance(rel_l2=1e9))
 
 
 def test_a_model_without_outputs_to_compare_is_exact() -> None:
