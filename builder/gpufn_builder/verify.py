@@ -45,8 +45,8 @@ class OutputAccuracy(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All outputs of all cases, and the worst of them. What is infinitely far is the largest number there: it goes into a
-    manifest, which is JSON on a node, and JSON has no infinities."""
+    """All outputs of all cases, and the worst of them. What is infinitely far is the largest number there: it goes into
+    a manifest, which is JSON on a node, and JSON has no infinities."""
 
     outputs: tuple[OutputAccuracy, ...]
 
