@@ -90,7 +90,9 @@ class ScheduleRuns:
         found = self._next.get(record.id)
         if found is None or found[0] is not record:
             at = next_time(record.schedule, record.done_until)
-            found = self._next[record.id] = record, _NEVER if at is None else at
+            if at is None:  # one that runs once, and whose time fell into a pause, is seen to, and goes
+                at = _NEVER if record.schedule.at is None else record.done_until
+            found = self._next[record.id] = record, at
         return found[1]
 
     async def _run(self, id_: str, now: float) -> None:

@@ -123,6 +123,19 @@ async def test_what_would_have_run_in_a_pause_is_not_made_up_for(nats: Any, make
         assert len(await queued(gateway, "paused")) == 1
 
 
+async def test_one_that_runs_once_and_whose_time_fell_into_a_pause_is_gone_after_it(nats: Any, make: Any) -> None:
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("slept"), DIGEST)
+        leader = await Led.from_now(gateway, NOON)
+        record = await leader.schedules.add("slept", Schedule(at=NOON + 600, arguments={"texts": []}))
+        await leader.schedules.pause(record.id, paused=True)
+        await leader.at(NOON + 700)
+        assert len(leader.of("slept")) == 1
+        await leader.schedules.pause(record.id, paused=False)
+        await leader.at(NOON + 701)
+        assert (leader.of("slept"), await queued(gateway, "slept")) == ([], [])
+
+
 async def redeployed(gateway: Whole, make: Any, spec: Any) -> None:
     """Its second revision serves at once."""
     gateway.report(make.status(spec.name, ready=0))
