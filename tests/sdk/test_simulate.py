@@ -35,8 +35,8 @@ def test_the_options_are_what_is_simulated() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--memory", "2"), 1, "--memory: a function takes"),
-        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 1, "--seconds: no call comes in so short a time"),
+        (("--memory", "2"), 2, "--memory: a function takes"),
+        (("--functions", "1", "--seconds", "1", "--busy", "0.01"), 2, "--seconds: no call comes in so short a time"),
         (("--functions", "0"), 2, "--functions"),
     ],
 )
@@ -48,6 +48,6 @@ def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: i
 
 def test_a_plot_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     result = _gpufn("simulate", *_QUICK, "--plot", str(tmp_path / "no" / "plot.html"))
-    assert result.exit_code == 1
-    assert "No such file or directory" in result.output
+    assert result.exit_code == 2
+    assert f"--plot: there is no folder {tmp_path / 'no'}" in result.output
     assert "Traceback" not in result.output

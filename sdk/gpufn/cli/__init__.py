@@ -118,6 +118,8 @@ def _reported() -> Iterator[None]:
     except BrokenPipeError as error:
         _give_up(sys.stdout)
         raise typer.Exit(0) from error
+    except typer.Exit:
+        raise
     except Exception as error:
         if os.environ.get("GPUFN_DEBUG"):
             raise
