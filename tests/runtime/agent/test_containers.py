@@ -33,6 +33,7 @@ class Daemon:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.made = 0
         self.is_away = False
+        self.goes_away = False  # when it is to remove one
         self.left: set[str] = set()  # containers of nobody
         self.stuck: set[str] = set()  # those of them that cannot be removed
         self._open: dict[str, asyncio.StreamWriter] = {}
@@ -62,6 +63,9 @@ class Daemon:
         return ""
 
     async def remove(self, container: str) -> None:
+        if self.goes_away:
+            self.is_away = True
+            raise DaemonAway("Docker does not answer.")
         if container in self.stuck:
             raise PlatformError(f"Docker cannot remove container {container}: device or resource busy.")
         if container in self.left:
@@ -179,6 +183,17 @@ def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: A
         launcher.take_over([])
         await launcher.settled()
         assert daemon.left == set()
+
+    on_launcher(test)
+
+
+def test_a_daemon_that_goes_away_while_a_container_is_removed_is_trouble_at_once(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        daemon.left, daemon.goes_away = {"old"}, True
+        launcher.take_over([])
+        while not (launcher.trouble or launcher._settled.is_set()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert launcher.trouble == "Docker does not answer"
 
     on_launcher(test)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 import shutil
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # the worker that has just been launched has a start to get through
 _END_TIMEOUT_S = 5.0
-_REMOVE_TIMEOUT_S = 5.0  # what takes longer goes on beside the rest
 _MOST_FAILURES = 3
 
 # (function, revision, line): a line of what making an image says, for the function's log.
@@ -77,8 +75,7 @@ class ContainerLauncher:
         self._making: set[str] = set()  # folders' names
         self._in_use: set[str] = set()  # ids
         self._ended: set[str] = set()  # and not removed yet
-        self._removals: dict[str, asyncio.Task[None]] = {}  # under way, by id
-        self._not_removed: set[str] = set()  # and it was said why
+        self._not_removed: set[str] = set()  # though it was tried
         self._uses: tuple[ContainerUse, ...] = ()
         self._failures: dict[Which, int] = {}
         self._sizes: dict[Which, int] = {}  # bytes, as they were seen last
@@ -157,7 +154,7 @@ class ContainerLauncher:
                     if not self._poke.is_set():
                         self._settled.set()
         finally:
-            for task in (*self._prepared.values(), *self._removals.values()):
+            for task in self._prepared.values():
                 task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_END_TIMEOUT_S):
@@ -325,14 +322,10 @@ class ContainerLauncher:
         if self._making:
             return  # one of them may be among those found, and is not known by its id yet
         nobodys = found - self._in_use - {standby.id for standby in self._standbys}
-        for container in nobodys - self._removals.keys():
+        for container in sorted(nobodys, key=self._not_removed.__contains__):
             if container not in self._ended | self._not_removed:
                 log.info("container %s is nobody's and is removed", container[:12])
-            task = asyncio.create_task(self._remove(container), name=f"remove-{container[:12]}")
-            self._removals[container] = task
-            task.add_done_callback(functools.partial(self._removed, container))
-        if self._removals:
-            await asyncio.wait(self._removals.values(), timeout=_REMOVE_TIMEOUT_S)
+            await self._remove(container)
         self._ended &= found
         self._not_removed &= found
         names = {standby.name for standby in self._standbys} | self._making
@@ -342,16 +335,16 @@ class ContainerLauncher:
                     shutil.rmtree(path, ignore_errors=True)
 
     async def _remove(self, container: str) -> None:
-        """One that is stuck is tried again by the next sweep, and holds up nothing else."""
+        """One that is stuck is tried again by the next sweep, after the others. Raises DaemonAway."""
         try:
             await self._daemon.remove(container)
+        except DaemonAway:
+            self._not_removed.add(container)
+            raise
         except PlatformError as error:
             if container not in self._not_removed:
                 log.warning("container %s is not removed: %s", container[:12], error.message)
                 self._not_removed.add(container)
-
-    def _removed(self, container: str, _: asyncio.Task[None]) -> None:
-        self._removals.pop(container, None)
 
     def _note(self, error: PlatformError) -> None:
         if isinstance(error, DaemonAway):
