@@ -130,7 +130,7 @@ def _ended(command: str, gateway: StubGateway) -> tuple[int, str]:
     """Of a shell's command with `gpufn` in it: the first program's exit code, and all that was said."""
     script = f'set -o pipefail; gpufn() {{ exec "{sys.executable}" -m gpufn "$@"; }}; ( {command}; )'
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ)
+        ["bash", "-c", script], capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
     )
     return done.returncode, done.stdout + done.stderr
 

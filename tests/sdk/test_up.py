@@ -95,7 +95,6 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(
         (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
         (("--nats", "nats://a:b@h:99999"), "--nats: 'nats://h:99999' is not a NATS server's address: .+"),
         (("--host", ""), "--host: '' is not an address of this machine"),
-        (("--host", "300.1.1.1"), "--host: '300.1.1.1' is not an address of this machine"),
         (("--host", "192.0.2.1"), r"--host: cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"),
     ],
 )
