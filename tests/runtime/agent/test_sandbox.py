@@ -97,7 +97,7 @@ def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
 
 
 def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_they_always_do() -> None:
-    env = {"HF_HOME": "/data", "OMP_NUM_THREADS": "1", "HOME": "/home/mine"}
+    env = {"HF_HOME": "/data", "OMP_NUM_THREADS": "1", "HOME": "/data/mine"}
     reserved = {"PATH": "/mine", "PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "NVIDIA_GDS": "enabled"}
     without = made(Limits(1 << 30, 1.0)).container_config["environment"]
     environment = made(Limits(1 << 30, 1.0, env=frozenset((env | reserved).items()))).container_config["environment"]
