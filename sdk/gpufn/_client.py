@@ -9,6 +9,7 @@ siblings here.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,9 +41,7 @@ from gpufn._views import (
     WebhookSecret,
     WhyView,
 )
-from gpufn.errors import (
-    PayloadTooLarge,
-)
+from gpufn.errors import InvalidInput, PayloadTooLarge
 from gpufn.ids import Digest
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
@@ -266,13 +265,15 @@ class Client(CallRequests, MapRequests, ModelRequests):
         for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls
         run and their GPU seconds, per day of UTC.
         """
-        limits = KeyLimits(rate, burst, concurrency, queued, run_s, gpu_s)
+        limits = _limits(
+            rate=rate, burst=burst, concurrency=concurrency, queued=queued, run_s=run_s, gpu_s=gpu_s
+        )  # fmt: skip
         body = msgspec.json.encode({"label": label, "scopes": list(scopes), "limits": limits})
         return self._json(KeyView, "POST", "/v1/keys", content=body, headers=JSON_BODY)
 
     def limit_key(self, id: str, **limits: Any) -> KeyView:  # noqa: A002
         """Give a key other limits, as `create_key` takes them, in place of all that it has."""
-        body = msgspec.json.encode(KeyLimits(**limits))
+        body = msgspec.json.encode(_limits(**limits))
         return self._json(KeyView, "PUT", f"/v1/keys/{segment(id)}/limits", content=body, headers=JSON_BODY)
 
     def delete_key(self, id: str) -> None:  # noqa: A002
@@ -301,3 +302,11 @@ class Client(CallRequests, MapRequests, ModelRequests):
     def openapi(self) -> dict[str, Any]:
         """OpenAPI 3.1 of the deployed functions."""
         return self._json(dict[str, Any], "GET", "/openapi.json")
+
+
+def _limits(**limits: Any) -> KeyLimits:
+    """Raises InvalidInput for what JSON has no word for but null, which is no limit."""
+    for name, value in limits.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidInput(f"{name} is a number, not {value}", field=f"limits.{name}")
+    return KeyLimits(**limits)

@@ -79,6 +79,19 @@ def test_the_class_of_a_call_travels_in_a_header(gateway: StubGateway) -> None:
     assert [request.headers.get("x-gpufn-priority") for request in gateway.requests] == ["hi", "low", None]
 
 
+@pytest.mark.parametrize("limits", [{"run_s": float("nan")}, {"rate": float("inf")}])
+def test_a_key_whose_limit_is_no_number_is_not_one_without_a_limit(
+    gateway: StubGateway, limits: dict[str, Any]
+) -> None:
+    """JSON says null for both, and null is no limit."""
+    with Client() as client:
+        with pytest.raises(InvalidInput, match=f"{next(iter(limits))} is a number"):
+            client.create_key("ci", ["read"], **limits)
+        with pytest.raises(InvalidInput, match="is a number"):
+            client.limit_key("k", **limits)
+    assert gateway.requests == []
+
+
 @pytest.mark.parametrize(
     ("status", "problem", "kind"),
     [
