@@ -116,6 +116,8 @@ class Builds:
 
     async def cancel(self, build_id: str) -> Build:
         """The build as it is then; one that had ended is left as it is. Raises BuildNotFound."""
+        if not is_invocation_id(build_id):
+            raise BuildNotFound
 
         def change(entry: Entry | None) -> bytes:
             if entry is None:
@@ -130,7 +132,5 @@ class Builds:
                 )
             return encode(cancelled)
 
-        if not is_invocation_id(build_id):
-            raise BuildNotFound
         stored = await self._builds.change(build_id, change)
         return _build.decode(stored.value)

@@ -30,6 +30,7 @@ from gpufn.errors import (
 from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority, priority_of
 from gpufn.protocol import subjects
+from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
@@ -46,7 +47,6 @@ from gpufn_gateway.telemetry import Telemetry
 
 P = TypeVar("P", bound=PendingCall)
 
-_LONGEST_TIMEOUT_S: Final = 7 * 86400.0
 _DOORBELL_APART_S: Final = 0.002  # the controller reads the whole depth at each ring
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -307,7 +307,7 @@ def _time_left(header: bytes, timeout_s: float | None, now: float) -> float:
         left_s = float(header) - now
     except ValueError:
         left_s = math.nan
-    if not left_s <= _LONGEST_TIMEOUT_S:
+    if not left_s <= LONGEST_TIMEOUT_S:
         raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
     if left_s <= 0:
         raise DeadlinePassed(f"the deadline of this call was {-left_s:.1f} s ago")
@@ -321,6 +321,6 @@ def _timeout(header: bytes | None) -> float | None:
         seconds = float(header)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= _LONGEST_TIMEOUT_S:
+    if not 0 < seconds <= LONGEST_TIMEOUT_S:
         raise InvalidInput("X-Gpufn-Timeout is a number of seconds above 0, at most 7 days", field="X-Gpufn-Timeout")
     return seconds

@@ -6,10 +6,9 @@ from urllib.parse import quote, urlsplit
 
 from gpufn.errors import InvalidInput
 
-_LONGEST_URL = 2048
-
-
 DEFAULT_GATEWAY = "http://127.0.0.1:8090"
+
+_LONGEST_URL = 2048
 
 
 def gateway_address(url: str) -> str:

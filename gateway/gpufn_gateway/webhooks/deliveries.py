@@ -40,12 +40,12 @@ _PATIENCE_S: Final = 10.0  # with a call's end, which is stored right after the 
 
 
 class Deliveries:
-    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock, counters: Telemetry) -> None:
+    def __init__(self, bus: Bus, secrets: WebhookSecrets, post: Post, clock: Clock, telemetry: Telemetry) -> None:
         self._bus = bus
-        self._telemetry = counters
         self._secrets = secrets
         self._post = post
         self._clock = clock
+        self._telemetry = telemetry
         self._tasks = Tasks("webhook")
         self._under_way: set[Delivery] = set()
 

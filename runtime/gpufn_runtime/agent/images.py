@@ -86,6 +86,7 @@ class Images:
         if not self._may_collect:
             return
         ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
+        self._not_removed &= ours
         for tag in ours - self._kept:
             self.forget(tag)
             try:

@@ -20,8 +20,6 @@ from gpufn.priority import Priority
 if TYPE_CHECKING:
     from gpufn._views import Answer
 
-LONGEST_TIMEOUT_S = 7 * 86_400.0  # of a call, as the gateway has it
-
 Name = Annotated[str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.")]
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS; @FILE is a file, @- stdin.")]

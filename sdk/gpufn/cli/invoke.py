@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._call import LONGEST_TIMEOUT_S, Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, print_json_line, step
 from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
+from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn.spec import FunctionSpec, spec_from_json
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpufn import media
-from gpufn.cli._call import LONGEST_TIMEOUT_S, Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
 from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
 from gpufn.errors import InvocationNotFound, MapNotFound
 from gpufn.priority import Priority
+from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 
 if TYPE_CHECKING:
     from gpufn._views import MapView

@@ -1,4 +1,4 @@
-"""How large things may be on their way. The one place: who needs a limit takes it from here.
+"""How large things may be on their way, and how long a caller may wait. The one place: who needs a limit takes it here.
 
 a request's body   REQUEST_BYTES   of any request to the gateway; a bundle is the largest
 a call's body      INLINE_BYTES    the arguments of one call, one result, one item: it travels inside one message
@@ -8,6 +8,7 @@ a kept result      RECORD_BYTES    in its CallRecord; a larger one is a blob bes
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
+a timeout          LONGEST_TIMEOUT_S  that a caller may ask for
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ PARCEL_BYTES = REQUEST_BYTES
 CHECKPOINT_BYTES = 4 << 20
 RECORD_BYTES = 1 << 20
 CHUNK_ITEMS = 999
+LONGEST_TIMEOUT_S = 7 * 86_400.0
 
 
 def inline_bytes(max_payload: int) -> int:
