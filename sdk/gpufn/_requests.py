@@ -20,7 +20,7 @@ from gpufn import media
 from gpufn._answers import decoded, error_of
 from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
 from gpufn.home import Home
-from gpufn.urls import DEFAULT_GATEWAY, gateway_address
+from gpufn.urls import DEFAULT_GATEWAY, gateway_address, public
 
 if TYPE_CHECKING:
     import httpx
@@ -80,11 +80,12 @@ class Requests:
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
 
-        self.url = _address(url or find_url())
+        address = _address(url or find_url())
+        self.url = public(address)
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             self._http = httpx.Client(
-                base_url=self.url,
+                base_url=address,
                 headers={"authorization": f"Bearer {key}"} if key else {},
                 timeout=httpx.Timeout(MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),

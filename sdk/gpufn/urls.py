@@ -24,8 +24,19 @@ def gateway_address(url: str) -> str:
     except ValueError:
         is_usable = False
     if not is_usable or parts.query or parts.fragment or not whole.isprintable() or " " in whole:
-        raise InvalidInput(f"{url!r} is not an address: write for example {DEFAULT_GATEWAY}")
+        raise InvalidInput(f"{public(url)!r} is not an address: write for example {DEFAULT_GATEWAY}")
     return whole
+
+
+def public(url: str) -> str:
+    """`url` as messages show it: without a user and a password.
+
+    >>> public("https://me:s3cret@gpu.example.org/a@b"), public("10.0.0.1:4222")
+    ('https://gpu.example.org/a@b', '10.0.0.1:4222')
+    """
+    scheme, there, rest = url.rpartition("://")
+    server, slash, path = rest.partition("/")
+    return f"{scheme}{there}{server.rpartition('@')[2]}{slash}{path}"
 
 
 def segment(text: str) -> str:
@@ -83,6 +94,4 @@ def check_bus(url: str) -> None:
         except ValueError:
             is_usable = False
         if not is_usable or not server.isprintable() or " " in server:
-            scheme, there, rest = server.rpartition("://")
-            shown = f"{scheme}{there}{rest.rpartition('@')[2]}"
-            raise InvalidInput(f"{shown!r} is not a NATS server's address: write for example nats://HOST:4222")
+            raise InvalidInput(f"{public(server)!r} is not a NATS server's address: write for example nats://HOST:4222")

@@ -51,6 +51,22 @@ def _native(value: Any) -> bytes:
     return values.encode_result(value, media.NATIVE)[1]
 
 
+@pytest.mark.parametrize("url", ["http://me:s3cret@127.0.0.1:1", "me:s3cret@127.0.0.1:99999"])
+def test_no_message_shows_the_password_of_an_address(url: str) -> None:
+    with pytest.raises(GatewayUnavailable, match=r"127\.0\.0\.1") as caught, Client(url) as client:
+        client.functions()
+    assert "s3cret" not in caught.value.message
+
+
+def test_the_user_of_an_address_is_sent(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/functions/f/invoke", _native(1), content_type=media.NATIVE)
+    with Client(gateway.url.replace("http://", "http://me:s3cret@")) as client:
+        assert client.invoke("f") == 1
+        assert client.url == gateway.url
+    (request,) = gateway.requests
+    assert request.headers["authorization"].startswith("Basic ")
+
+
 def test_a_value_goes_out_and_comes_back_as_it_is(gateway: StubGateway) -> None:
     gateway.on("POST /v1/functions/f/invoke", _native((1, {2})), content_type=media.NATIVE)
     with Client() as client:
