@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
@@ -27,6 +28,7 @@ from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks import tries
 from gpufn_gateway.webhooks.letter import letter
 from gpufn_gateway.webhooks.post import AddressRefused, NotReached, Post
+from gpufn_gateway.webhooks.receivers import Receivers
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 from gpufn_gateway.webhooks.tries import Verdict
 
@@ -48,6 +50,7 @@ class Deliveries:
         self._telemetry = telemetry
         self._tasks = Tasks("webhook")
         self._under_way: set[Delivery] = set()
+        self._receivers = Receivers()
 
     async def run(self) -> None:
         """Until cancelled; what is under way then comes again, here or elsewhere."""
@@ -77,6 +80,8 @@ class Deliveries:
             if failure is None:
                 self._telemetry.of(_function(delivery)).told("delivered")
             again_after_s = None if failure is None else self._again_after_s(delivery, failure)
+        except _Later as later:
+            again_after_s = later.after_s
         except GpufnError as error:
             log.warning("the webhook of %s waits: %s", delivery.payload.decode(), error)
             again_after_s = _TICK_S
@@ -93,7 +98,7 @@ class Deliveries:
             self._pull.grant(1)
 
     async def _deliver(self, delivery: Delivery) -> _Failure | None:
-        """One try."""
+        """One try. Raises _Later when its receiver has enough of them."""
         try:
             record, result = await records.wait(self._bus, delivery.payload.decode(), _PATIENCE_S)
         except InvocationNotFound:
@@ -102,7 +107,13 @@ class Deliveries:
             return _Failure("the call has not ended")
         if record.webhook is None:
             return None
-        return await self._try(record, record.webhook, letter(record, result))
+        receiver, began = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
+        if after_s := self._receivers.begin(receiver, began):
+            raise _Later(after_s)
+        try:
+            return await self._try(record, record.webhook, letter(record, result))
+        finally:
+            self._receivers.end(receiver, began, self._clock.monotonic())
 
     def _age_s(self, delivery: Delivery) -> float:
         return self._clock.time() - delivery.stored_at
@@ -160,6 +171,13 @@ class Deliveries:
             log.warning("webhooks cannot be pulled yet: %s", error)
             return  # each tick of the Pull comes back here
         self._pull.retry()
+
+
+class _Later(Exception):
+    """Not tried."""
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
 
 
 class _Failure(NamedTuple):

@@ -19,7 +19,7 @@ from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.records import CallRecord
-from gpufn_gateway.webhooks import deliveries, tries
+from gpufn_gateway.webhooks import deliveries, post, receivers, tries
 from gpufn_gateway.webhooks.addresses import Addresses
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.post import Post
@@ -127,6 +127,22 @@ async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
         assert ids == [record.id] * 3
         while await waiting(gateway):
             pass
+
+
+async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(post, "_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(deliveries, "_AT_ONCE", 2)
+    monkeypatch.setattr(receivers, "MOST", 1)
+    monkeypatch.setattr(receivers, "SLOW_S", 0.0)
+    async with whole(nats) as gateway, receiving() as silent, receiving() as other, delivering(gateway):
+        silent.answers = lambda _: None
+        await gateway.deploys.deploy(make.spec("silent"), DIGEST)
+        for receiver in (silent, silent, silent, other):
+            await records.end(gateway.bus, ended(await submit(gateway, "silent", receiver.url())))
+        await other.requests.get()
+        assert silent.requests.qsize() == 1
 
 
 async def test_what_was_handed_over_often_and_not_tried_is_not_late(
