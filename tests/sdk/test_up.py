@@ -85,6 +85,20 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(
     ended = _gpufn(tmp_path, "up", "--detach", "--port", "0")
     assert ended.returncode == 1
     assert re.fullmatch(r"gpufn: gateway cannot start: .*SHOUTING.*\n", ended.stderr)
+    assert not (tmp_path / "up.json").exists()
+
+
+@pytest.mark.parametrize("detach", [(), ("--detach",)])
+def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path, detach: tuple[str, ...]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        server = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = _gpufn(tmp_path, "up", "--port", "0", "--nats", f"nats://me:s3cret@{server}", *detach)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(rf"gpufn: no NATS server answers at {server} \(Connection refused\)\n", ended.stderr), (
+        ended.stderr
+    )
+    assert not (tmp_path / "up.json").exists()
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])

@@ -85,6 +85,7 @@ class Bus:
         bus = cls(url, name, ping_interval_s)
         loop = asyncio.get_running_loop()
         give_up = loop.time() + patience_s
+        said = ""
         while True:
             try:
                 await bus._dial()
@@ -92,7 +93,9 @@ class Bus:
             except BusUnavailable as error:
                 if loop.time() >= give_up:
                     raise
-                log.info("waiting for the bus: %s", error)
+                if said != error.message:
+                    said = error.message
+                    log.info("waiting for the bus: %s", said)
             await asyncio.sleep(_jittered(_LONGEST_RECONNECT_S))
         bus.subscribe(f"{bus._inbox}.r.*", bus._on_answer)
         return bus

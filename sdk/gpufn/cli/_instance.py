@@ -83,8 +83,10 @@ def claimed(home: Home) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise already_up(Instance.running(home)) from None
-        yield
-        home.up_file.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            home.up_file.unlink(missing_ok=True)  # also after a start that failed: nobody answers there
     finally:
         os.close(lock)
 

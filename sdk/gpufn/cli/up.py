@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
@@ -21,13 +22,15 @@ from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
 from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
-from gpufn.errors import Conflict, PlatformError
+from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.home import Home
 from gpufn.settings import node_name
 from gpufn.urls import check_bus
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
+_NATS_PATIENCE_S = 5.0  # it may be starting together with us
+_NATS_PORT = 4222
 # In the order in which they stop.
 _PROGRAMS = {
     "gateway": "gpufn_gateway",
@@ -82,6 +85,8 @@ def _told_of_disk(home: Home) -> Iterator[None]:
 
 
 def _run(home: Home, host: str, port: int, nats: str | None) -> None:
+    if nats is not None:
+        _wait_for_nats(nats)
     platform = _Platform(home, host, _free_port(host, port), nats)
     supervisor = Supervisor(
         programs=[Program(name, module) for name, module in _PROGRAMS.items()],
@@ -101,6 +106,29 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
     finally:
         home.forget_running()
     say("stopped", err=True)
+
+
+def _wait_for_nats(nats: str) -> None:
+    """Raises BusUnavailable when none of these servers answers: each process would find that out, many times."""
+    give_up = time.monotonic() + _NATS_PATIENCE_S
+    while why_not := _why_no_answer(nats):
+        if time.monotonic() >= give_up:
+            raise BusUnavailable(f"no NATS server answers at {why_not}")
+        time.sleep(_NATS_PATIENCE_S / 20)
+
+
+def _why_no_answer(nats: str) -> str:
+    """Empty when one does."""
+    why_not = []
+    for server in map(urlsplit, map(str.strip, nats.split(","))):
+        host, port = server.hostname or "", server.port or _NATS_PORT
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+        except OSError as error:
+            why_not.append(f"{host}:{port} ({error.strerror or error})")
+        else:
+            return ""
+    return ", ".join(why_not)
 
 
 def _tell(text: str) -> None:
