@@ -29,6 +29,7 @@ from gpufn.home import Home
 from gpufn.ids import new_ulid
 from gpufn.secrecy import hide_environment
 from gpufn.settings import InvalidSetting
+from gpufn.watchdog import tell_watchdog
 from gpufn_gateway.app import App
 from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import Access, NotProtected, is_loopback
@@ -104,6 +105,7 @@ class _Opened:
 
 
 async def main(settings: GatewaySettings) -> None:
+    tell_watchdog()
     async with contextlib.AsyncExitStack() as stack:
         gateway = _Gateway(await _open(settings, stack))
         listener = listen(settings)

@@ -17,6 +17,7 @@ from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
 from gpufn.secrecy import hide_environment
+from gpufn.watchdog import tell_watchdog
 
 
 class Settings(Protocol):
@@ -34,11 +35,16 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
         settings = read(os.environ)
         hide_environment("GPUFN_NATS_URL")
         settings.home.ensure()
-        uvloop.run(serve(settings))
+        uvloop.run(_watched(serve(settings)))
     except GpufnError as error:
         print(f"gpufn {name}: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
         return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
     return 0
+
+
+async def _watched(work: Coroutine[Any, Any, None]) -> None:
+    tell_watchdog()
+    await work
 
 
 async def until_told(work: Coroutine[Any, Any, None], name: str) -> None:

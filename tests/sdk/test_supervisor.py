@@ -32,6 +32,7 @@ supervisor = Supervisor(
     bus_log=folder / "nats.log",
     cwd=folder,
     ready_timeout_s=20,
+    silent_s=float(os.environ.get("SILENT_S", "60")),
     changed=lambda pids, ready: print("pids", *(f"{name}={pid}" for name, pid in pids.items()), ready, flush=True),
     say=lambda text: print("say", text, flush=True),
 )
@@ -53,6 +54,22 @@ signal.signal(signal.SIGTERM, stop)
 note("starts")
 open(f"{name}.is-ready", "w").close()
 signal.pause()
+"""
+# Says that it lives, and the first time hangs then: how, HANGS tells.
+_HANGS = """
+import asyncio, os, signal, time
+from gpufn.watchdog import tell_watchdog
+async def serve():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    tell_watchdog()
+    open("hangs.is-ready", "a").write("x")
+    if os.environ["HANGS"] == "stops" and os.path.getsize("hangs.is-ready") == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif os.environ["HANGS"] == "waits" and os.path.getsize("hangs.is-ready") == 1:
+        time.sleep(3600)
+    await stopped.wait()
+stopped = asyncio.Event()
+asyncio.run(serve())
 """
 _CANNOT = "import sys\nprint('the port is wrong', flush=True)\nsys.exit(78)"
 _ENDS = "print('oh no', flush=True)\nraise SystemExit(1)"
@@ -112,6 +129,21 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
     assert new != old
     run.process.terminate()
     run.rest()
+
+
+@pytest.mark.parametrize("how", ["stops", "waits"])
+def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setenv("HANGS", how)
+    monkeypatch.setenv("SILENT_S", "3")
+    run = _Run(tmp_path, {"hangs": _HANGS})
+    old = _pids(run.until("pids", "hangs="))["hangs"]
+    assert f"it has said nothing for 3 s (where it hangs: {tmp_path}/logs/hangs.log)" in run.until("say hangs hangs")
+    assert "hangs was killed by SIG" in run.until("say")
+    assert _pids(run.until("pids", "hangs="))["hangs"] != old
+    run.process.terminate()
+    run.rest()
+    if how == "waits":
+        assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # where
 
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from gpufn.home import Home
 from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
+from gpufn.watchdog import tell_watchdog
 from gpufn_runtime.agent import node_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
@@ -77,6 +78,7 @@ def main() -> int:
 
 
 async def _serve(settings: AgentSettings) -> None:
+    tell_watchdog()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

@@ -2,7 +2,8 @@
 
 1. the bus first, then the others, each with its own output file
 2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
-3. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, builder, and the bus last
+3. end one whose event loop stands still for a minute; it starts again, too
+4. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, builder, and the bus last
 
 Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
 everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
@@ -29,12 +31,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from gpufn.cli._guard import guard
+from gpufn.cli._watchdog import Watchdog
 from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.exits import EXIT_CONFIGURATION
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
 _STOP_TIMEOUT_S = 30.0
+_SILENT_S = 60.0
+_TELL_WHERE_S = 5.0  # has one that hangs to write down where, before it is killed
 _READY_CHECK_S = 0.05
 _BUS_CHECK_S = 1.0
 _MAX_EARLY_ENDS = 3
@@ -72,6 +78,7 @@ class _Child:
     ends: int = 0
     pause_s: float = 0.0
     start_at: float = 0.0  # when it is down
+    kill_at: float = math.inf  # when it hangs
 
     @property
     def is_running(self) -> bool:
@@ -94,6 +101,7 @@ class Supervisor:
     changed: Callable[[dict[str, int], bool], None]
     say: Callable[[str], None]
     must_restart_bus: Callable[[], bool] = lambda: False
+    silent_s: float = _SILENT_S
     _children: dict[str, _Child] = field(default_factory=dict)
     _bus: Bus | None = None
     _is_ready: bool = False
@@ -103,7 +111,8 @@ class Supervisor:
     def run(self) -> None:
         """Start everything and return after a signal, when all is stopped. PlatformError: it could not start."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        with _guard() as tell_guard, self._signal_pipe() as wake:
+        self._watchdog = Watchdog(self.silent_s)
+        with guard() as tell_guard, self._signal_pipe() as wake, contextlib.closing(self._watchdog):
             try:
                 if self.start_bus is not None:
                     self._start_bus()
@@ -127,6 +136,7 @@ class Supervisor:
                     self._ended(child)
                 if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
                     self._start_again(child, tell_guard)
+            self._end_hung()
             if self._is_ready and not self._signals:
                 self._check_bus()
             if not self._is_ready and not self._signals:
@@ -139,6 +149,20 @@ class Supervisor:
                         + self._last_lines("gateway")
                     )
 
+    def _end_hung(self) -> None:
+        now = time.monotonic()
+        silent = self._watchdog.look(now)
+        for child in self._children.values():
+            if child.is_running and child.pid in silent:
+                log = self._log(child.name)
+                self.say(f"{child.name} hangs: it has said nothing for {self.silent_s:g} s (where it hangs: {log})")
+                _signal(child, signal.SIGABRT)
+                _signal(child, signal.SIGCONT)  # one that was stopped dies of that, too
+                child.kill_at = now + _TELL_WHERE_S
+            if child.is_running and child.kill_at <= now:
+                _signal(child, signal.SIGKILL)
+                child.kill_at = math.inf
+
     def _check_bus(self) -> None:
         now = time.monotonic()
         if self._bus is None or now < self._check_bus_at:
@@ -147,29 +171,33 @@ class Supervisor:
         if self._children["nats"].is_running and self.must_restart_bus():
             self._bus.stop()  # its end is seen as any other is
 
-    def _pause(self) -> float | None:
-        """Until the next thing that is due; None: nothing is, sleep until something happens."""
+    def _pause(self) -> float:
+        """Until the next thing that is due."""
         now = time.monotonic()
-        due = [child.start_at - now for child in self._children.values() if not child.is_running]
+        due = [self._watchdog.look_every_s]
+        due += [(child.kill_at if child.is_running else child.start_at) - now for child in self._children.values()]
         if not self._is_ready:
             due.append(_READY_CHECK_S)
         elif self._bus is not None:
             due.append(self._check_bus_at - now)
-        return max(min(due), 0.0) if due else None
+        return max(min(due), 0.0)
 
-    def _wait(self, wake: socket.socket, timeout_s: float | None) -> None:
+    def _wait(self, wake: socket.socket, timeout_s: float) -> None:
         poll = select.poll()
         poll.register(wake, select.POLLIN)
+        poll.register(self._watchdog, select.POLLIN)
         for child in self._children.values():
             if child.is_running:
                 poll.register(child.pidfd, select.POLLIN)
-        poll.poll(None if timeout_s is None else timeout_s * 1000)
+        poll.poll(timeout_s * 1000)
         with contextlib.suppress(BlockingIOError):
             wake.recv(64)
 
     def _ended(self, child: _Child) -> None:
         os.close(child.pidfd)
         child.pidfd = -1
+        child.kill_at = math.inf
+        self._watchdog.forget(child.pid)
         code = child.process.wait() if child.process is not None else (self._bus.exit_code if self._bus else None)
         child.ends += 1
         if not self._is_ready and code == EXIT_CONFIGURATION:
@@ -224,13 +252,14 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=self.environment(program.name),
+                env={**self.environment(program.name), **self._watchdog.environment},
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the others in order
                 preexec_fn=die_with_us,  # noqa: PLW1509  we have one thread, and it makes one system call
             )
         child.pid, child.pidfd = child.process.pid, os.pidfd_open(child.process.pid)
         child.started_at = time.monotonic()
+        self._watchdog.watch(child.pid)
 
     # Stopping
 
@@ -315,6 +344,11 @@ def _has_ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
+def _signal(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(child.pidfd, number)
+
+
 def _how(code: int | None) -> str:
     if code is None:
         return "ended"
@@ -322,50 +356,3 @@ def _how(code: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with code {code}"
-
-
-@contextlib.contextmanager
-def _guard() -> Iterator[Callable[[int], None]]:
-    """A fork that ends the nats-server it was last told of when our end of the pipe closes without a word."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _keep_guard(reader)
-        finally:
-            os._exit(0)
-    os.close(reader)
-    try:
-        yield lambda bus_pid: _told(writer, bus_pid)
-    finally:
-        _told(writer, 0)
-        os.close(writer)
-        os.waitpid(pid, 0)
-
-
-def _told(writer: int, bus_pid: int) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        os.write(writer, b"%d\n" % bus_pid)
-
-
-def _keep_guard(reader: int) -> None:
-    os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # Nothing of the parent's may stay open here: its lock, its terminal, the other end of the pipe.
-    os.closerange(3, reader)
-    os.closerange(reader + 1, 65_536)
-    null = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    pidfd = -1
-    while words := os.read(reader, 4096).split():
-        if pidfd >= 0:
-            os.close(pidfd)
-        pidfd = -1
-        if (pid := int(words[-1])) > 0:
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
-    if pidfd >= 0:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
