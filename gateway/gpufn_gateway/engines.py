@@ -38,7 +38,7 @@ class Engines:
 
     def listed(self) -> list[dict[str, Any]]:
         """Every engine, the newest first."""
-        used_by = users(self._revisions())
+        used_by = users(self._revisions(), self._registry.functions)
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
         return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
 

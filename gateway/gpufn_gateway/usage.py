@@ -146,13 +146,21 @@ class Unused(msgspec.Struct, frozen=True):
         return sum(self.files.values())
 
 
-def users(revisions: Iterable[Revision]) -> dict[str, list[str]]:
-    """EngineKey → the revisions that name it, such as ``resnet@7``."""
+def users(revisions: Iterable[Revision], functions: Mapping[str, Function]) -> dict[str, list[str]]:
+    """EngineKey → the revisions that keep it, such as ``resnet@7``."""
     found: dict[str, list[str]] = {}
     for revision in revisions:
-        for key in keys_of(revision):
-            found.setdefault(key, []).append(str(revision))
+        if _keeps_engines(revision, functions):
+            for key in keys_of(revision):
+                found.setdefault(key, []).append(str(revision))
     return found
+
+
+def _keeps_engines(revision: Revision, functions: Mapping[str, Function]) -> bool:
+    """It can be rolled back to, or is called."""
+    function = functions.get(revision.function)
+    is_called = function is not None and revision.number in (function.active, function.serving)
+    return revision.state is RevisionState.READY or is_called
 
 
 def keys_of(revision: Revision) -> set[str]:
@@ -174,9 +182,7 @@ def unused(
     has_revision: set[str] = set()
     for revision in revisions:
         has_revision |= set(revision.builds)
-        function = functions.get(revision.function)
-        is_called = function is not None and revision.number in (function.active, function.serving)
-        if revision.state is RevisionState.READY or is_called:
+        if _keeps_engines(revision, functions):
             kept |= keys_of(revision)
         elif revision.state is RevisionState.BUILDING:
             waited_for |= set(revision.builds)

@@ -82,7 +82,16 @@ def test_files_that_another_engine_shares_stay() -> None:
 def test_the_revisions_that_use_an_engine_are_named() -> None:
     shared = revision(1, RevisionState.READY, "k", "l")
     other = msgspec.structs.replace(revision(2, RevisionState.READY, "k"), function="g")
-    assert users([shared, other]) == {"k": ["f@1", "g@2"], "l": ["f@1"]}
+    assert users([shared, other], {}) == {"k": ["f@1", "g@2"], "l": ["f@1"]}
+
+
+def test_a_revision_whose_engines_may_go_uses_none() -> None:
+    called, left, failed = (
+        revision(number, state, "k")
+        for number, state in ((1, RevisionState.RETIRED), (3, RevisionState.RETIRED), (4, RevisionState.FAILED))
+    )
+    assert users([called, left, failed], {"f": FUNCTION}) == {"k": ["f@1"]}
+    assert users([called, left, failed], {}) == {}
 
 
 def numbered(states: str, *, created_at: float = NOW, retired_at: float = NOW) -> dict[int, Revision]:
