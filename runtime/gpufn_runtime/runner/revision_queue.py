@@ -143,6 +143,7 @@ class RevisionQueue:
             self._let_go(link)
             self._ends.with_worker(link, attempts, self._supervision.exit_of(worker))
             self._unexplained.end(worker)
+            link.remove_socket()
 
     def _let_go(self, link: WorkerLink) -> None:
         """Hear nothing more of this worker; what it has asked of the platform goes with it."""

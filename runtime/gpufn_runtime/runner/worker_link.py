@@ -108,7 +108,12 @@ class WorkerLink:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.unlink(missing_ok=True)
         self.listening_since = now
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
+        server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
+        if not self.state.live:  # closed meanwhile
+            server.close()
+            self.remove_socket()
+            return
+        self._server = server
         self.path.chmod(0o666)  # the folder is closed to all but its owner
 
     @property
@@ -185,6 +190,13 @@ class WorkerLink:
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.transport.abort()
+
+    def remove_socket(self) -> None:
+        """The worker is gone, or never came; and the folder, if nobody else has anything in it: the agent may have
+        buried the worker before we began to listen."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+            self.path.parent.rmdir()
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 

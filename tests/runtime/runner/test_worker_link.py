@@ -57,3 +57,31 @@ def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_
 ) -> None:
     link = asyncio.run(connected(tmp_path / "w-1", os.getuid(), running=1))
     assert [link.left_over(1.0 + after_s) for after_s in (ACK_WAIT_S - 1, ACK_WAIT_S + 1)] == [0, 1]
+
+
+def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path: Path) -> None:
+    async def closed_at_once() -> None:
+        link = WorkerLink("w-1", REVISION, tmp_path / "w-1" / "s", Mock(), 1.0)
+        listening = asyncio.ensure_future(link.listen(1.0))
+        await asyncio.sleep(0)
+        link.close()
+        link.remove_socket()
+        await listening
+
+    asyncio.run(closed_at_once())
+    assert not (tmp_path / "w-1").exists()
+
+
+def test_a_folder_that_is_somebody_elses_too_stays_without_the_socket(tmp_path: Path) -> None:
+    folder = tmp_path / "w-1"
+
+    async def ended() -> None:
+        link = WorkerLink("w-1", REVISION, folder / "s", Mock(), 1.0)
+        await link.listen(1.0)
+        (folder / "config.json").write_text("{}")
+        link.close()
+        link.remove_socket()
+        link.remove_socket()
+
+    asyncio.run(ended())
+    assert [path.name for path in folder.iterdir()] == ["config.json"]

@@ -46,6 +46,24 @@ def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_
     on_node(url, tmp_path, test)
 
 
+def test_a_worker_that_never_came_leaves_no_folder(url: str, tmp_path: Path) -> None:
+    """Its launch failed, and the agent had buried it before the runner began to listen."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("never")
+        await node.assign(revision, "w-1")
+        await node.report_of("w-1", WorkerState.STARTING)
+        folder = node.home.worker("w-1")
+        async with asyncio.timeout(30):
+            while not folder.exists():
+                await node.reports.get()
+            await node.unassign("w-1")
+            while folder.exists():
+                await node.reports.get()
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_call_is_still_had_here_until_the_agent_has_told_how_its_worker_ended(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("contained")
