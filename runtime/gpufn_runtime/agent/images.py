@@ -109,7 +109,7 @@ class Images:
     async def _build(self, spec: ImageSpec, tag: str, bundle: str) -> None:
         how = self._recipe(spec)
         files = await asyncio.to_thread(_read, how.files, Path(bundle) / FILES_FOLDER)
-        log.info("image %s is built", tag)
+        log.info("image %s is being built", tag)
         label, _, value = self._label.partition("=")
 
         def say(line: str) -> None:
@@ -121,7 +121,11 @@ class Images:
     def _built(self, tag: str, task: asyncio.Task[None]) -> None:
         del self._builds[tag]
         self._listeners.pop(tag, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is None:
+            log.info("image %s is there", tag)
+        else:
             log.warning("image %s: %s", tag, error)
 
     def _recipe(self, spec: ImageSpec) -> Recipe:
