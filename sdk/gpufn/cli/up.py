@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -25,11 +25,12 @@ from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.home import Home
 from gpufn.settings import node_name
-from gpufn.urls import check_bus
+from gpufn.urls import check_bus, public
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
 _NATS_PATIENCE_S = 5.0  # it may be starting together with us
+_NATS_RETRY_S = 0.25
 _NATS_PORT = 4222
 # In the order in which they stop.
 _PROGRAMS = {
@@ -114,7 +115,7 @@ def _wait_for_nats(nats: str) -> None:
     while why_not := _why_no_answer(nats):
         if time.monotonic() >= give_up:
             raise BusUnavailable(f"no NATS server answers at {why_not}")
-        time.sleep(_NATS_PATIENCE_S / 20)
+        time.sleep(_NATS_RETRY_S)
 
 
 def _why_no_answer(nats: str) -> str:
@@ -265,5 +266,4 @@ def _reachable(host: str) -> str:
 
 def _without_password(url: str) -> str:
     """`url`: one server or several, separated by commas."""
-    servers = [urlsplit(server.strip()) for server in url.split(",")]
-    return ",".join(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) for parts in servers)
+    return ",".join(public(server.strip()) for server in url.split(","))
