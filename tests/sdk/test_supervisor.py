@@ -19,6 +19,7 @@ from gpufn.home import Home
 _SCRIPT = """
 import os, sys
 from pathlib import Path
+from gpufn.bus.embedded import EmbeddedServer
 from gpufn.cli._supervisor import Program, Supervisor
 from gpufn.errors import PlatformError
 
@@ -26,7 +27,7 @@ folder = Path(sys.argv[1])
 supervisor = Supervisor(
     programs=[Program(name, name) for name in sys.argv[2:]],
     environment=lambda name: os.environ | {"PYTHONPATH": str(folder), "EVENTS": str(folder / "events")},
-    start_bus=None,
+    start_bus=(lambda: EmbeddedServer.start(folder)) if "HAS_BUS" in os.environ else None,
     is_ready=lambda: all((folder / f"{name}.is-ready").exists() for name in sys.argv[2:]),
     logs=folder / "logs",
     bus_log=folder / "nats.log",
@@ -144,6 +145,20 @@ def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytes
     run.rest()
     if how == "waits":
         assert "in serve" in (tmp_path / "logs/hangs.log").read_text()  # where
+
+
+def test_a_bus_that_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAS_BUS", "yes")
+    monkeypatch.setenv("SILENT_S", "3")
+    run = _Run(tmp_path, {"first": _LIVES})
+    old = _pids(run.until("pids", "True"))["nats"]
+    os.kill(old, signal.SIGSTOP)
+    assert f"it has said nothing for 3 s (where it hangs: {tmp_path}/nats.log)" in run.until("say nats hangs")
+    run.until("say nats", "it starts again")
+    assert _pids(run.until("pids", "nats="))["nats"] != old
+    run.process.terminate()
+    assert run.rest().endswith("done\n")
+    assert "goroutine" in (tmp_path / "nats.log").read_text()  # where
 
 
 def test_a_program_that_cannot_start_stops_everything_with_its_last_lines(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 1. the bus first, then the others, each with its own output file
 2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
-3. end one whose event loop stands still for a minute; it starts again, too
+3. end one that hangs for a minute; it starts again, too
 4. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, builder, and the bus last
 
 Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
@@ -55,6 +55,8 @@ class Bus(Protocol):
 
     @property
     def pid(self) -> int: ...
+    @property
+    def port(self) -> int: ...
     @property
     def exit_code(self) -> int | None: ...
     def stop(self) -> None: ...
@@ -234,6 +236,7 @@ class Supervisor:
         child = self._children.setdefault("nats", _Child("nats"))
         child.pid, child.pidfd = self._bus.pid, os.pidfd_open(self._bus.pid)
         child.started_at = time.monotonic()
+        self._watchdog.watch_nats(child.pid, self._bus.port)
 
     def _start(self, program: Program) -> None:
         log = self._log(program.name)

@@ -1,4 +1,7 @@
-"""The other end of `gpufn.watchdog`: which of our processes has said nothing for too long."""
+"""The other end of `gpufn.watchdog`: which of our processes has said nothing for too long.
+
+nats-server has no such words. It greets each client, so it is dialled.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Final
 from gpufn.watchdog import ALIVE
 
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid: of the sender, from the kernel
+_GREETING: Final = b"INFO "
 
 
 class Silence:
@@ -46,6 +50,39 @@ class Silence:
         return silent
 
 
+class _Greeter:
+    """A NATS server on this machine that is dialled every so often. `now` is monotonic, in seconds."""
+
+    def __init__(self, port: int, every_s: float) -> None:
+        self._port = port
+        self._every_s = every_s
+        self._dial_at = 0.0
+        self._socket: socket.socket | None = None
+
+    def has_greeted(self, now: float) -> bool:
+        """Since it was last asked. Never waits; who has not greeted yet is not dialled again."""
+        if self._socket is None:
+            if now < self._dial_at:
+                return False
+            self._dial_at = now + self._every_s
+            self._socket = socket.socket()
+            self._socket.setblocking(False)
+            self._socket.connect_ex(("127.0.0.1", self._port))
+        try:
+            said = self._socket.recv(64)
+        except BlockingIOError:
+            return False
+        except OSError:  # refused: it has just ended
+            said = b""
+        self.hang_up()
+        return said.startswith(_GREETING)
+
+    def hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+
 class Watchdog:
     """Listens; close it in the end."""
 
@@ -53,6 +90,7 @@ class Watchdog:
         self._silence = Silence(limit_s)
         self._limit_s = limit_s
         self._watched: set[int] = set()
+        self._greeters: dict[int, _Greeter] = {}  # by pid
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setblocking(False)
@@ -74,6 +112,9 @@ class Watchdog:
 
     def look(self, now: float) -> list[int]:
         """The pids of those that hang, each once; `now` is monotonic."""
+        for pid, greeter in self._greeters.items():
+            if greeter.has_greeted(now):
+                self._silence.heard(pid, now)
         while True:
             try:
                 said, rights, _, _ = self._socket.recvmsg(64, socket.CMSG_SPACE(_CREDENTIALS.size))
@@ -88,10 +129,17 @@ class Watchdog:
         """It has started: what others say is not heard."""
         self._watched.add(pid)
 
+    def watch_nats(self, pid: int, port: int) -> None:
+        self._greeters[pid] = _Greeter(port, self.look_every_s)
+
     def forget(self, pid: int) -> None:
         """It has ended."""
         self._watched.discard(pid)
         self._silence.forget(pid)
+        if greeter := self._greeters.pop(pid, None):
+            greeter.hang_up()
 
     def close(self) -> None:
         self._socket.close()
+        for greeter in self._greeters.values():
+            greeter.hang_up()
