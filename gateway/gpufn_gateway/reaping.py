@@ -21,7 +21,7 @@ def verdict(invocation: InvocationMessage, spec: FunctionSpec | None, now: float
             return None
         gone = InvocationCancelled(f"{invocation.function}@{invocation.revision} was deleted before this call started")
         return Outcome(OutcomeKind.CANCELLED, gone.info())
-    if waited_s > _OLDEST_S or invocation.has_expired(spec.queue_timeout_s, now - WORD_WITHIN_S):
+    if waited_s > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s):
         late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
         return Outcome(OutcomeKind.EXPIRED, late.info())
     return None

@@ -114,7 +114,7 @@ class Arrivals:
         if message.not_before > now:
             delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
             self.intake.offer()
-        elif message.has_expired(self._revision.spec.queue_timeout_s, now):
+        elif now >= message.expires_at(self._revision.spec.queue_timeout_s, delivery.delivered):
             expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
         elif (link := self._places.least_busy()) is None:

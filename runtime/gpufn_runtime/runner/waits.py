@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Iterator
 
 from gpufn.clock import Clock
@@ -109,9 +108,6 @@ class Waits:
                 yield from link.seat.waits
 
     def _expires_at(self, attempt: Attempt) -> float:
-        """Monotonic; as `InvocationMessage.has_expired` has it."""
-        message, limit_s = attempt.message, self._revision.spec.queue_timeout_s
-        at = message.deadline or math.inf
-        if limit_s is not None and message.attempt == 1:
-            at = min(at, message.submitted_at + limit_s)
+        """Monotonic."""
+        at = attempt.message.expires_at(self._revision.spec.queue_timeout_s, attempt.delivery.delivered)
         return self._clock.monotonic() + at - self._clock.time()

@@ -6,6 +6,8 @@ decoder of their own where they are read). Times that travel are unix seconds; d
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from gpufn.errors import ErrorInfo
@@ -58,11 +60,14 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def queue(self) -> QueueKind:
         return QueueKind(self.priority, is_sync=bool(self.reply))
 
-    def has_expired(self, queue_timeout_s: float | None, now: float) -> bool:
-        """Whether nobody wants it any more, before it has started."""
-        if self.deadline and now >= self.deadline:
-            return True
-        return queue_timeout_s is not None and self.attempt == 1 and now - self.submitted_at > queue_timeout_s
+    def expires_at(self, queue_timeout_s: float | None, delivered: int = 1) -> float:
+        """When nobody wants it any more unless it has started, in unix seconds; inf for never. Who held a delivery
+        before this one may have started it.
+        """
+        at = self.deadline or math.inf
+        if queue_timeout_s is not None and self.attempt == 1 and delivered == 1:
+            at = min(at, self.submitted_at + queue_timeout_s)
+        return at
 
 
 class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False):

@@ -198,6 +198,24 @@ def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp
     on_node(url, tmp_path, test)
 
 
+def test_the_time_in_the_queue_does_not_limit_what_another_runner_may_have_begun(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("begun", queue_timeout_s=2.0)
+        await node.submit(revision, b"begun")
+        queue, consumer = subjects.async_queue("begun", 1), subjects.async_consumer("begun", 1)
+        await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
+        await deliver_once(node, consumer)
+        waits = await node.submit(revision, b"waits")
+        node.clock.ahead_s += 3
+        worker = await node.worker(revision)
+        run, body = await worker.run()
+        assert body == b"begun"
+        worker.answer(run)
+        assert (await ended(node, waits.id)).state is InvocationState.EXPIRED
+
+    on_node(url, tmp_path, test)
+
+
 async def deliver_once(node: Node, consumer: str) -> None:
     """Take a delivery and hand it back, as a runner that dies with it would."""
     arrived: asyncio.Queue[Message] = asyncio.Queue()
