@@ -17,6 +17,7 @@ from gpufn.parcels import LEAST_BYTES, ParcelReader, Parcels
 from gpufn_gateway.bodies import BodyBudget, Receive, write_body
 
 _LOCK: Final = "lock"
+_STARTED_S: Final = 60.0  # has a gateway locked its folder within, or never
 _FORGOTTEN_S: Final = 3600.0  # so old is nothing that somebody still wants: it came for a call that had ended
 
 
@@ -103,7 +104,12 @@ class GatewayParcels:
 
 def _remove_if_dead(folder: Path) -> None:
     with contextlib.suppress(OSError):
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if time.time() - folder.stat().st_mtime > _STARTED_S:
+                Parcels(folder).remove_all()
+            return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             Parcels(folder).remove_all()

@@ -29,10 +29,18 @@ _NAME = re.compile(r"[0-9a-z]{26}")
 
 
 class Parcels:
-    """The parcels in one folder, which is made on first use."""
+    """The parcels in one folder, which is made when one is written."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
+
+    def make(self) -> None:
+        """The folder, and the one that it is in, for their owner only. Raises CapacityError."""
+        try:
+            os.makedirs(os.path.dirname(self.folder), 0o700, exist_ok=True)
+            os.makedirs(self.folder, 0o700, exist_ok=True)
+        except OSError as error:
+            raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
 
     def write(self, parts: Iterable[bytes | memoryview]) -> str:
         """A new parcel of `parts`, one after the other; its name. Raises CapacityError when memory is full."""
@@ -48,7 +56,7 @@ class Parcels:
             try:
                 file = self._create(name)
             except FileNotFoundError:
-                os.makedirs(self.folder, 0o700, exist_ok=True)
+                self.make()
                 file = self._create(name)
         except OSError as error:
             raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
@@ -93,14 +101,10 @@ class Parcels:
         return found.st_size
 
     def hand_on(self, name: str, other: Parcels) -> str:
-        """Another name for the parcel, in `other`; ours stays. Raises ArtifactUnavailable."""
+        """Another name for the parcel, in `other`, whose folder is there; ours stays. Raises ArtifactUnavailable."""
         theirs = new_ulid()
         try:
-            try:
-                os.link(self._path(name), other._path(theirs), follow_symlinks=False)
-            except FileNotFoundError:
-                os.makedirs(other.folder, 0o700, exist_ok=True)
-                os.link(self._path(name), other._path(theirs), follow_symlinks=False)
+            os.link(self._path(name), other._path(theirs), follow_symlinks=False)
         except OSError as error:
             raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
         return theirs

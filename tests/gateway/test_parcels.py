@@ -179,6 +179,16 @@ def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: 
     assert not (tmp_path / "gw-mine").exists()
 
 
+def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tmp_path: Path) -> None:
+    """A gateway that died between the two, or a result that came while its folder was removed."""
+    for name in ("gw-begun", "gw-left"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "gw-left" / ("0" * 26)).write_bytes(b"result")
+    os.utime(tmp_path / "gw-left", (0, 0))
+    parcels_in(tmp_path).close()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["gw-begun"]
+
+
 def test_results_that_came_for_nobody_are_swept(tmp_path: Path) -> None:
     parcels = parcels_in(tmp_path)
     kept = parcels.keep(LARGE)

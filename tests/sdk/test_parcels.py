@@ -61,12 +61,21 @@ def test_a_parcel_that_has_grown_beyond_the_limit_is_not_read(tmp_path: Path) ->
 def test_a_parcel_that_is_handed_on_is_there_twice_and_once_in_memory(tmp_path: Path) -> None:
     ours, theirs = Parcels(tmp_path / "a"), Parcels(tmp_path / "b")
     name = ours.write([b"shared"])
+    with pytest.raises(ArtifactUnavailable):
+        ours.hand_on(name, theirs)
+    theirs.make()
     other = ours.hand_on(name, theirs)
     assert os.stat(tmp_path / "a" / name).st_ino == os.stat(tmp_path / "b" / other).st_ino
     assert bytes(theirs.take(other)) == b"shared"
     assert ours.size(name) == 6, "ours stays: the call may run again"
     ours.remove(name)
     ours.remove(name)
+
+
+def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> None:
+    Parcels(tmp_path / "gpufn-0" / "w-1").write([])
+    modes = [os.stat(path).st_mode & 0o777 for path in (tmp_path / "gpufn-0", tmp_path / "gpufn-0" / "w-1")]
+    assert modes == [0o700, 0o700]
 
 
 def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:

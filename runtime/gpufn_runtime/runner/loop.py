@@ -250,11 +250,11 @@ class Runner:
         for key, queue in list(self._queues.items()):
             if worker in queue.links:
                 queue.remove(worker)
-                self._output.forget(worker)
-                self._parcels.forget(worker)
                 if not queue.links:
                     queue.close()
                     del self._queues[key]
+        self._output.forget(worker)
+        self._parcels.forget(worker)  # an earlier runner may have had calls there
         self.report()
 
     # --- messages -----------------------------------------------------------------------------------------------------

@@ -31,10 +31,12 @@ class NodeParcels:
 
     def give(self, message: InvocationMessage, worker: str) -> str:
         """The call's parcel for its worker: the name of it there, empty when there is none. The caller keeps its own
-        until the call has ended, for it may run again. Raises ArtifactUnavailable."""
+        until the call has ended, for it may run again. Raises ArtifactUnavailable, CapacityError."""
         if not message.parcel:
             return ""
-        return self._of_caller(message).hand_on(message.parcel, self._of(worker))
+        theirs = self._of(worker)
+        theirs.make()
+        return self._of_caller(message).hand_on(message.parcel, theirs)
 
     def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
         """A worker's result for its caller: the name of it there. Raises ResultNotEncodable, whatever is wrong with
@@ -43,7 +45,7 @@ class NodeParcels:
 
     def keep(self, worker: str, parcel: str) -> str:
         """A worker's result that nobody waits for: the name of it among ours. Raises as `collect`."""
-        return self._hand_on(worker, parcel, lambda: self._of(_KEPT))
+        return self._hand_on(worker, parcel, self._ours)
 
     def kept(self, parcel: str) -> Path:
         """The file of a result that is ours now; whoever has stored it unlinks it."""
@@ -91,6 +93,11 @@ class NodeParcels:
 
     def _of(self, worker: str) -> Parcels:
         return Parcels(self._root / worker)
+
+    def _ours(self) -> Parcels:
+        kept = self._of(_KEPT)
+        kept.make()
+        return kept
 
     def _of_caller(self, message: InvocationMessage) -> Parcels:
         if not self._is_here(message.parcels):

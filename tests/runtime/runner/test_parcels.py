@@ -12,7 +12,7 @@ from gpufn.bus.calls import Caller
 from gpufn.home import Home
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import Parcels
-from gpufn.protocol import frames
+from gpufn.protocol import frames, subjects
 from gpufn.revision import Revision
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 
@@ -157,6 +157,22 @@ def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
         theirs = worker_parcels(node, worker)
         theirs.write([b"left"])
         await node.unassign(worker.worker)
+        while _exists(theirs):
+            await node.reports.get()
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_served(url: str, tmp_path: Path) -> None:
+    """Its revision could not be read before it had died."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("unread")
+        await node.revisions.delete(subjects.revision_key("unread", 1))
+        theirs = Parcels(node.home.parcels / "w-1")
+        theirs.write([b"left"])
+        await node.assign(revision, "w-1")
+        await node.unassign("w-1")
         while _exists(theirs):
             await node.reports.get()
 
