@@ -67,14 +67,22 @@ def main() -> int:
     except GpufnError as error:
         log.error("%s", error.message)
         return EXIT_CONFIGURATION
+    code = 0
     try:
         asyncio.run(_serve(settings))
-    except Conflict as error:
-        log.error("%s", error.message)
-        return EXIT_CONFIGURATION
+    except* Conflict as errors:
+        code = _why(errors, EXIT_CONFIGURATION)
+    except* BusUnavailable as errors:  # also of a task
+        code = _why(errors, 1)
     finally:
         os.close(lock)
-    return 0
+    return code
+
+
+def _why(errors: ExceptionGroup[GpufnError], code: int) -> int:
+    for error in errors.exceptions:
+        log.error("%s", error)
+    return code
 
 
 async def _serve(settings: AgentSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 
 from gpufn.bus import objects
+from gpufn.bus.embedded import find_binary
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.protocol import subjects
 
@@ -193,3 +195,31 @@ def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
     assert ended.returncode == EXIT_CONFIGURATION
     assert ended.stderr.count("\n") == 1
     assert "GPUFN_NATS_URL is not set" in ended.stderr
+
+
+def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
+    bus = subprocess.Popen(
+        [find_binary(), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", tmp_path], stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (ports := [file for file in tmp_path.glob("*.ports") if file.stat().st_size]):
+            assert bus.poll() is None
+        ended = subprocess.run(
+            [sys.executable, "-m", "gpufn_runtime.agent"],
+            env={
+                **{name: os.environ[name] for name in ("PATH", "XDG_RUNTIME_DIR")},
+                "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("sdk", "runtime")),
+                "GPUFN_NATS_URL": json.loads(ports[0].read_bytes())["nats"][0],
+                "GPUFN_HOME": str(tmp_path / "home"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        bus.kill()
+        bus.wait()
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "ERROR agent gpufn_runtime.agent: Nobody listens on $JS.API" in ended.stderr.splitlines()[-1]
