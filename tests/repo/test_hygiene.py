@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -31,6 +32,7 @@ def _tracked() -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
+@functools.cache
 def _calls(path: Path) -> list[tuple[int, str, ast.Call]]:
     tree = ast.parse(path.read_bytes())
     return [(node.lineno, ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
