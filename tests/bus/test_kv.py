@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from gpufn.bus import kv as kv_module
+from gpufn.bus import streams
 from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.errors import Conflict
 
@@ -63,6 +65,25 @@ async def test_a_change_that_others_always_beat_ends_in_a_conflict(connect: Any,
     await (await KeyValue.open(bus, "beaten")).put("a", b"1")
     with pytest.raises(Conflict, match="beaten/a is being changed by too many at once; try again"):
         await (await Beaten.open(bus, "beaten")).change("a", lambda entry: b"2")
+
+
+async def test_nothing_is_left_of_a_record_that_was_deleted(
+    connect: Any, nats: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is one for each worker that ever ran."""
+    monkeypatch.setattr(kv_module, "_MARKED_S", 1.0)
+    bus = await connect(nats)
+    kv = await KeyValue.open(bus, "leavings")
+    told: list[tuple[str, bool]] = []
+    watch = await kv.watch(lambda key, entry: told.append((key, entry is None)))
+    await kv.put("n1.w1", b"x")
+    await kv.delete("n1.w1")
+    while await streams.messages_per_subject(bus, kv.stream):
+        await bus.flush()
+    assert told == [("n1.w1", False), ("n1.w1", True)]
+    await kv.create("n1.w1", b"y")
+    await until(lambda: told[-1] == ("n1.w1", False))
+    watch.stop()
 
 
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "a.>", "ä"])

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 _DELETE = {"KV-Operation": "DEL"}
+_MARKED_S = 3600.0  # a deletion tells who watches; who was cut off finds by himself what has vanished
 _NANO = 1_000_000_000
 _TRIES = 50  # each lost race means that somebody else's change went through
 
@@ -133,7 +134,9 @@ class KeyValue:
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """With `revision`: raises Conflict unless the key is at it now."""
-        stored = await self.bus.publish_stored(self.subject(key), b"", expected_last=revision, headers=_DELETE)
+        stored = await self.bus.publish_stored(
+            self.subject(key), b"", expected_last=revision, ttl_s=_MARKED_S, headers=_DELETE
+        )
         self._learn(key, None, stored.seq)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
