@@ -35,7 +35,7 @@ class Finishing:
         self._deploys = deploys
         self._clock = clock
         self._leads = leads
-        self._has_led = False
+        self._is_done = False  # with what was left between its two records
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -46,28 +46,31 @@ class Finishing:
 
     async def step(self) -> None:
         if not self._leads():
-            self._has_led = False
+            self._is_done = False
             return
+        was_done, self._is_done = self._is_done, False
+        done = True
         for revision in list(self._revisions(RevisionState.BUILDING)):
             after = building.settled(revision, self._builds.known, self._clock.time())
             if after is not None:
-                await self._finish(after)
-        if not self._has_led:
-            # The leader before us may have died between a revision's two records.
+                done &= await self._finish(after)
+        if not was_done:
+            # The leader before us may have died between a revision's two records, or the bus gone away under us.
             for revision in list(self._revisions(RevisionState.READY)):
                 function = self._registry.functions.get(revision.function)
                 if revision.builds and (function is None or function.latest < revision.number):
-                    await self._finish(revision)
-            self._has_led = True
+                    done &= await self._finish(revision)
+        self._is_done = done
 
-    async def _finish(self, after: Revision) -> None:
-        """What cannot be done for one revision keeps no other waiting."""
+    async def _finish(self, after: Revision) -> bool:
+        """Whether it is done. What cannot be done for one revision keeps no other waiting."""
         try:
             await self._deploys.finish(after)
         except RequestError as error:
             log.warning("%s was built and is not %s yet: %s", after, after.state, error)
-        else:
-            log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
+            return False
+        log.info("%s was built and is %s", after, after.state, extra={"function": after.function})
+        return True
 
     def _revisions(self, state: RevisionState) -> Iterator[Revision]:
         for name in list(self._registry.revisions):

@@ -4,6 +4,7 @@ the tests write what one would."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import zipfile
 from collections.abc import AsyncIterator
@@ -16,7 +17,15 @@ from gpufn.bus import objects, streams
 from gpufn.bus.kv import KeyValue
 from gpufn.device import Device, DeviceType
 from gpufn.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest
-from gpufn.errors import BuildFailed, BuildNotFound, FunctionNotFound
+from gpufn.errors import (
+    BuildFailed,
+    BuildNotFound,
+    BusUnavailable,
+    Conflict,
+    FunctionNotFound,
+    GpufnError,
+    PlatformError,
+)
 from gpufn.ids import digest_of, new_ulid
 from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
@@ -212,6 +221,26 @@ async def test_only_the_leader_finishes_and_a_new_one_takes_up_what_ended_before
         assert await state_of(other, "heir", 1) == ("ready", 1)
         await other.finishing.step()
         assert other.registry.functions["heir"].latest == 1
+
+
+@pytest.mark.parametrize("trouble", [BusUnavailable("no answer"), Conflict("changed by too many at once")])
+async def test_a_revision_that_was_built_gets_active_though_the_bus_went_away_between_its_two_records(
+    nats: Any, monkeypatch: pytest.MonkeyPatch, trouble: GpufnError
+) -> None:
+    async with gateway_on(nats) as gateway:
+        name = f"halfway-{type(trouble).__name__.lower()}"
+        await gateway.finishing.step()  # it has led for long
+        await built(gateway, (await deploy(gateway, model(name))).json()["builds"][0])
+
+        async def fails(*_: Any) -> Any:
+            raise trouble
+
+        with monkeypatch.context() as patch, contextlib.suppress(PlatformError):
+            patch.setattr(gateway.functions, "change", fails)
+            await gateway.finishing.step()
+        assert await state_of(gateway, name, 1) == ("ready", None)
+        await gateway.finishing.step()
+        assert await state_of(gateway, name, 1) == ("ready", 1)
 
 
 async def test_deleting_a_function_cancels_its_builds_and_nothing_brings_it_back(nats: Any, problem: Any) -> None:
