@@ -81,6 +81,41 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
     assert asked == 5
 
 
+async def test_a_call_from_before_a_restart_takes_no_other_out_of_the_queue_that_was_made_again(
+    connect: Any, crash: Any
+) -> None:
+    """The queue is in memory and counts from 1 again."""
+    bus, runner = await connect(crash.server), await connect(crash.server)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    running = await queued(bus, caller)
+    held = encode(HeldBy(running.id, "w-1", "n-1", 1, 0.0))
+    runner.subscribe(subjects.WHEREABOUTS, lambda message: runner.publish(message.reply, held))
+    before = running.queue_seq
+    await crash.restart(bus, runner)
+    await streams.ensure_streams(bus)
+    behind = await queued(bus, caller)
+    assert behind.queue_seq == before
+    running.cancel()  # its client leaves
+    await bus.flush()
+    stored = await streams.message_at(bus, subjects.SYNC, before)
+    assert stored is not None
+    assert unpack_invocation(stored.payload)[0].id == behind.id
+
+
+async def test_a_call_that_is_in_the_queue_still_after_a_reconnect_is_taken_out_of_it(
+    connect: Any, nats: Any, until: Any
+) -> None:
+    bus, _, call = await waiting(connect, nats)
+    at = call.queue_seq
+    bus._live().lose("a cable is pulled")
+    await until(lambda: bus.connected and call.queue_seq == at)
+    call.cancel()
+    await bus.flush()
+    assert await streams.message_at(bus, subjects.SYNC, at) is None
+
+
 async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
     """A call whose function's queue_timeout is over by the clock of the next tick."""
     bus = await connect(nats)

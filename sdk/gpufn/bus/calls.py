@@ -87,12 +87,13 @@ class PendingCall:
     """One invocation that somebody waits for. Await `future`: the ResultReply and the result's bytes.
 
     `offered` holds the invocation while it is on the lane, for it may come to be queued. When nobody has begun with it
-    at `starts_by`, it ends.
+    at `starts_by`, it ends. `queue_seq` is its place in the sync queue, 0 while that is not known; `was_at` is where it
+    was before a reconnect, when another call may have that place.
     """
 
     __slots__ = (
         "_caller", "expires_at", "function", "future", "id", "offered", "priority", "queue_seq", "revision", "since",
-        "starts_by",
+        "starts_by", "was_at",
     )  # fmt: skip
 
     def __init__(self, caller: Caller, message: InvocationMessage, future: asyncio.Future[tuple[ResultReply, bytes]]):
@@ -105,6 +106,7 @@ class PendingCall:
         self.expires_at = self.since + (message.deadline - message.submitted_at)  # the wall clock may be set meanwhile
         self.starts_by = math.inf
         self.queue_seq = 0
+        self.was_at = 0
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
 

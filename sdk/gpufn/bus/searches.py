@@ -88,6 +88,8 @@ class Searches:
         if self._rescue is not None:
             self._rescue.cancel()  # it looked for these, or older ones, on the connection before
         queued = [call for call in self._pending.values() if call.offered is None]
+        for call in queued:  # the queue may have been made again, and count anew
+            call.was_at, call.queue_seq = call.queue_seq or call.was_at, 0
         if queued:
             give_up_at = self._clock.monotonic() + _LOST_AFTER_S
             rescue = self._fail_lost(queued, give_up_at)
@@ -120,12 +122,15 @@ class Searches:
         await asyncio.gather(*(look_for(call, give_up_at) for call in calls))
 
     async def _queued(self, call: PendingCall) -> InvocationMessage | None:
-        """As it is in the queue now, if it is."""
-        if not call.queue_seq:
+        """As it is in the queue now, if it is; then its place there is known."""
+        if not (seq := call.queue_seq or call.was_at):
             return None
         queue = subjects.sync_queue(call.function, call.revision, call.priority)
-        stored = await streams.next_message(self._bus, subjects.SYNC, queue, call.queue_seq)
+        stored = await streams.next_message(self._bus, subjects.SYNC, queue, seq)
         if stored is None:
             return None
         invocation = unpack_invocation(stored.payload)[0]
-        return invocation if invocation.id == call.id else None
+        if invocation.id != call.id:
+            return None
+        call.queue_seq = stored.seq
+        return invocation
