@@ -53,6 +53,12 @@ class Told(msgspec.Struct):
     attempt: int = 1
 
 
+async def submit(bus: Bus, invocation: str | None, body: bytes) -> CallRecord:
+    return await records.submit(
+        bus, REVISION, "", "application/json", body, invocation=invocation, accept="", deadline=0.0, now=1.0
+    )
+
+
 class Life(RuleBasedStateMachine):
     calls: Bundle[str] = Bundle("calls")
     held: Bundle[tuple[str, int]] = Bundle("held")  # deliveries that a runner has: invocation, sequence
@@ -80,10 +86,7 @@ class Life(RuleBasedStateMachine):
     # --- what clients do ----------------------------------------------------------------------------------------------
 
     async def _submit(self, invocation: str | None, body: bytes) -> CallRecord:
-        return await records.submit(
-            self._bus, REVISION, "", "application/json", body,
-            invocation=invocation, accept="", deadline=0.0, now=1.0,
-        )  # fmt: skip
+        return await submit(self._bus, invocation, body)
 
     @rule(target=calls, body=st.binary(max_size=3), own_id=st.booleans())
     def submit(self, body: bytes, own_id: bool) -> str:
@@ -226,3 +229,28 @@ async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_e
     assert letter is not None
     assert (letter[0].state, letter[1]) == (InvocationState.FAILED, b"{}")
     assert await streams.next_message(bus, subjects.ASYNC, QUEUE, next_seq) is None
+
+
+async def forget(bus: Bus, record: CallRecord) -> None:
+    """As when it has ended and its retention is over."""
+    await streams.delete_message(bus, subjects.ASYNC, record.queue_seq)
+    await streams.purge(bus, subjects.RESULTS, subjects.result(FUNCTION, record.id))
+
+
+async def test_an_id_is_a_new_call_each_time_that_the_one_before_is_forgotten(
+    connect: Any, nats: EmbeddedServer
+) -> None:
+    """The queue remembers an id for minutes; a record may be kept for a second."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    invocation = new_invocation_id()
+    places = []
+    for _ in range(4):
+        record = await submit(bus, invocation, b"{}")
+        again = await submit(bus, invocation, b"{}")
+        assert again.queue_seq == record.queue_seq
+        stored = await streams.message_at(bus, subjects.ASYNC, record.queue_seq)
+        assert stored is not None
+        places.append(record.queue_seq)
+        await forget(bus, record)
+    assert len(set(places)) == 4

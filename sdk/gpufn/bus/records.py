@@ -144,20 +144,21 @@ async def _store_new(bus: Bus, message: InvocationMessage, body: bytes) -> Store
 async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Stored, InvocationMessage]:
     """Where it is stored, and what is stored there: the first of those that were submitted under one id."""
     queue = subjects.async_queue(message.function, message.revision, message.priority, message.owner)
-    payload = pack(message, body)
-    stored = await bus.publish_stored(queue, payload, msg_id=message.id)
-    if not stored.duplicate:
-        return stored, message
-    found = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, stored.seq)
-    if found is not None and found.seq == stored.seq:
-        first, _ = unpack_invocation(found.payload)
-        if first.digest != message.digest:
-            raise IdempotencyMismatch
-        return stored, first
-    if await read(bus, message.id) is not None:
-        return stored, message
-    # It ended and its retention is over while the queue still remembers the id: this is a new call.
-    return await bus.publish_stored(queue, payload, msg_id=f"{message.id}@{stored.seq}"), message
+    payload, msg_id = pack(message, body), message.id
+    while True:
+        stored = await bus.publish_stored(queue, payload, msg_id=msg_id)
+        if not stored.duplicate:
+            return stored, message
+        found = await streams.message_at(bus, subjects.ASYNC, stored.seq)
+        if found is not None:
+            first, _ = unpack_invocation(found.payload)
+            if first.digest != message.digest:
+                raise IdempotencyMismatch
+            return stored, first
+        if await read(bus, message.id) is not None:
+            return stored, message
+        # It ended and its retention is over while the queue still remembers the id: this is a new call, or the next.
+        msg_id = f"{message.id}@{stored.seq}"
 
 
 def _checked(known: CallRecord, digest: str) -> CallRecord:
