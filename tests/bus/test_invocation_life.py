@@ -254,3 +254,24 @@ async def test_an_id_is_a_new_call_each_time_that_the_one_before_is_forgotten(
         places.append(record.queue_seq)
         await forget(bus, record)
     assert len(set(places)) == 4
+
+
+async def test_the_dead_letter_of_an_id_that_was_used_again_is_that_of_the_call_that_failed_last(
+    connect: Any, nats: EmbeddedServer
+) -> None:
+    """A letter is kept for two weeks, and a record for a day."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    invocation = new_invocation_id()
+    for body, at in ((b"first", 2.0), (b"second", 3.0)):
+        record = await submit(bus, invocation, body)
+        failed = msgspec.structs.replace(record, state=InvocationState.FAILED, ended_at=at)
+        assert await records.end(bus, failed)
+        stored = await streams.message_at(bus, subjects.ASYNC, record.queue_seq)
+        assert stored is not None
+        for payload in (body, b"not stored again"):
+            await dead_letters.bury(bus, failed, queued_calls.unpack(stored.payload, stored.seq)[0], payload)
+        await forget(bus, record)
+        letter = await dead_letters.read(bus, FUNCTION, invocation)
+        assert letter is not None
+        assert (letter[0].died_at, letter[1]) == (at, body)

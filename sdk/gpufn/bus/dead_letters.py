@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payload: bytes) -> None:
-    """Keep the payload of a call whose `record` ended so; nothing else than before when it is kept already, and nothing
-    of one that the bus does not take with its error."""
+    """Keep the payload of a call whose `record` ended so, in place of one that had its id before; nothing else than
+    before when it is kept already, and nothing of one that the bus does not take with its error."""
     if not record.state.leaves_dead_letter:
         return
     letter = DeadLetter(
@@ -36,17 +36,20 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         size=len(payload),
         priority=invocation.priority,
     )
-    try:
-        await bus.publish_stored(
-            subjects.dead_letter(letter.function, letter.id),
-            pack(letter, payload),
-            expected_last=0,
-            headers=summary(letter),
-        )
-    except Conflict:
-        pass
-    except PayloadTooLarge as error:
-        log.warning("no dead letter is kept of %s: %s", record.id, error)
+    subject, packed, last = subjects.dead_letter(letter.function, letter.id), pack(letter, payload), 0
+    while True:
+        try:
+            await bus.publish_stored(subject, packed, expected_last=last, headers=summary(letter))
+        except Conflict:
+            kept = await streams.last_message(bus, subjects.DEAD_LETTERS, subject)
+            if kept is not None and unpack_letter(kept.payload)[0].died_at == letter.died_at:
+                return
+            last = 0 if kept is None else kept.seq
+        except PayloadTooLarge as error:
+            log.warning("no dead letter is kept of %s: %s", record.id, error)
+            return
+        else:
+            return
 
 
 async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, bytes] | None:
