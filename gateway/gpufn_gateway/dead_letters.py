@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -65,8 +66,11 @@ class DeadLetters:
 
     async def replay_all(self, function: str, owner: str) -> list[Replayed]:
         """The oldest first; of very many, the newest thousand."""
-        letters = await dead_letters.recent(self._bus, function, MOST_AT_ONCE)
-        return [Replayed(letter.id, (await self.replay(function, letter.id, owner)).id) for letter in reversed(letters)]
+        replayed = []
+        for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
+            with contextlib.suppress(DeadLetterNotFound):  # somebody else has taken it meanwhile
+                replayed.append(Replayed(letter.id, (await self.replay(function, letter.id, owner)).id))
+        return replayed
 
     async def drop(self, function: str, invocation: str) -> None:
         """Raises DeadLetterNotFound."""

@@ -418,3 +418,23 @@ async def test_all_dead_letters_of_a_function_are_replayed_or_dropped(nats: Any,
         assert set(ids) & set(dead) == {dead[2]}
         assert (await gateway.http.delete("/v1/dlq/spared")).json() == {"dropped": 1}
         assert (await gateway.http.get("/v1/dlq/spared")).json() == {"letters": []}
+
+
+async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_else_takes(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("shared"), DIGEST)
+        dead = [await submit(gateway, "shared") for _ in range(3)]
+        for invocation in dead:
+            await die(gateway, invocation)
+        listed = await dead_letters.recent(gateway.bus, "shared", 10)
+
+        async def recent(*_: Any) -> Any:
+            return listed
+
+        monkeypatch.setattr(dead_letters, "recent", recent)
+        assert (await gateway.http.post(f"/v1/dlq/shared/{dead[1]}/replay")).status_code == 202
+        answer = await gateway.http.post("/v1/dlq/shared/replay")
+        assert answer.status_code == 202
+        assert [each["letter"] for each in answer.json()["replayed"]] == [dead[0], dead[2]]
