@@ -8,21 +8,17 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import msgspec
-
 from gpufn import media
-from gpufn.bus import maps, records, streams
+from gpufn.bus import maps, queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import Follower
 from gpufn.bus.maps import Items, Logged
 from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
-from gpufn.ids import is_invocation_id, item_id
-from gpufn.invocation import InvocationState
+from gpufn.ids import is_invocation_id, item_of
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel
 from gpufn.protocol.records import CallRecord, MapEntry, unpack_record
-from gpufn.revision import Revision
 from gpufn_gateway import chunks, map_views, negotiation
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive
@@ -36,7 +32,7 @@ from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 _MOST_KNOWN: Final = 1024
 _BATCHES_AT_ONCE: Final = 16  # a stream takes 50, of all gateways together
-_CANCELS_AT_ONCE: Final = 256
+_CANCELS_AT_ONCE: Final = 64  # each is read with its arguments
 _LOOK_AGAIN_S: Final = 1.0  # whether a map was closed: its entry comes to us before it is stored
 
 
@@ -164,20 +160,35 @@ class Maps:
         return map_views.status(known.entry, await maps.count_ended(self._bus, known.entry)), cancelled > 0
 
     async def _cancel_items(self, entry: MapEntry) -> int:
-        """The last first: runners take them from the other end. Returns how many."""
+        """The last first: runners take them from the other end. Returns how many. What is in no queue has ended, though
+        its record may be forgotten; or it waits for another attempt."""
         results = subjects.map_results(entry.function, entry.id)
         recorded = await streams.messages_per_subject(self._bus, subjects.RESULTS, results)
         with_record = {subjects.item_index(subject) for subject in recorded}
-        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
         log = await maps.entries(self._bus, entry)
-        queued = (_queued(entry, revision, *place) for place in maps.places(log) if place[0] not in with_record)
+        places = (seq for index, seq in maps.places(log) if index not in with_record)
         cancelled = 0
-        while group := list(itertools.islice(queued, _CANCELS_AT_ONCE)):
-            cancelled += await self._cancel_all(group)
+        while group := list(itertools.islice(places, _CANCELS_AT_ONCE)):
+            found = await asyncio.gather(*(queued_calls.at(self._bus, seq) for seq in group))
+            cancelled += await self._cancel_all([call for call in found if call is not None])
+        if log and log[0].entry.first:
+            cancelled += await self._cancel_before(log[0])
         self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
+        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
         if revision is None or revision.spec.retries is not None:
             waiting = await records.waiting_of_map(self._bus, entry.function, entry.id)
             cancelled += await self._cancel_all(waiting)
+        return cancelled
+
+    async def _cancel_before(self, known: Logged) -> int:
+        """Items whose places are forgotten, those before `known`: in the queues of their function are few of them."""
+        end, entry = known
+        cancelled, seq, all_queues = 0, 1, subjects.async_queues(entry.function)
+        while seq < end and (batch := await queues.queued(self._bus, subjects.ASYNC, all_queues, seq)):
+            calls = [queued_calls.record(message, at) for at, message in batch if at < end]
+            ours = [call for call in calls if (item := item_of(call.id)) is not None and item[0] == entry.id]
+            cancelled += await self._cancel_all(ours)
+            seq = batch[-1][0] + 1
         return cancelled
 
     async def _cancel_all(self, waiting: list[CallRecord]) -> int:
@@ -220,17 +231,3 @@ def _check(entry: MapEntry | None, target: Target, first: int) -> None:
         raise OutOfStep(f"Map {entry.id} was closed behind {entry.accepted:,} items: choose another id.")
     if entry.accepted != first:
         raise OutOfStep(f"{entry.accepted:,} items were accepted of this map: go on with number {entry.accepted}.")
-
-
-def _queued(entry: MapEntry, revision: Revision | None, index: int, queue_seq: int) -> CallRecord:
-    """What stands for an item that has no record."""
-    record = CallRecord(
-        id=item_id(entry.id, index),
-        function=entry.function,
-        revision=entry.revision,
-        method=entry.method,
-        state=InvocationState.QUEUED,
-        submitted_at=entry.submitted_at,
-        queue_seq=queue_seq,
-    )
-    return record if revision is None else msgspec.structs.replace(record, keep_s=revision.spec.retention_s)

@@ -150,6 +150,59 @@ async def test_what_has_not_ended_is_cancelled(nats: Any, make: Any, problem: An
         assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["cancelled"] is False
 
 
+async def test_an_item_whose_result_is_forgotten_is_not_cancelled_with_its_map(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("was-over"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "was-over", map_id, 0, lines("a", "b"))
+        ((seq, _), _) = await queues.queued(gateway.bus, subjects.ASYNC, subjects.async_queue("was-over", 1), 1)
+        await end(gateway, "was-over", item_id(map_id, 0))
+        await streams.delete_message(gateway.bus, subjects.ASYNC, seq)
+        await forget(gateway, "was-over", map_id, 0)
+        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["cancelled"] is True
+        await EndedMaps(gateway.bus, gateway.registry).step()
+        assert [(each["index"], each["state"]) for each in await read(gateway, map_id)] == [(1, "cancelled")]
+
+
+async def test_a_cancelled_item_tells_its_webhook_and_is_kept_for_as_long_as_its_function_says(
+    nats: Any, make: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        webhook = "http://127.0.0.1:9/done"
+        await gateway.deploys.deploy(make.spec("tells", webhook=webhook, retention_s=120.0), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "tells", map_id, 0, lines("a"))
+        await gateway.http.delete(f"/v1/maps/{map_id}")
+        assert [each["state"] for each in await read(gateway, map_id)] == ["cancelled"]
+        record, _ = await records.read(gateway.bus, item_id(map_id, 0)) or (None, b"")
+        assert record is not None
+        assert (record.webhook, record.keep_s) == (Webhook(webhook), 120.0)
+        job = await streams.last_message(gateway.bus, subjects.WEBHOOKS, subjects.webhook("tells"))
+        assert job is not None
+        assert job.payload.decode() == item_id(map_id, 0)
+
+
+async def test_of_an_endless_map_the_items_are_cancelled_that_wait_and_no_others(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the first ones were stored is forgotten; most of them ended long ago."""
+    for name in ("_KEPT_CHUNKS", "_PRUNE_EACH"):
+        monkeypatch.setattr(maps, name, 1)
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("endless"), DIGEST)
+        map_id, other = new_map_id(), new_map_id()
+        await put(gateway, "endless", other, 0, lines("x"))
+        for index in range(4):
+            await put(gateway, "endless", map_id, index, lines("a"))
+        queue = subjects.async_queue("endless", 1)
+        await streams.delete_message(
+            gateway.bus, subjects.ASYNC, (await queues.queued(gateway.bus, subjects.ASYNC, queue, 1))[1][0]
+        )
+        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["ended"] == 3
+        assert await queued_ids(gateway, "endless") == [item_id(other, 0)]
+        assert await records.read(gateway.bus, item_id(map_id, 0)) is None
+
+
 async def test_one_item_is_cancelled_by_itself(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("one-less"), DIGEST)

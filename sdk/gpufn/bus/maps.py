@@ -161,14 +161,11 @@ async def entries(bus: Bus, entry: MapEntry) -> list[Logged]:
 
 
 def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
-    """Each item's index and where in ASYNC it was stored, the last item first; 0 when that is forgotten."""
-    left = 0
+    """Each item's index and where in ASYNC it was stored, as far as that is known, the last item first."""
     for seq, entry in reversed(log):
         if not (entry.is_cancelled or entry.is_ended):
             for index in range(entry.accepted - 1, entry.first - 1, -1):
                 yield index, seq - entry.accepted + index
-            left = entry.first
-    yield from ((index, 0) for index in range(left - 1, -1, -1))
 
 
 async def place_of(bus: Bus, invocation: str) -> int:

@@ -68,12 +68,16 @@ def may_have_no_record(call: CallRecord) -> bool:
 
 async def find(bus: Bus, invocation: str) -> CallRecord | None:
     """A call in ASYNC by its id; None when it is not where its id says."""
-    seq = place_in(invocation) or await maps.place_of(bus, invocation)
+    call = await at(bus, place_in(invocation) or await maps.place_of(bus, invocation))
+    return call if call is not None and call.id == invocation else None
+
+
+async def at(bus: Bus, seq: int) -> CallRecord | None:
+    """The call in ASYNC at `seq`, if one is there still."""
     stored = await streams.message_at(bus, subjects.ASYNC, seq)
     if stored is None or not stored.subject.startswith(_QUEUES):
         return None
-    message, _ = unpack(stored.payload, seq)
-    return record(message, seq) if message.id == invocation else None
+    return record(unpack(stored.payload, seq)[0], seq)
 
 
 async def recent(
