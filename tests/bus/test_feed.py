@@ -55,6 +55,27 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
         assert follower.is_drained
 
 
+async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_removed(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As results are whose retention ends before a slow reader comes to them."""
+    monkeypatch.setattr(feed, "_HEARTBEAT_S", 1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("removed")
+    stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(300)]
+    async with feed.Follower(bus, subjects.LOGS, subject, stored[0].seq) as follower:
+        found = await follower.some(5.0)
+        await streams.purge(bus, subjects.LOGS, subject)
+        while not follower.is_drained:
+            found += await follower.some(5.0)
+        assert 0 < len(found) < 300
+        more = await bus.publish_stored(subject, b"and on")
+        while not (last := await follower.some(5.0)):
+            pass
+        assert [message.seq for message in last] == [more.seq]
+
+
 async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,8 @@ class Feed:
         `headers_only`: without their payloads.
 
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
-        `pending`: how many are known to follow; on the Feed itself: how many there were when it was opened.
+        `pending`: how many are known to follow, also on the Feed itself. When those are removed before they came, it is
+        lost: nothing else would tell.
         """
         feed = cls(bus, stream, filter_subject, on_message, on_lost)
         config: dict[str, Any] = {
@@ -217,9 +218,12 @@ class Feed:
         if message.status == 408:
             self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
             self._ask()
-        elif message.status not in (0, 100):
+        elif message.status == 100:  # a heartbeat comes when there is nothing to send
+            if self.pending:
+                self._lost("what was to come was removed")
+        elif message.status:
             self._lost(f"{message.status} {message.description}")
-        elif not message.status:
+        else:
             _, seq, consumer_seq, time, pending = ack_tokens(message.reply)
             self._consumer_seq += 1
             if consumer_seq != self._consumer_seq:
@@ -230,7 +234,8 @@ class Feed:
             self._learn(len(message.payload))
             self._seq = seq
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
-            self._on_message(stored, self._still_pending(pending))
+            self.pending = self._still_pending(pending)
+            self._on_message(stored, self.pending)
             self._moved.set()
 
     def _learn(self, size: int) -> None:
