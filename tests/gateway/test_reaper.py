@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from gpufn.bus import dead_letters, records, streams
+from gpufn.bus.decoded import decoded
 from gpufn.clock import SystemClock
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import HeldBy, InvocationMessage
+from gpufn.protocol.messages import Cancel, HeldBy, InvocationMessage
 from gpufn_gateway import reaping
 from gpufn_gateway.reaper import Reaper
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -136,9 +137,14 @@ async def test_what_has_ended_leaves_its_queue(nats: Any, make: Any) -> None:
             assert found is not None
             # Whoever ended it died before it was out.
             assert await records.end(gateway.bus, msgspec.structs.replace(found[0], state=state, ended_at=1.0))
+        told: list[Cancel] = []
+        cancels = msgspec.msgpack.Decoder(Cancel)
+        gateway.bus.subscribe(subjects.CANCELS, decoded(cancels, told.append))
         await reaper(gateway, 5.0).step()
         assert (await streams.depths(gateway.bus))["over", 1].asynchronous == 2
         await reaper(gateway, 15.0).step()
+        await gateway.bus.flush()
+        assert told == [Cancel(made[0])]  # or a runner that has it would go on with it
         assert ("over", 1) not in await streams.depths(gateway.bus)
         letters = [await dead_letters.read(gateway.bus, "over", invocation) for invocation in made]
         assert [letter is not None for letter in letters] == [False, True]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from gpufn.bus import dead_letters, queued_calls, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
-from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import pack
-from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import Cancel, InvocationMessage, ResultReply, unpack_invocation
 from gpufn.protocol.records import CallRecord
 
 log = logging.getLogger(__name__)
@@ -190,16 +190,17 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
 
 
 async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> bool:
-    """Take a submitted call out of its queue, where it is at `seq`, and keep its dead letter, if it has ended. False
-    when it has not, or nobody knows."""
+    """Take a submitted call out of its queue, where it is at `seq`, and do what else its end brings with it, if it has
+    ended: whoever ended it may have died before that. False when it has not, or nobody knows."""
     found = await records.record_of(bus, invocation.id)
     if found is None or not found[0].state.ended:
         return False
-    if found[0].state.leaves_dead_letter:
-        stored = await streams.next_message(bus, subjects.ASYNC, subjects.ASYNC_FILTER, seq)
-        if stored is not None and stored.seq == seq:
-            await dead_letters.bury(bus, found[0], *unpack_invocation(stored.payload))
+    record, _ = found
+    if record.state.leaves_dead_letter and (stored := await streams.message_at(bus, subjects.ASYNC, seq)) is not None:
+        await dead_letters.bury(bus, record, *unpack_invocation(stored.payload))
     await streams.delete_message(bus, subjects.ASYNC, seq)
+    if record.state is InvocationState.CANCELLED:
+        bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
     return True
 
 
