@@ -188,9 +188,10 @@ class Settler:
         self._start(attempt.delivery, self._requeue(attempt.delivery, again, body))
 
     async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
-        """The next attempt is stored before this one is acked; its id makes a second try of ours the same message."""
+        """The next attempt is stored before this one is acked; its id makes a second try of ours the same message. A
+        call that had this one's id before may have had such an attempt minutes ago, in another place."""
         payload = pack(message, body)
-        msg_id = f"{message.id}.{message.attempt}"
+        msg_id = f"{message.id}@{_place(delivery)}.{message.attempt}"
         while True:
             try:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
@@ -279,8 +280,12 @@ def _record(
 ) -> CallRecord:
     record = records.ended(message, outcome, now)
     queue_s = max(0.0, now - message.submitted_at)
-    queue_seq = delivery.seq if isinstance(delivery, Delivery) else 0
-    return msgspec.structs.replace(record, queue_seq=queue_seq, queue_s=queue_s, run_s=0.0, keep_s=keep_s)
+    return msgspec.structs.replace(record, queue_seq=_place(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
+
+
+def _place(delivery: Delivery | DirectDelivery) -> int:
+    """In its queue; 0 of one that came past it."""
+    return delivery.seq if isinstance(delivery, Delivery) else 0
 
 
 def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRecord, ...]:

@@ -98,6 +98,25 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
     on_node(url, tmp_path, test)
 
 
+def test_an_id_that_is_used_again_within_minutes_has_its_second_attempt_again(url: str, tmp_path: Path) -> None:
+    """The queue remembers the retry of the call that had it before."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("reused", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        for _ in range(2):
+            call = await node.submit(revision, invocation="01k9xq3zr7c8m2v5t0w4y6b1d3")
+            fail(worker, (await worker.run())[0])
+            run, body = await worker.run()
+            assert run.number == 2
+            worker.answer(run, body)
+            assert (await ended(node, call.id)).state is InvocationState.SUCCEEDED
+            await node.queue_is_empty(revision)
+            await streams.purge(node.bus, subjects.RESULTS, subjects.result("reused", call.id))  # its retention is over
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
