@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import dead_letters, objects, records, streams
+from gpufn.bus import checkpoints, dead_letters, objects, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import ErrorInfo
-from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
+from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
-from gpufn.protocol.records import AttemptRecord, CallRecord
+from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint
 from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import Retry
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
@@ -438,3 +438,29 @@ async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_
         answer = await gateway.http.post("/v1/dlq/shared/replay")
         assert answer.status_code == 202
         assert [each["letter"] for each in answer.json()["replayed"]] == [dead[0], dead[2]]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "expired"])
+async def test_a_call_that_ends_while_it_waits_for_its_next_attempt_leaves_no_checkpoint_to_who_has_its_id_next(
+    nats: Any, make: Any, ends: str
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec(f"waits-{ends}", retries=Retry(1)), DIGEST)
+        invocation = await submit(gateway, f"waits-{ends}", idempotency_key="k")
+        record = await record_of(gateway, invocation)
+        stored = await streams.message_at(gateway.bus, subjects.ASYNC, record.queue_seq)
+        assert stored is not None
+        message, body = unpack_invocation(stored.payload)
+        await checkpoints.keep(gateway.bus, invocation, Checkpoint("application/json", 1, 1.0), b"7")
+        failed = (AttemptRecord(1, OutcomeKind.RAISED, 2.0),)
+        again = msgspec.structs.replace(message, attempt=2, attempts=failed)
+        next_seq = (await gateway.bus.publish_stored(stored.subject, pack(again, body))).seq
+        await records.retry(gateway.bus, again, body, next_seq)
+        await streams.delete_message(gateway.bus, subjects.ASYNC, record.queue_seq)
+        if ends == "cancelled":
+            await gateway.http.delete(f"/v1/invocations/{invocation}")
+        else:
+            late = Outcome(OutcomeKind.EXPIRED)
+            assert await queues.end_unless_held(gateway.bus, next_seq, again, late, 3.0)
+        assert (await record_of(gateway, invocation)).state == ends
+        assert await checkpoints.last(gateway.bus, invocation) is None

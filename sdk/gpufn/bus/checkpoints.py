@@ -32,3 +32,9 @@ async def last(bus: Bus, invocation: str) -> Kept | None:
 async def forget(bus: Bus, seq: int) -> None:
     """Absent is fine."""
     await streams.delete_message(bus, subjects.CHECKPOINTS, seq)
+
+
+async def drop(bus: Bus, invocation: str) -> None:
+    """Of a call that ended where nobody runs it: whoever has its id next must not go on from there. Absent is fine."""
+    if (kept := await last(bus, invocation)) is not None:
+        await forget(bus, kept.seq)

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from typing import NamedTuple
 
-from gpufn.bus import dead_letters, queued_calls, records, streams
+from gpufn.bus import checkpoints, dead_letters, queued_calls, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
@@ -198,6 +198,8 @@ async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> b
     record, _ = found
     if record.state.leaves_dead_letter and (stored := await streams.message_at(bus, subjects.ASYNC, seq)) is not None:
         await dead_letters.bury(bus, record, *unpack_invocation(stored.payload))
+    if record.attempts:
+        await checkpoints.drop(bus, record.id)
     await streams.delete_message(bus, subjects.ASYNC, seq)
     if record.state is InvocationState.CANCELLED:
         bus.publish(subjects.CANCELS, encode(Cancel(record.id)))

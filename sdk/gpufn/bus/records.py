@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from gpufn.bus import dead_letters, doorbells, objects, queued_calls, streams
+from gpufn.bus import checkpoints, dead_letters, doorbells, objects, queued_calls, streams
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
@@ -337,6 +337,8 @@ async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
     cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
     if cancelled is None:
         return False
+    if cancelled.attempts:
+        await checkpoints.drop(bus, record.id)
     if cancelled.queue_seq:
         await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
     bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
