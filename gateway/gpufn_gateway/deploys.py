@@ -192,7 +192,9 @@ class Deploys:
                 continue
         else:
             raise _busy(name)
-        numbers = self._registry.numbers(name)
+        # A later one is of a deploy that goes on meanwhile, and brings a function of this name again.
+        latest = _function.decode(entry.value).latest
+        numbers = [number for number in self._registry.numbers(name) if number <= latest]
         for number in numbers:
             await self._end(name, number)
         error = InvocationCancelled(f"{name} was deleted before this call started.").info()

@@ -168,6 +168,24 @@ class Holding:
             self._bus.publish(message.reply, encode(HeldBy(asked, "w-1", "a", 1, 0.0)))
 
 
+async def test_a_deploy_while_a_function_is_deleted_is_not_deleted_with_it(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("comes-back"), DIGEST)
+        delete = gateway.functions.delete
+
+        async def deleted(*which: Any) -> None:
+            await delete(*which)
+            await gateway.deploys.deploy(make.spec("comes-back"), DIGEST)  # by somebody else, at once
+
+        monkeypatch.setattr(gateway.functions, "delete", deleted)
+        await gateway.deploys.delete("comes-back")
+        assert gateway.registry.functions["comes-back"].active == 2
+        states = {number: revision.state.value for number, revision in gateway.registry.revisions["comes-back"].items()}
+        assert states == {1: "retired", 2: "ready"}
+
+
 async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("leaves"), DIGEST)
