@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufn.errors import PayloadTooLarge, ProtocolMismatch
 from gpufn.protocol import frames
-from gpufn.protocol.frames import FrameReader, Item, WorkerFrame
+from gpufn.protocol.frames import MAX_HEADER_BYTES, FrameReader, Item, WorkerFrame
 from gpufn.protocol.limits import MESSAGE_BYTES
 
 _SIZES = st.sampled_from([0, 1, 100, 5000, 70_000])
@@ -49,6 +49,8 @@ def test_a_frame_that_comes_in_small_pieces_takes_no_more_memory_than_it_is_long
 def test_what_is_larger_than_a_frame_is_refused_by_who_sends_it_and_by_who_reads_it() -> None:
     with pytest.raises(PayloadTooLarge):
         frames.encode(Item(1, "a"), bytes(MESSAGE_BYTES + 1))
+    with pytest.raises(PayloadTooLarge):
+        frames.encode(Item(1, "a" * MAX_HEADER_BYTES))
     with pytest.raises(ProtocolMismatch, match="claims"):
         list(FrameReader[WorkerFrame](WorkerFrame).feed(struct.pack("!II", 1, MESSAGE_BYTES + 1)))
 

@@ -22,6 +22,7 @@ from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 
+_LONGEST_PROGRESS = 500  # characters; the runner passes no more on
 _LOST = "the node's runner restarted while this call was under way: whether it ran is not known"
 
 
@@ -145,7 +146,8 @@ class _OwnCall:
         self._attempt = attempt
 
     def progress(self, fraction: float, message: str) -> None:
-        progress = Progress(self._attempt.run.attempt, fraction, message)
+        text = message[:_LONGEST_PROGRESS].encode("utf-8", "backslashreplace").decode()
+        progress = Progress(self._attempt.run.attempt, fraction, text)
         self._calls._link.send(progress, link=self._attempt.link)
 
     def keep(self, content_type: str, body: bytes) -> None:

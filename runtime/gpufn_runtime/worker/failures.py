@@ -1,15 +1,20 @@
-"""A user's exception as an ErrorInfo: its own frames only, no path of ours, and of bounded size."""
+"""A user's exception as an ErrorInfo: its own frames only, and no path of ours. What is told of an error is of bounded
+size: names and texts in it are the user's, or a caller's, and may have any length."""
 
 from __future__ import annotations
 
 import os
 import traceback
 
+import msgspec
+
 import gpufn.errors
 from gpufn.errors import ErrorInfo
 
 _MAX_MESSAGE = 16 << 10
 _MAX_TRACEBACK = 64 << 10  # of the frame header's 1 MiB
+_MAX_NAME = 256
+_MOST_BASES = 64
 _OURS = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     os.path.dirname(os.path.abspath(gpufn.errors.__file__)) + os.sep,
@@ -20,19 +25,34 @@ _OURS = (
 def describe(error: BaseException, bundle_dir: str = "", code: str = "function_raised") -> ErrorInfo:
     """What the caller is told of `error`. File names in the bundle are relative to it."""
     kind = type(error)
-    return ErrorInfo(
-        code=code,
-        message=_bounded(_message(error), _MAX_MESSAGE),
-        error_type=kind.__qualname__,
-        error_bases=tuple(base.__qualname__ for base in kind.__mro__ if base not in (BaseException, object)),
-        traceback=_bounded(_traceback(error, bundle_dir), _MAX_TRACEBACK),
+    return bounded(
+        ErrorInfo(
+            code=code,
+            message=message_of(error),
+            error_type=kind.__qualname__,
+            error_bases=tuple(base.__qualname__ for base in kind.__mro__ if base not in (BaseException, object)),
+            traceback=_traceback(error, bundle_dir),
+        )
     )
 
 
-def _message(error: BaseException) -> str:
+def bounded(info: ErrorInfo) -> ErrorInfo:
+    """`info`, so that it fits a frame's header."""
+    return msgspec.structs.replace(
+        info,
+        message=_bounded(info.message, _MAX_MESSAGE),
+        field=info.field and _bounded(info.field, _MAX_NAME),
+        error_type=info.error_type and _bounded(info.error_type, _MAX_NAME),
+        error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MOST_BASES]),
+        traceback=info.traceback and _bounded(info.traceback, _MAX_TRACEBACK),
+    )
+
+
+def message_of(error: BaseException) -> str:
+    """Its text, which code of the user's makes."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         return f"<{type(error).__qualname__} whose text could not be made>"
     return text or type(error).__qualname__
 
@@ -42,7 +62,7 @@ def _traceback(error: BaseException, bundle_dir: str) -> str:
         described = traceback.TracebackException.from_exception(error, compact=True)
         _trim(described)
         text = "".join(described.format())
-    except Exception as failure:  # a __repr__, a __notes__ or a source file of the user's
+    except BaseException as failure:  # a __repr__, a __notes__ or a source file of the user's
         return f"{type(error).__qualname__}\n(the traceback could not be made: {type(failure).__qualname__})\n"
     return text.replace(bundle_dir.rstrip(os.sep) + os.sep, "") if bundle_dir else text
 

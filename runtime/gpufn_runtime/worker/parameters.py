@@ -22,6 +22,7 @@ import msgspec
 
 from gpufn import media, native, values
 from gpufn.errors import InvalidInput, RequestError
+from gpufn_runtime.worker.failures import message_of
 
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$")
 _MISSING_FIELD = re.compile(r"^Object missing required field `(.+?)`")
@@ -82,8 +83,9 @@ class Parameters:
             return self._bind(media.media_type(content_type), body, content_type)
         except RequestError:
             raise
-        except Exception as error:  # a validator or a constructor of the user's own
-            raise InvalidInput(f"the input could not be read: {type(error).__qualname__}: {error}") from error
+        except BaseException as error:  # a validator or a constructor of the user's own
+            what = f"{type(error).__qualname__}: {message_of(error)}"
+            raise InvalidInput(f"the input could not be read: {what}") from error
 
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
         """One value for each parameter, defaults filled in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
-from gpufn_runtime.worker.failures import describe
+from gpufn_runtime.worker.failures import bounded, describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.output import Output
 
@@ -60,6 +61,8 @@ class Results:
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what is in them leaves no memory to say so
         fault = self.fault_of(error)
         if fault is not None and fault.replaces:
             self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
@@ -67,11 +70,11 @@ class Results:
             self._end(attempt, OutcomeKind.LOST, started, DeviceFailed(fault.describe()).info())
             return
         ours = isinstance(error, ResultNotEncodable) and not error.traceback
-        info = error.info() if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
+        info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
         self._end(attempt, OutcomeKind.RAISED, started, info)
 
     def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
-        self._end(attempt, OutcomeKind.REJECTED, started, error.info())
+        self._end(attempt, OutcomeKind.REJECTED, started, bounded(error.info()))
 
     def cancelled(self, attempt: Attempt, started: float) -> None:
         self._end(attempt, OutcomeKind.CANCELLED, started)

@@ -227,8 +227,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
-    """Raises PayloadTooLarge."""
+    """Raises PayloadTooLarge: whoever got more would hang up."""
     header = _encode(frame)
+    if len(header) > MAX_HEADER_BYTES:
+        raise PayloadTooLarge(f"{len(header)} bytes are more than the {MAX_HEADER_BYTES} that fit a frame's header")
     if len(body) > MESSAGE_BYTES:
         raise PayloadTooLarge(f"{len(body)} bytes are more than the {MESSAGE_BYTES} that fit one frame")
     return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))

@@ -45,6 +45,14 @@ def test_progress_goes_to_the_runner_from_whichever_thread_has_the_context(start
     assert worker.result()[1] == b"true"
 
 
+def test_a_text_of_any_length_says_how_far_it_is(start: Start) -> None:
+    """The runner hung up on one that was longer than a frame's header may be."""
+    worker = start("import gpufn\ndef f(): gpufn.current().progress(1, '\\udcff' + 'x' * 2_000_000)")
+    number = worker.run()
+    assert worker.next()[0] == Progress(number, 1.0, "\\udcff" + "x" * 499)
+    assert worker.result()[1] == b"null"
+
+
 def test_a_checkpoint_returns_when_it_is_stored_and_a_refusal_is_raised(start: Start) -> None:
     worker = start(
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -37,6 +38,8 @@ def test_an_exception_is_described_with_the_users_frames_only(start: Start) -> N
         ("raise KeyboardInterrupt", "KeyboardInterrupt", "KeyboardInterrupt"),
         ("class Bad(Exception):\n        def __str__(self): raise RuntimeError\n    raise Bad", "f.<locals>.Bad",
          "<f.<locals>.Bad whose text could not be made>"),
+        ("class Rude(Exception):\n        def __str__(self): raise SystemExit\n    raise Rude", "f.<locals>.Rude",
+         "<f.<locals>.Rude whose text could not be made>"),
         ("raise ValueError('\\ud800')", "ValueError", "\\ud800"),
         # Not f itself: Python 3.13.0 finds no end of a function that calls itself with its parameters' defaults.
         ("deep = lambda: deep()\n    deep()", "RecursionError", "maximum recursion depth exceeded"),
@@ -61,6 +64,75 @@ def test_a_message_of_a_gigabyte_is_cut(start: Start) -> None:
     _, error = worker.failure()
     assert len(error.message) < 20_000
     assert len(error.traceback) < 70_000
+
+
+_LONG = "k" * 2_000_000
+_A_THING_AT = "class Thing: pass\ndef f(ok: bool = False): return 1 if ok else {%s: Thing()}"
+
+
+@pytest.mark.parametrize(
+    ("source", "body", "told"),
+    [
+        ("def f(ok: bool = False): return 1", json.dumps({_LONG: 1}), "kk: there is no such parameter; it takes ok"),
+        (_A_THING_AT % "'k' * 2_000_000", "{}", "which cannot be sent as application/json"),
+        (_A_THING_AT % "'\\udcff'", "{}", "the result at .\\udcff is an app.Thing"),
+        ("def f(ok: bool = False):\n    if ok: return 1\n    raise type('k' * 2_000_000, (Exception,), {})('x')", "{}",
+         "x"),
+    ],
+    ids=["input", "result", "result with half a surrogate pair", "type"],
+)  # fmt: skip
+def test_a_name_of_any_length_is_told_within_what_a_frame_takes(
+    start: Start, source: str, body: str, told: str
+) -> None:
+    """The runner hung up on a longer one, and so any caller could end a worker under all the others."""
+    worker = start(source)
+    _, error = worker.failure(body.encode())
+    assert told in error.message
+    assert len(json.dumps([error.message, error.field, error.error_type, error.error_bases])) < 40_000
+    assert worker.call(b'{"ok": true}') == b"1"
+
+
+@pytest.mark.parametrize("raised", ["SystemExit", "Bad"])
+def test_whatever_checks_an_input_may_raise_anything(start: Start, raised: str) -> None:
+    worker = start(
+        f"""
+        import dataclasses
+        class Bad(Exception):
+            def __str__(self): raise RuntimeError
+        @dataclasses.dataclass
+        class Point:
+            x: int
+            def __post_init__(self): raise {raised}
+        def f(point: Point | None = None): return 1
+        """
+    )
+    kind, error = worker.failure(b'{"point": {"x": 1}}')
+    assert (kind, error.code) == ("rejected", "invalid_input")
+    assert error.message.startswith(f"the input could not be read: {raised}: ")
+    assert worker.call() == b"1"
+
+
+def test_what_filled_the_memory_is_let_go_before_that_is_told(start: Start) -> None:
+    """It left none to say so with: the worker died, or the call never ended."""
+    worker = start(
+        """
+        held = 0
+        class Large:
+            def __init__(self):
+                global held
+                held += 1
+            def __del__(self):
+                global held
+                held -= 1
+        class Full(MemoryError):
+            def __str__(self):
+                return f"{held} are held"
+        def f():
+            large = Large()
+            raise Full
+        """
+    )
+    assert worker.failure()[1].message == "0 are held"
 
 
 def test_an_input_that_does_not_fit_is_rejected_and_names_the_field(start: Start) -> None:
