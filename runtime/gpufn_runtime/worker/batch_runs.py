@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 from gpufn.errors import RequestError
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.failures import message_of
 from gpufn_runtime.worker.loader import Method
 from gpufn_runtime.worker.results import Results
 
@@ -39,21 +41,30 @@ class BatchRuns:
             names = list(inputs[0][1])
             values = _as_list(call(**{name: [given[name] for _, given in inputs] for name in names}), len(inputs))
         except BaseException as error:
+            values = None
             if len(inputs) == 1:
                 self._results.raised(inputs[0][0], error, started)
-            else:  # one of them may be to blame: only that one fails
-                what = f"{type(error).__qualname__}: {error}"
-                print(f"a batch of {len(inputs)} calls failed, each is run on its own: {what}", file=sys.stderr)  # noqa: T201
-                for one in inputs:
-                    self._run([one], call, time.perf_counter())
-            return
+            else:
+                _tell(len(inputs), error)
         finally:
             current_attempt.reset(token)
+        if values is None:
+            # One of them may be to blame: only that one fails. Not where the error is caught: what is in its frames,
+            # memory of the GPU for one, is free again only now.
+            for one in inputs if len(inputs) > 1 else ():
+                self._run([one], call, time.perf_counter())
+            return
         for (attempt, _), value in zip(inputs, values, strict=True):
             if isinstance(value, Exception):
                 self._results.raised(attempt, value, started)
             else:
                 self._results.returned(attempt, value, started)
+
+
+def _tell(size: int, error: BaseException) -> None:
+    what = f"{type(error).__qualname__}: {message_of(error)}"
+    with contextlib.suppress(Exception):  # the user's code may have put any stream there, and closed it
+        print(f"a batch of {size} calls failed, each is run on its own: {what}", file=sys.stderr)  # noqa: T201
 
 
 def _as_list(result: Any, size: int) -> list[Any]:

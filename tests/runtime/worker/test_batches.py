@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import pytest
@@ -139,6 +140,47 @@ def test_when_a_batch_raises_its_calls_run_one_by_one(start: Start) -> None:
     assert worker.logs[1:] == [
         (0, "stdout", "3"), (0, "stderr", told), (2, "stdout", "1"), (3, "stdout", "1"), (4, "stdout", "1"),
     ]  # fmt: skip
+
+
+def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
+    """One that had filled a GPU's memory held it while each of its calls was run on its own, so that these failed."""
+    worker = start(
+        """
+        import gpufn._transport
+        held = 0
+        class Large:
+            def __init__(self):
+                global held
+                held += 1
+            def __del__(self):
+                global held
+                held -= 1
+        def f(x: list[int], hold: list[bool] = False):
+            if any(hold):
+                gpufn._transport.current().call("other", "", "", b"")
+            large = Large()
+            if len(x) > 1: raise RuntimeError("out of memory")
+            return [held]
+        """,
+        batch=Batch(max_size=8),
+    )
+    assert _gather(worker, b'{"x": 1}', b'{"x": 2}') == {0: b"1", 1: b"1"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError",
+        "class Odd(Exception): ...\nimport sys\nsys.stderr = open('/dev/null', 'w')\nsys.stderr.close()",
+    ],
+    ids=["it has no text", "there is nowhere to tell it"],
+)
+def test_that_a_batch_failed_need_not_be_told(start: Start, odd: str) -> None:
+    source = textwrap.dedent(_HELD).replace("Exception(", "ValueError(").replace('ValueError("thirteen")', "Odd")
+    worker = start(f"{odd}\n{source}", batch=Batch(max_size=8))
+    found = _gather(worker, b'{"x": 1}', b'{"x": 13}')
+    assert found[0] == b"[1,1]"
+    assert found[1][0] == "raised"
 
 
 def test_a_result_of_another_length_fails_every_call(start: Start) -> None:
