@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 T = TypeVar("T")
@@ -35,37 +36,38 @@ def caught(function: Callable[..., T], *args: Any) -> Caught[T]:
 
 
 class _Threads:
-    """Of which none keeps the process from ending: a call goes on though nobody awaits it any more."""
+    """As many as work is done at a time, at most. None keeps the process from ending: a call goes on though nobody
+    awaits it any more."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._count = 0
+        self._unfinished = 0
         self._lock = threading.Lock()
-        self._idle = threading.Semaphore(0)
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._work: SimpleQueue[tuple[Callable[[], Any], Callable[[Caught[Any]], None]]] = SimpleQueue()
 
-    def run(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-        if self._idle.acquire(blocking=False):
-            return
+    def run(self, work: Callable[[], T], tell: Callable[[Caught[T]], None]) -> None:
+        """`tell` is called in the thread, and waits for nothing. Raises RuntimeError when no thread can be had."""
         with self._lock:
-            if self._count < self._most:
+            if self._count < min(self._unfinished + 1, self._most):
+                threading.Thread(target=self._serve, name=f"gpufn-aio-{self._count + 1}", daemon=True).start()
                 self._count += 1
-                threading.Thread(target=self._serve, name=f"gpufn-aio-{self._count}", daemon=True).start()
+            self._unfinished += 1
+        self._work.put((work, tell))
 
     def _serve(self) -> None:
         while True:
-            try:
-                work = self._work.get_nowait()
-            except Empty:
-                self._idle.release()
-                work = self._work.get()
-            work()
-            del work
+            work, tell = self._work.get()
+            ended = caught(work)
+            with self._lock:
+                self._unfinished -= 1  # before whoever is told has more for us
+            tell(ended)
+            del work, tell, ended
 
 
 @functools.cache
 def _threads() -> _Threads:
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of them
     return _Threads(_AIO_THREADS)
 
 
@@ -76,16 +78,15 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Caught[T]] = loop.create_future()
 
-    def tell(ended: Caught[T]) -> None:
+    def take(ended: Caught[T]) -> None:
         if not future.done():
             future.set_result(ended)
 
-    def work() -> None:
-        ended = context.run(caught, function, *args)
+    def tell(ended: Caught[T]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, ended)
+            loop.call_soon_threadsafe(take, ended)
 
-    _threads().run(work)
+    _threads().run(functools.partial(context.run, function, *args), tell)
     return (await future).get()
 
 
@@ -98,5 +99,5 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         return asyncio.run(coroutine)
     ended: SimpleQueue[Caught[T]] = SimpleQueue()
-    _threads().run(lambda: ended.put(caught(asyncio.run, coroutine)))
+    _threads().run(functools.partial(asyncio.run, coroutine), ended.put)
     return ended.get().get()

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from gpufn._threads import in_thread, run_coroutine
+from gpufn._threads import Caught, _Threads, in_thread, run_coroutine
 
 LEAVES = """
 import asyncio, threading
@@ -45,6 +45,47 @@ def test_many_run_at_a_time_and_threads_are_used_again() -> None:
 
     asyncio.run(main())
     assert 20 <= len(seen) <= 128
+
+
+def test_no_more_threads_are_started_than_work_at_a_time() -> None:
+    """One that was idle, and whose work a busy one had taken, was not counted again: in the end there were 128."""
+    seen: set[str] = set()
+    threads = _Threads(128)
+
+    def one_after_another(left: int, ended: threading.Event) -> None:
+        def go_on(caught: Caught[threading.Thread]) -> None:
+            seen.add(caught.get().name)
+            one_after_another(left - 1, ended)
+
+        if left:
+            threads.run(threading.current_thread, go_on)
+        else:
+            ended.set()
+
+    ends = [threading.Event() for _ in range(4)]
+    for end in ends:
+        one_after_another(500, end)
+    assert all(end.wait(30) for end in ends)
+    assert len(seen) <= 4
+
+
+AFTER_A_FORK = """
+import asyncio, os
+from gpufn._threads import in_thread
+
+assert asyncio.run(in_thread(os.getpid)) == os.getpid()
+child = os.fork()
+if child == 0:
+    os._exit(asyncio.run(asyncio.wait_for(in_thread(os.getpid), 20)) != os.getpid())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", AFTER_A_FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
 
 
 def test_context_goes_along_and_errors_come_back() -> None:
