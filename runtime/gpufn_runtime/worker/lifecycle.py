@@ -119,6 +119,7 @@ class Worker:
 
     def _confine(self) -> LoadError | None:
         os.environ.update(self._config.spec.env)
+        time.tzset()  # its TZ, if it names one: C's library has read that of a template
         try:
             process.confine(self._config)
         except (OSError, ValueError) as error:

@@ -117,6 +117,18 @@ def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: An
     assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == -9
 
 
+def test_a_forked_worker_has_its_own_time_zone(make_peer: Start, make_template: Any) -> None:
+    """C's library reads TZ once: a template's was that of all its workers."""
+    template = make_template()
+    worker = make_peer("import time\ndef f(): return [time.localtime(0).tm_hour, time.tzname[0]]")
+    reply = template.fork(worker, TZ="HERE-9")
+    worker.ready()
+    assert worker.call() == b'[9,"HERE"]'
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)
+
+
 @pytest.mark.parametrize("cpu", [1.0, 2.0])
 def test_the_libraries_of_a_template_get_the_workers_number_of_threads(
     make_peer: Start, make_template: Any, cpu: float
