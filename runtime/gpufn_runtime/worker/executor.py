@@ -129,8 +129,9 @@ class Executor:
 
     def _start_thread(self) -> None:
         if self._threads < self._concurrency:
-            threading.Thread(target=self.work, name=f"gpufn-user-{self._threads}", daemon=True).start()
-            self._threads += 1
+            with contextlib.suppress(RuntimeError):  # the system gives none now: those that are here do the work
+                threading.Thread(target=self.work, name=f"gpufn-user-{self._threads}", daemon=True).start()
+                self._threads += 1
 
     # --- in the user threads ----------------------------------------------------------------------------------------
 

@@ -203,8 +203,11 @@ class Worker:
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())
-        except ProtocolMismatch as error:  # a runner of another release: a fresh worker has to meet it
-            print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
+        except BaseException as error:
+            if isinstance(error, ProtocolMismatch):  # a runner of another release: a fresh worker has to meet it
+                print(f"the runner's frames make no sense: {error}", file=sys.__stderr__)
+            else:  # no memory, say: a worker that hears nothing more is of no use
+                traceback.print_exc(file=sys.__stderr__)
             self._link.close()
             self._attempts.abandon()
             self._calls.abandon(self._link.number)
