@@ -23,6 +23,10 @@ from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 
 _LONGEST_PROGRESS = 500  # characters; the runner passes no more on
+_FORKED = (
+    "a process that the function has forked cannot ask the platform for anything: call other functions where the "
+    "function itself runs, or in threads"
+)
 _LOST = "the node's runner restarted while this call was under way: whether it ran is not known"
 
 
@@ -176,6 +180,9 @@ class _Conversation:
     def open(self, verb: str, target: str, body: bytes, *, attempt: Attempt | None = None, **fields: Any) -> None:
         attempt = attempt or current_attempt.get()
         self.link = self._calls._link.number
+        if self._calls._link.is_parents:
+            self._ended = True
+            raise InvalidInput(_FORKED)
         parent = attempt.run.attempt if attempt is not None and attempt.link == self.link else 0
         frame = Call(self._number, verb, target, parent=parent, **fields)
         self._calls._link.send(frame, body, link=self.link)

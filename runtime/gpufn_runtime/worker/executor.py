@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpufn.errors import InvalidInput, ProtocolMismatch, RequestError
 from gpufn.protocol.frames import Run, RunnerFrame
@@ -54,6 +57,7 @@ class Executor:
         self._take_frame = take_frame
         self._loan = Loan()
         self._is_stopping = False
+        self._is_fork = False
         self._concurrency = spec.concurrency
         self._attempts = attempts
         self._results = results
@@ -98,6 +102,10 @@ class Executor:
         self._inbox.put(_stop)
         if self._loan.is_out:
             self._link.stop_receiving()
+
+    def end_with_call(self) -> None:
+        """In a child that a call has forked: what waits here is its parent's."""
+        self._is_fork = True
 
     def lend_socket(self) -> None:
         """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
@@ -187,7 +195,7 @@ class Executor:
                 self._results.rejected(attempt, error, started)
                 return
             try:
-                result = method.call(*args, **kwargs)
+                result = self._call(method, *args, **kwargs)
                 if method.kind is CallKind.GENERATOR:
                     self._iterate(attempt, result, started)
                     return
@@ -199,6 +207,17 @@ class Executor:
         finally:
             current_attempt.reset(token)
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
+
+    def _call(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = method.call(*args, **kwargs)
+        except BaseException as error:
+            if self._is_fork:
+                _leave(error)
+            raise
+        if self._is_fork:
+            _leave(None)
+        return result
 
     def _iterate(self, attempt: Attempt, items: Any, started: float) -> None:
         changed = threading.Event()
@@ -233,7 +252,7 @@ class Executor:
             batch = gathering.take(time.monotonic())
         while batch is not None:
             method = self._methods[batch[0].run.method]
-            call = functools.partial(self._run_async, method) if method.kind in _ASYNC else method.call
+            call = functools.partial(self._run_async if method.kind in _ASYNC else self._call, method)
             try:
                 self._batch_runs.run(batch, method, call)
             finally:
@@ -258,6 +277,19 @@ class Executor:
 
             self._loop = EventLoop(self._concurrency, self._attempts, self._results)
         return self._loop
+
+
+def _leave(error: BaseException | None) -> NoReturn:
+    """As a script would that ends so."""
+    code: object = 1
+    if error is None or isinstance(error, SystemExit):
+        code = error and error.code
+    else:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 _Job = Callable[[], None]

@@ -296,8 +296,9 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _be_no_worker(self) -> None:
-        """In the child: print as usual, end when told."""
+        """In the child: print as usual, end when told, and with the call that forked it."""
         self._output.release()
+        self._executor.end_with_call()
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._after_fork()

@@ -48,6 +48,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._ready: Ready | None = None
         self._was_ready = False
+        self.is_parents = False  # this process is a child that the user's code forked
         os.register_at_fork(after_in_child=self._forget)
 
     def connect(self, within_s: float, running: Callable[[], int] = lambda: 0) -> bool:
@@ -154,6 +155,7 @@ class Link:
 
     def _forget(self) -> None:
         """In a child that the user's code forked: it is no worker, and must not keep the connection open."""
+        self.is_parents = True
         self._lock = threading.RLock()
         connection, self._socket = self._socket, None
         if connection is not None:

@@ -196,6 +196,79 @@ def test_a_child_that_the_code_forks_neither_holds_the_socket_nor_breaks_it(star
     assert worker.logs == []
 
 
+@pytest.mark.parametrize(
+    ("end", "status"), [("return", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("raise ValueError", 1)]
+)
+def test_a_child_that_the_code_forks_ends_with_its_call(start: Start, end: str, status: int) -> None:
+    """It waited for calls for ever, and ran those that its parent had waiting a second time."""
+    worker = start(
+        f"""
+        import os, sys
+        def f():
+            pid = os.fork()
+            if pid == 0:
+                {end}
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        """
+    )
+    assert worker.call() == str(status).encode()
+    assert ("ValueError" in worker.printed()) == ("ValueError" in end)
+
+
+def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
+    """It waited for an answer for ever, and its parent for it."""
+    worker = start(
+        """
+        import gpufn._transport, multiprocessing
+        def ask(x):
+            try:
+                return gpufn._transport.current().call("other", "", "", b"")
+            except Exception as error:
+                return str(error)
+        def f():
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                return pool.map(ask, [1])
+        """
+    )
+    assert worker.call().startswith(b'["a process that the function has forked cannot ask the platform for anything')
+
+
+def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: Start) -> None:
+    """The worker went on, and heard nothing more."""
+    worker = start(
+        """
+        import os, pathlib, threading, time
+        def refuse(self):
+            pathlib.Path("refused").touch()
+            raise RuntimeError("can't start new thread")
+        threading.Thread.start = refuse
+        def f(wait: bool = False):
+            while wait and not os.path.exists("refused"):
+                time.sleep(0.002)
+        """,
+        concurrency=2,
+    )
+    first, second = worker.run(b'{"wait": true}'), worker.run()
+    assert [worker.result()[0].attempt for _ in range(2)] == [first, second]
+    assert worker.call() == b"null"
+
+
+def test_a_worker_that_can_hear_nothing_more_hangs_up(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn_runtime.worker.attempts import Attempts
+        def refuse(*_): raise MemoryError
+        Attempts.add = refuse
+        def f(): ...
+        """
+    )
+    worker.run()
+    with pytest.raises(EOFError):
+        worker.next()
+    assert worker.wait() == 4
+    assert "MemoryError" in worker.printed()
+
+
 def test_only_one_result_is_sent_for_an_attempt(start: Start) -> None:
     worker = start("def f(): return 1")
     numbers = [worker.run() for _ in range(50)]
