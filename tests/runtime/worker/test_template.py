@@ -129,6 +129,22 @@ def test_a_forked_worker_has_its_own_time_zone(make_peer: Start, make_template: 
     os.waitpid(reply.pid, 0)
 
 
+def test_a_forked_worker_has_its_own_folder_for_temporary_files(
+    make_peer: Start, make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that had asked for it when it was imported gave all workers the template's, which nobody empties."""
+    (tmp_path / "asks.py").write_text("import tempfile\ntempfile.gettempdir()\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    template = make_template("asks")
+    worker = make_peer("import tempfile\ndef f(): return tempfile.gettempdir()")
+    reply = template.fork(worker, TMPDIR=str(tmp_path))
+    worker.ready()
+    assert msgspec.json.decode(worker.call()) == str(tmp_path)
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)
+
+
 @pytest.mark.parametrize("cpu", [1.0, 2.0])
 def test_the_libraries_of_a_template_get_the_workers_number_of_threads(
     make_peer: Start, make_template: Any, cpu: float
