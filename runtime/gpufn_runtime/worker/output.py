@@ -137,6 +137,9 @@ class CapturedStream(io.TextIOBase):
     def writable(self) -> bool:
         return True
 
+    def reconfigure(self, **_: Any) -> None:
+        """A script may ask for UTF-8 or for whole lines: both are so."""
+
     def flush(self) -> None:
         """Lines are sent as they end; half a line is not worth a message."""
 

@@ -28,6 +28,19 @@ def test_lines_belong_to_the_attempt_that_printed_them(start: Start) -> None:
     ]  # fmt: skip
 
 
+def test_a_script_may_ask_for_utf8(start: Start) -> None:
+    worker = start(
+        """
+        import sys
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8", line_buffering=True)
+        def f(): print("größer")
+        """
+    )
+    worker.call()
+    assert worker.logs == [(1, "stdout", "größer")]
+
+
 def test_lines_of_async_calls_at_the_same_time_are_told_apart(start: Start) -> None:
     worker = start(
         """
