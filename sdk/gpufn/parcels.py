@@ -77,6 +77,8 @@ class Parcels:
             # All of it is going to be read: to be told so at once saves the kernel a page fault for each 64 KiB.
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             return memoryview(mmap.mmap(file, size, flags=flags, prot=mmap.PROT_READ))
+        except OSError as error:  # this process has too many maps or files, or no memory
+            raise ArtifactUnavailable(f"a large body cannot be read: {error.strerror}") from error
         finally:
             os.close(file)
 

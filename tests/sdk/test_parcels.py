@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -20,6 +22,19 @@ def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
     assert view.readonly
     assert list((tmp_path / "a").iterdir()) == []
     with pytest.raises(ArtifactUnavailable):
+        parcels.take(name)
+
+
+def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its call was lost with the worker's thread."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    parcels = Parcels(tmp_path)
+    name = parcels.write([b"one"])
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(ArtifactUnavailable, match="Cannot allocate memory"):
         parcels.take(name)
 
 
