@@ -274,6 +274,11 @@ def usual_domain(domain: str) -> str:
     return "" if domain in _MAIN else domain
 
 
+def main_opset(model: ModelProto) -> int:
+    """Of the main domain; 0 where nothing is taken from it."""
+    return max((each.version for each in model.opset_import if each.domain in _MAIN), default=0)
+
+
 def _check_opsets(model: ModelProto) -> None:
     used = used_domains(model)
     for holder in (model, *model.functions):

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from gpufn_builder.ingest import main_opset
 from gpufn_builder.tensors import BF16, Array
 
 _NAMES: Final[dict[int, str]] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
@@ -70,7 +71,7 @@ class _Lowering:
         self._emulate = emulate
         self._graph = self._model.graph
         _constants_to_initialisers(self._graph)
-        self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        self._opset = main_opset(model)
         self._types = _types(self._graph)
         self._constants = {tensor.name: tensor for tensor in self._graph.initializer}
         self._fills = {node.output[0]: _floats(node) for node in self._graph.node if node.op_type == "ConstantOfShape"}

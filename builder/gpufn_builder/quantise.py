@@ -14,10 +14,12 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
+from gpufn_builder.ingest import main_opset
 from gpufn_builder.lowering import names_taken
 from gpufn_builder.samples import Case
 from gpufn_builder.tensors import Arrays
 
+INT8_OPSET: Final = 13  # the first whose scales may be one for each channel
 _STAGE: Final = BuildStage.TRANSFORM
 _QUANTISED: Final = ["Conv", "ConvTranspose", "Gemm", "MatMul"]  # sums between them need their range, masks above all
 _ERRORS_ONLY: Final = 3
@@ -33,6 +35,12 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
         raise BuildFailed("int8 is calibrated on samples, and there are none: give samples=", stage=_STAGE)
     if not any(node.op_type in _QUANTISED for node in model.graph.node):
         return False
+    if (opset := main_opset(model)) < INT8_OPSET:
+        raise BuildFailed(
+            f"int8 needs opset {INT8_OPSET}, and this model of opset {opset} cannot be converted: export it with "
+            f"opset_version={INT8_OPSET} or a later one",
+            stage=_STAGE,
+        )
     # Shapes are inferred already, which is what the tool would warn about.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     onnxruntime.set_default_logger_severity(_ERRORS_ONLY)  # the tool's sessions have no options

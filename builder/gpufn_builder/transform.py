@@ -19,6 +19,7 @@ from gpufn.errors import BuildFailed
 from gpufn.model import Precision, Tolerance
 from gpufn_builder import accepted
 from gpufn_builder.cpu_session import CpuSession
+from gpufn_builder.ingest import main_opset
 from gpufn_builder.lowering import Lowered, lower
 from gpufn_builder.normalise import NormalModel
 from gpufn_builder.samples import Case
@@ -27,7 +28,7 @@ from gpufn_builder.verify import Comparison, check, compare
 
 _STAGE: Final = BuildStage.TRANSFORM
 _HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
-_BF16_OPSET: Final = 22
+_BF16_OPSET: Final = 22  # the first with convolutions and poolings in bfloat16
 _CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 takes other shapes, which the converter does not tell
 _INLINE_BYTES: Final = 1 << 30  # of constants; more of them lie in a file of their own, for a protobuf ends at 2 GiB
 _WEIGHTS: Final = "weights.bin"
@@ -91,29 +92,28 @@ def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path
     half = _HALVES[precision]
     source = onnx.load(model.path)
     if precision is Precision.BF16:
-        source = _with_bf16_operators(source)
+        source = _in_opset(source, _BF16_OPSET)
     lowered = lower(source, half)
     path = _save(lowered.model, into / f"{precision}.onnx")
     emulated = lower(source, half, emulate=True)
     return path, _save(emulated.model, into / f"{precision}-emulated.onnx"), lowered
 
 
-def _with_bf16_operators(model: ModelProto) -> ModelProto:
-    """`model` in the opset that has convolutions and poolings in bfloat16, where the converter knows the way."""
-    opset = max((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), default=0)
-    if not _CONVERTIBLE_OPSET <= opset < _BF16_OPSET or accepted.newest_opset("") < _BF16_OPSET:
+def _in_opset(model: ModelProto, least: int) -> ModelProto:
+    """`model` in the opset `least`, unless it is in a later one; as it is where the converter does not know the way."""
+    if not _CONVERTIBLE_OPSET <= main_opset(model) < least or accepted.newest_opset("") < least:
         return model
     try:
-        return shape_inference.infer_shapes(version_converter.convert_version(model, _BF16_OPSET))
-    except (RuntimeError, ValueError, EncodeError):  # its own errors are the first; the others, that it is too large
+        return shape_inference.infer_shapes(version_converter.convert_version(model, least))
+    except (version_converter.ConvertError, RuntimeError, ValueError, EncodeError):  # the last: it is too large
         return model
 
 
 def _quantised(model: NormalModel, cases: Sequence[Case], path: Path) -> bool:
     """Whether there was something to quantise."""
-    from gpufn_builder.quantise import quantise  # noqa: PLC0415  its tool is a fifth of a build's start
+    from gpufn_builder.quantise import INT8_OPSET, quantise  # noqa: PLC0415  its tool is a fifth of a build's start
 
-    source = onnx.load(model.path)
+    source = _in_opset(onnx.load(model.path), INT8_OPSET)
     return quantise(source, cases, path, weights_beside=_is_large(source))
 
 

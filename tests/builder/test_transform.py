@@ -221,6 +221,36 @@ def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
     assert [4] in scales.values()
 
 
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
+    """As exporters have written them for years."""
+    proto = models.cnn()
+    proto.opset_import[0].version = opset
+    made = Prepared(proto, tmp_path).into_precision(Precision.INT8)
+    assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
+
+
+def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
+    proto = models.cnn()
+    proto.opset_import[0].version = 8
+    with pytest.raises(BuildFailed, match="int8 needs opset 13, and this model of opset 8 cannot be converted: export"):
+        Prepared(proto, tmp_path).into_precision(Precision.INT8)
+
+
+def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_has(tmp_path: Path) -> None:
+    """It knows nothing of sparse constants."""
+    proto = model(
+        [node("MatMul", "x w", "h"), node("MatMul", "x v", "k"), node("Add", "h k", "y")],
+        [value("x", [1, 4])],
+        [value("y", [1, 4])],
+        [weights("v", 4, 4)],
+    )
+    places = constant("places", [0, 5, 10, 15], np.int64)
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(constant("w", [1, 2, 3, 4]), places, [4, 4]))
+    made = Prepared(proto, tmp_path).into_precision(Precision.BF16)
+    assert made.found == "1 nodes in bf16"
+
+
 def test_a_model_without_products_has_nothing_to_quantise(tmp_path: Path) -> None:
     prepared = Prepared(models.texts(), tmp_path)
     made = prepared.into_precision(Precision.INT8)
