@@ -179,6 +179,24 @@ def products_of_integers() -> ModelProto:
     )
 
 
+def weights_of_few_bits(element: int, block_size: int = 0) -> ModelProto:
+    """Floats times integers that have a scale for each channel, or each block of one; the zero point, 0, is left out,
+    as it may be."""
+    limits = 8 if element == TensorProto.INT4 else 128
+    drawn = np.random.default_rng(0).integers(-limits, limits, 64 * 8)
+    how = {"axis": 0, "block_size": block_size} if block_size else {"axis": 1}
+    return model(
+        [node("DequantizeLinear", "integers scales", "w", **how), node("MatMul", "x w", "y")],
+        [value("x", ["N", 64])],
+        [value("y", ["N", 8])],
+        [
+            helper.make_tensor("integers", element, [64, 8], drawn.tolist()),
+            weights("scales", 64 // block_size, 8) if block_size else weights("scales", 8, scale=1.0),
+        ],
+        opset=21,
+    )
+
+
 def over_rows() -> ModelProto:
     """Each row's result depends on the others: a dynamic first dimension that cannot be batched."""
     return model(

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.reference
 import pytest
+from onnx import TensorProto
 
 from gpufn.engine import Backend
 from gpufn.errors import BuildFailed
@@ -80,6 +81,23 @@ def test_products_of_integers_are_exact_on_every_processor(tmp_path: Path) -> No
         told: Any = engine
         options = told._session.get_session_options()
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
+
+
+@pytest.mark.parametrize("block_size", [0, 32])
+def test_floats_are_not_rounded_to_the_few_bits_of_the_weights(block_size: int, tmp_path: Path) -> None:
+    proto = models.weights_of_few_bits(TensorProto.INT4, block_size)
+    x = np.random.default_rng(1).standard_normal((2, 64)).astype(np.float32)
+    job = msgspec.structs.replace(
+        _job(tmp_path, proto),
+        inputs=(TensorSpec("x", "FP32", (-1, 64)),),
+        outputs=(TensorSpec("y", "FP32", (-1, 8)),),
+        golden={"x": x},
+    )
+    compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
+    with compiler_for(Backend.ORT_CPU).load(job, compiled) as engine:
+        found = engine.run(job.golden)["y"]
+    expected: Any = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})
+    assert np.linalg.norm(found - expected[0]) < 1e-5 * np.linalg.norm(expected[0])
 
 
 def test_a_provider_that_is_not_there_is_an_error_and_no_silent_cpu(tmp_path: Path) -> None:
