@@ -1,7 +1,7 @@
 """An ingested model as the later stages take it: checked, functions written out, shapes inferred, in a file of its own.
 
 1. what only tells of other programs goes: training, functions, opsets of no node
-2. the file format's version becomes one that the runtime accepts
+2. the file format's version becomes one that the runtime accepts; what it gets wrong when left out is written out
 3. checker and shape inference
 4. written beside its external data, which are copied as they are
 """
@@ -15,9 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, checker, inliner, shape_inference
+from onnx import (
+    GraphProto,
+    ModelProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    checker,
+    inliner,
+    numpy_helper,
+    shape_inference,
+)
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
@@ -62,6 +73,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     model.ClearField("training_info")
     _drop_unused_opsets(model)
     _drop_default_inputs(model)
+    _write_zero_points(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), accepted.newest_ir_version())
     for name in source.external:
         shutil.copyfile(source.folder / name, into / name)
@@ -94,6 +106,30 @@ def _drop_default_inputs(model: ModelProto) -> None:
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
+
+
+def _write_zero_points(graph: GraphProto) -> None:
+    """Of int8 constants with several scales, where they are left out, for 0. Told to count exactly
+    (`gpufn.ort_integers`), ONNX Runtime's optimiser makes uint8 of such constants, with one zero point where their
+    scales need as many as they are; and then they do not run."""
+    nodes = list(all_nodes(graph))
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {
+        node.output[0]: attribute.t
+        for node in nodes
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
+    for node in nodes:
+        if node.op_type != "DequantizeLinear" or any(node.input[2:]):
+            continue
+        content, scales = (constants.get(name) for name in node.input[:2])
+        if content is not None and scales is not None and content.data_type == TensorProto.INT8 and scales.dims:
+            name = f"{node.output[0]}.gpufn_zero_point"
+            zeros = np.zeros(tuple(scales.dims), np.int8)
+            graph.initializer.append(numpy_helper.from_array(zeros, name))
+            node.input[2:] = [name]
 
 
 def _free_name(external: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
+from gpufn.ort_integers import EXACT
 from gpufn_builder.ingest import IngestLimits, ingest
 from gpufn_builder.normalise import NormalModel, normalise
 from tests.builder import models
@@ -184,3 +185,25 @@ def test_the_upload_is_left_as_it_was(tmp_path: Path) -> None:
     proto.training_info.add()
     normal(proto, tmp_path)
     assert (tmp_path / "upload" / "model.onnx").read_bytes() == proto.SerializeToString()
+
+
+@pytest.mark.parametrize(("block_size", "shape"), [(0, (8,)), (32, (2, 8))])
+@pytest.mark.parametrize("is_node", [False, True])
+def test_zero_points_of_several_scales_are_written_out_so_that_exact_products_run(
+    block_size: int, shape: tuple[int, ...], is_node: bool, tmp_path: Path
+) -> None:
+    proto = models.weights_of_few_bits(TensorProto.INT8, block_size)
+    if is_node:
+        constants = [node("Constant", "", tensor.name, value=tensor) for tensor in proto.graph.initializer]
+        nodes = [*constants, *proto.graph.node]
+        del proto.graph.initializer[:], proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+    found = normal(proto, tmp_path)
+    graph = onnx.load(found.path).graph
+    [zeros] = [tensor for tensor in graph.initializer if tensor.name == "w.gpufn_zero_point"]
+    assert (tuple(zeros.dims), zeros.data_type) == (shape, TensorProto.INT8)
+    options = onnxruntime.SessionOptions()
+    for entry, told in EXACT.items():
+        options.add_session_config_entry(entry, told)
+    session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)
