@@ -28,6 +28,7 @@ from onnx import (
     inliner,
     numpy_helper,
     shape_inference,
+    version_converter,
 )
 
 from gpufn.engine import BuildStage
@@ -87,8 +88,8 @@ def _without_functions(proto: ModelProto) -> ModelProto:
     if not proto.functions:
         return proto
     try:
-        return inliner.inline_local_functions(proto)
-    except RuntimeError as error:
+        return inliner.inline_local_functions(proto, convert_version=True)
+    except (version_converter.ConvertError, RuntimeError) as error:
         raise BuildFailed(f"the model's functions cannot be written out: {error}", stage=_STAGE) from error
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
@@ -96,6 +96,24 @@ def test_functions_are_written_out_and_their_domains_forgotten(tmp_path: Path) -
     found = onnx.load(normal(proto, tmp_path).path)
     assert [each.op_type for each in found.graph.node] == ["Add"]
     assert [each.domain for each in found.opset_import] == [""]
+
+
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [
+        (node("Neg", "a", "b"), ["Neg"]),
+        (node("Squeeze", "a", "b", axes=[0]), ["Constant", "Squeeze"]),  # an attribute then, an input now
+    ],
+)
+def test_a_function_of_another_opset_is_written_out_in_that_of_the_model(
+    body: NodeProto, written: list[str], tmp_path: Path
+) -> None:
+    function = helper.make_function("own", "Call", ["a"], ["b"], [body], [helper.make_opsetid("", 11)])
+    proto = model([node("Call", "x", "y", domain="own")], [value("x", [1])], [value("y", None)], functions=[function])
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    found = normal(proto, tmp_path)
+    assert [each.op_type for each in onnx.load(found.path).graph.node] == written
+    onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
 
 
 def test_an_opset_of_no_node_is_forgotten_however_new_it_is(tmp_path: Path) -> None:
