@@ -138,7 +138,7 @@ class Pipeline:
             batched=model.batched,
             arithmetic=arithmetic,
             cases=self._saved(cases, reference),
-            measured=self._measured(cases, generated, profiles),
+            measured=self._measured(cases, generated, profiles, batched=model.batched),
         )
 
     def _folder_for(self, name: str) -> Path:
@@ -160,15 +160,22 @@ class Pipeline:
             saved[case.name] = str(path)
         return saved
 
-    def _measured(self, cases: Sequence[Case], generated: Sequence[Case], profiles: Sequence[ShapeProfile]) -> str:
-        """A case with the shapes that the first profile is tuned for."""
-        tuned = profiles[0].inputs if profiles else {}
-        path = self._folder / "measured.npz"
-        case = next(
-            case
-            for case in (*cases, *generated)
-            if all(case.inputs[name].shape == ranged.opt for name, ranged in tuned.items())
+    def _measured(
+        self, cases: Sequence[Case], generated: Sequence[Case], profiles: Sequence[ShapeProfile], *, batched: bool
+    ) -> str:
+        """A case with the shapes that the first profile is tuned for. Of what is in the user's samples, where there are
+        such: of generated inputs it is not known whether they make sense to the model."""
+        tuned = {name: ranged.opt for name, ranged in profiles[0].inputs.items()} if profiles else {}
+
+        def is_tuned(case: Case) -> bool:
+            return all(case.inputs[name].shape == shape for name, shape in tuned.items())
+
+        case = (
+            next(filter(is_tuned, cases), None)
+            or samples.stretched(cases, tuned, batched=batched)
+            or next(filter(is_tuned, generated))
         )
+        path = self._folder / "measured.npz"
         golden.save(path, case.inputs, {})
         return str(path)
 

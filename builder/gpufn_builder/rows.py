@@ -3,7 +3,7 @@
 Shapes do not tell. A sort along the rows, a mean over them, a scale taken from all of them leave every shape as it is,
 and give one caller what another sent. So rows are run alone and then together: two by two in both orders, for a sort
 leaves alone what is sorted; all of them, and one twice, for some models count or drop what is equal; and beside them a
-faint one, which a scale that all rows share would wipe out. Pure.
+faint one, which a scale that all rows share would wipe out. Of a single row another is made by turning it. Pure.
 """
 
 from __future__ import annotations
@@ -79,6 +79,10 @@ def _different_rows(inputs: Iterable[Arrays]) -> list[Arrays]:
         faint = {name: _faint(array) for name, array in found[0].items()}
         if not _is_one_of(found, faint):
             found.append(faint)
+    if len(found) == 1:
+        turned = {name: np.roll(array, 1, -1) if array.ndim > 1 else array for name, array in found[0].items()}
+        if not _is_one_of(found, turned):
+            found.append(turned)
     return found
 
 

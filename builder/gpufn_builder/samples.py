@@ -102,6 +102,21 @@ def have_rows(cases: Sequence[Case]) -> bool:
     return all(len(count) == 1 and 0 not in count for count in counts)
 
 
+def stretched(cases: Sequence[Case], shapes: Mapping[str, tuple[int, ...]], *, batched: bool) -> Case | None:
+    """A case of these shapes, made of what is in `cases`: repeated, or cut, along each dimension, the first of which
+    counts rows if `batched`, of one case after the other. None where there is nothing to repeat."""
+    several = cases[: max(1, *(shape[0] for shape in shapes.values()))] if batched else cases[:1]
+    inputs = dict(cases[0].inputs)
+    for name, shape in shapes.items():
+        array = np.concatenate([case.inputs[name] for case in several]) if batched else inputs[name]
+        for axis, size in enumerate(shape):
+            if size and not array.shape[axis]:
+                return None
+            array = np.take(array, range(size), axis, mode="wrap")
+        inputs[name] = array
+    return Case("stretched samples", inputs)
+
+
 def _sample(array: Array, index: int) -> Array:
     return array[index : index + 1].reshape(array.shape[1:]).copy()  # array[index] may be no array
 

@@ -126,6 +126,29 @@ async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tm
     assert reference["found"].startswith("6 samples: ")
 
 
+async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_they_have_fewer_rows_than_a_run(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    proto = models.model(
+        [models.node("Gather", "table x", "y")],  # of generated indices one is outside of the table
+        [models.value("x", ["N"], TensorProto.INT64)],
+        [models.value("y", ["N", 4])],
+        [models.weights("table", 1, 4)],
+    )
+    data = io.BytesIO()
+    np.savez(data, x=np.array([[0], [-1]]))
+    digest = await objects.put(bus, subjects.MODEL_FILES, data.getvalue())
+    samples = ModelFile("samples.npz", digest, len(data.getvalue()))
+    spec = await bench.upload(bus, proto, max_batch=4, samples=samples)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert (manifest.batched, manifest.why_alone) == (True, "")
+
+
 async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:

@@ -106,6 +106,17 @@ def test_where_no_rows_were_seen_beside_one_another_each_call_runs_alone() -> No
     assert why_alone(run, [], {}, (), EXACT) == "a run takes one row: max_batch is 1"
 
 
+def test_of_a_single_row_of_integers_another_is_made_that_has_the_same_in_it() -> None:
+    seen: list[list[int]] = []
+
+    def run(inputs: Arrays) -> Arrays:
+        seen.extend(inputs["x"].tolist())
+        return {"y": inputs["x"]}
+
+    assert _why(run, {"x": np.array([[7, 8, 9]])}) == ""
+    assert sorted({tuple(row) for row in seen}) == [(7, 8, 9), (9, 7, 8)]
+
+
 def test_rows_of_other_shapes_are_left_out_and_samples_are_taken_first() -> None:
     seen: list[list[float]] = []
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpufn.errors import BuildFailed
 from gpufn.model import ShapeProfile, ShapeRange, TensorSpec
-from gpufn_builder.samples import Case, generate, have_rows, read_samples, sample_shapes
+from gpufn_builder.samples import Case, generate, have_rows, read_samples, sample_shapes, stretched
 from gpufn_builder.tensors import BF16
 
 X = TensorSpec("x", "FP32", (-1, 2))
@@ -254,3 +254,33 @@ def test_other_types_vary(datatype: str, dtype: Any) -> None:
 def test_scalars_and_empty_tensors_are_made(datatype: str) -> None:
     for shape in ((), (0, 2)):
         assert made(TensorSpec("x", datatype, shape))[0].inputs["x"].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("batched", "shape", "found"),
+    [
+        (True, (2, 2), [[1, 2], [3, 4]]),
+        (True, (1, 2), [[1, 2]]),
+        (True, (3, 3), [[1, 2, 1], [3, 4, 3], [1, 2, 1]]),
+        (False, (1, 1), [[1]]),
+        (False, (2, 5), [[1, 2, 1, 2, 1], [1, 2, 1, 2, 1]]),
+    ],
+)
+def test_samples_are_stretched_to_a_shape_with_nothing_in_it_but_theirs(
+    batched: bool, shape: tuple[int, ...], found: list[list[int]]
+) -> None:
+    cases = [Case("a", {"x": np.array([[1, 2]]), "fixed": np.zeros(3)}), Case("b", {"x": np.array([[3, 4]])})]
+    case = stretched(cases, {"x": shape}, batched=batched)
+    assert case is not None
+    assert (case.inputs["x"].tolist(), case.inputs["fixed"].shape) == (found, (3,))
+
+
+def test_texts_are_stretched_and_what_has_no_elements_is_not() -> None:
+    case = stretched([Case("a", {"names": np.array(["b"], np.object_)})], {"names": (2,)}, batched=True)
+    assert case is not None
+    assert case.inputs["names"].tolist() == ["b", "b"]
+    empty = [Case("a", {"past": np.zeros((1, 0))})]
+    assert stretched(empty, {"past": (1, 3)}, batched=True) is None
+    still = stretched(empty, {"past": (4, 0)}, batched=True)
+    assert still is not None
+    assert still.inputs["past"].shape == (4, 0)
