@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 from onnx import (
@@ -26,7 +25,6 @@ from onnx import (
     ValueInfoProto,
     checker,
     inliner,
-    numpy_helper,
     shape_inference,
     version_converter,
 )
@@ -36,6 +34,7 @@ from gpufn.errors import BuildFailed
 from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
 from gpufn_builder.ingest import SourceModel, all_nodes, used_domains, usual_domain
+from gpufn_builder.int8_weights import write_out
 from gpufn_builder.tensors import datatype_of
 
 _STAGE: Final = BuildStage.NORMALISE
@@ -74,7 +73,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     model.ClearField("training_info")
     _drop_unused_opsets(model)
     _drop_default_inputs(model)
-    _write_zero_points(model.graph)
+    write_out(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), accepted.newest_ir_version())
     for name in source.external:
         shutil.copyfile(source.folder / name, into / name)
@@ -107,30 +106,6 @@ def _drop_default_inputs(model: ModelProto) -> None:
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
-
-
-def _write_zero_points(graph: GraphProto) -> None:
-    """Of int8 constants with several scales, where they are left out, for 0. Told to count exactly
-    (`gpufn.ort_integers`), ONNX Runtime's optimiser makes uint8 of such constants, with one zero point where their
-    scales need as many as they are; and then they do not run."""
-    nodes = list(all_nodes(graph))
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {
-        node.output[0]: attribute.t
-        for node in nodes
-        if node.op_type == "Constant"
-        for attribute in node.attribute
-        if attribute.name == "value"
-    }
-    for node in nodes:
-        if node.op_type != "DequantizeLinear" or any(node.input[2:]):
-            continue
-        content, scales = (constants.get(name) for name in node.input[:2])
-        if content is not None and scales is not None and content.data_type == TensorProto.INT8 and scales.dims:
-            name = f"{node.output[0]}.gpufn_zero_point"
-            zeros = np.zeros(tuple(scales.dims), np.int8)
-            graph.initializer.append(numpy_helper.from_array(zeros, name))
-            node.input[2:] = [name]
 
 
 def _free_name(external: tuple[str, ...]) -> str:

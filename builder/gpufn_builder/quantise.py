@@ -15,6 +15,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn_builder.ingest import main_opset
+from gpufn_builder.int8_weights import write_out
 from gpufn_builder.lowering import names_taken
 from gpufn_builder.samples import Case
 from gpufn_builder.tensors import Arrays
@@ -60,13 +61,15 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
     except Exception as error:  # it raises whatever comes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BuildFailed(f"the model cannot be quantised: {reason}", stage=_STAGE) from error
-    _sort(path)
+    _finish(path)
     return True
 
 
-def _sort(path: Path) -> None:
-    """The nodes of the model at `path` after those that they need. The tool does not look into bodies of an If."""
+def _finish(path: Path) -> None:
+    """The nodes of the model at `path` after those that they need, with weights of their own. The tool does not look
+    into bodies of an If."""
     model = onnx.load(path, load_external_data=False)
+    write_out(model.graph)
     nodes = list(model.graph.node)
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     needs = {index: {makers[name] for name in names_taken(node) if name in makers} for index, node in enumerate(nodes)}

@@ -225,3 +225,34 @@ def test_zero_points_of_several_scales_are_written_out_so_that_exact_products_ru
         options.add_session_config_entry(entry, told)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 64), np.float32)})[0].shape == (1, 8)
+
+
+def test_int8_weights_and_zero_points_that_nodes_share_become_their_own_so_that_exact_products_run(
+    tmp_path: Path,
+) -> None:
+    proto = model(
+        [
+            node("DequantizeLinear", "integers scale zero", "w"),
+            node("DequantizeLinear", "others scale zero", "v"),
+            node("QuantizeLinear", "x scale zero", "xq"),
+            node("DequantizeLinear", "xq scale zero", "xd"),
+            *(node("MatMul", f"xd {name}", made) for name, made in (("w", "a"), ("w", "b"), ("v", "c"))),
+            node("Sum", "a b c", "y"),
+        ],
+        [value("x", ["N", 4])],
+        [value("y", ["N", 4])],
+        [
+            models.constant("integers", np.full((4, 4), 3), np.int8), models.constant("others", np.eye(4), np.int8),
+            models.constant("scale", 0.5), models.constant("zero", 0, np.int8),
+        ],
+    )  # fmt: skip
+    found = normal(proto, tmp_path)
+    weights = [each for each in onnx.load(found.path).graph.node if each.op_type == "DequantizeLinear"]
+    own = [name for each in weights if each.input[0] != "xq" for name in (each.input[0], each.input[2])]
+    assert len(own) == len(set(own)) == 6
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    for entry, told in EXACT.items():
+        options.add_session_config_entry(entry, told)
+    session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((1, 4), np.float32)})[0].tolist() == [[12.5] * 4]

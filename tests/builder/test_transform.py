@@ -230,6 +230,19 @@ def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(op
     assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
 
 
+def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Path) -> None:
+    """As layers are tied, and heads of a detector run on several maps."""
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r w", "y")],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [weights("w", 8, 8)],
+    )
+    prepared = Prepared(proto, tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimised
+
+
 def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
     proto = models.cnn()
     proto.opset_import[0].version = 8
