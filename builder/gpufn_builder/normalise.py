@@ -41,6 +41,7 @@ _STAGE: Final = BuildStage.NORMALISE
 _NAME: Final = "model.onnx"
 _FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
 _HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
+_SIXTEEN_BITS: Final = (TensorProto.INT16, TensorProto.UINT16)
 _INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 _NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
 
@@ -173,8 +174,14 @@ def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> Norm
 
 
 def _arithmetic(graph: GraphProto) -> Precision:
+    """Where values between the nodes are rounded to 8 bits, it is int8: compiled, their products are of integers, and
+    come out a step further where the floats that are written come to lie between two."""
     values = (*graph.input, *graph.value_info, *graph.output)
-    types = {value.type.tensor_type.elem_type for value in values} | {each.data_type for each in graph.initializer}
+    by_name = {value.name: value.type.tensor_type.elem_type for value in values}
+    steps = {by_name.get(each.output[0]) for each in all_nodes(graph) if each.op_type == "QuantizeLinear"}
+    if steps.difference(_SIXTEEN_BITS):
+        return Precision.INT8
+    types = {*by_name.values()} | {each.data_type for each in graph.initializer}
     return next((precision for element, precision in _HALVES if element in types), Precision.FP32)
 
 

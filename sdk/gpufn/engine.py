@@ -103,7 +103,8 @@ class Latency(msgspec.Struct, frozen=True):
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     """An engine as published. `files` holds the engine first, then what it refers to, then GOLDEN_FILE.
 
-    `arithmetic` is the coarsest in it: that of the recipe, or the model's own, which may have been in half precision.
+    `arithmetic` is the coarsest in it: that of the recipe, or the model's own, which may have been in half precision
+    or int8.
 
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``: what a worker runs before it is READY.
     `batched` tells that the first dimension of each input and output counts rows, which the builder saw to be

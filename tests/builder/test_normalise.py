@@ -17,6 +17,25 @@ from tests.builder import models
 from tests.builder.models import externalise, mlp, model, node, put, spec_of, value
 
 
+def _rounded(element: int) -> ModelProto:
+    """A product of floats that are rounded to steps of this type before."""
+    return model(
+        [
+            node("QuantizeLinear", "x step zero", "q"),
+            node("DequantizeLinear", "q step zero", "d"),
+            node("MatMul", "d w", "y"),
+        ],
+        [value("x", ["N", 4])],
+        [value("y", ["N", 4])],
+        [
+            models.constant("step", 0.1),
+            models.constant("zero", 0, helper.tensor_dtype_to_np_dtype(element)),
+            models.weights("w", 4, 4),
+        ],
+        opset=21,
+    )
+
+
 def normal(proto: ModelProto, tmp_path: Path) -> NormalModel:
     put(proto, tmp_path / "upload")
     into = tmp_path / "normal"
@@ -44,6 +63,9 @@ def test_texts_are_bytes(tmp_path: Path) -> None:
         (mlp(), Precision.FP32),
         (mlp(element=TensorProto.FLOAT16), Precision.FP16),
         (mlp(element=TensorProto.BFLOAT16), Precision.BF16),
+        (_rounded(TensorProto.INT8), Precision.INT8),
+        (_rounded(TensorProto.UINT8), Precision.INT8),
+        (_rounded(TensorProto.UINT16), Precision.FP32),
         (
             model(
                 [
