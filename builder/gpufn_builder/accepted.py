@@ -11,7 +11,8 @@ from onnx import TensorProto, helper
 
 _SILENT: Final = 4
 _OLDEST_IR: Final = 8
-_OLDEST_OPSET: Final = {"": 17, "ai.onnx.ml": 3}
+_RUNTIMES_OWN: Final = "com.microsoft"  # operators that its tools, and some exporters, write into a model
+_OLDEST_OPSET: Final = {"": 17, "ai.onnx.ml": 3, _RUNTIMES_OWN: 1}
 
 
 @functools.cache
@@ -25,8 +26,8 @@ def newest_ir_version() -> int:
 
 @functools.cache
 def domains() -> frozenset[str]:
-    """The domains of ONNX itself; "" is the main one."""
-    return frozenset(schema.domain for schema in onnx.defs.get_all_schemas())
+    """The domains of ONNX itself, of which "" is the main one, and the runtime's own."""
+    return frozenset(schema.domain for schema in onnx.defs.get_all_schemas()) | {_RUNTIMES_OWN}
 
 
 @functools.cache

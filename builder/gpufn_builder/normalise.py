@@ -42,7 +42,12 @@ _NAME: Final = "model.onnx"
 _FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
 _HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
 _SIXTEEN_BITS: Final = (TensorProto.INT16, TensorProto.UINT16)
-_INTEGER_PRODUCTS: Final = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
+_INTEGER_PRODUCTS: Final = frozenset(
+    {
+        "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul",
+        "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm",
+    }
+)  # fmt: skip
 _NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
 
 

@@ -197,6 +197,18 @@ def weights_of_few_bits(element: int, block_size: int = 0) -> ModelProto:
     )
 
 
+def fused() -> ModelProto:
+    """As ONNX Runtime's tools write it: with an operator of its own."""
+    proto = model(
+        [node("MatMul", "x w", "h"), node("Gelu", "h", "g", domain="com.microsoft"), node("MatMul", "g v", "y")],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 4])],
+        [weights("w", 8, 8), weights("v", 8, 4)],
+    )
+    proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return proto
+
+
 def over_rows() -> ModelProto:
     """Each row's result depends on the others: a dynamic first dimension that cannot be batched."""
     return model(

@@ -90,6 +90,16 @@ async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
         assert (await _report(bus, ended))["tolerance"]["rel_l2"] == TOLERANCES[arithmetic].rel_l2
 
 
+async def test_a_model_with_operators_of_the_runtimes_own_is_built(connect: Any, nats: Any, tmp_path: Path) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    ended = await building.run(bench.build_of(await bench.upload(bus, models.fused(), max_batch=4)), CPU, _ignore)
+    assert ended.error is None
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    assert manifest.batched
+
+
 async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:

@@ -299,7 +299,7 @@ def test_functions_that_call_themselves_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).message == "the function own.f1 calls itself"
 
 
-@pytest.mark.parametrize("domain", ["", "ai.onnx.ml"])
+@pytest.mark.parametrize("domain", ["", "ai.onnx.ml", "com.microsoft"])
 def test_an_opset_that_is_too_new_is_refused_with_both_numbers(domain: str, tmp_path: Path) -> None:
     newest = accepted.newest_opset(domain)
     op = node("Binarizer", "x", "y", domain=domain) if domain else node("Neg", "x", "y")

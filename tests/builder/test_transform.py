@@ -59,6 +59,7 @@ def operators(path: Path) -> list[str]:
 
 MODELS = [
     models.mlp, models.cnn, models.encoder, models.texts, models.branching, models.several_outputs, models.over_rows,
+    models.fused,
 ]  # fmt: skip
 
 
