@@ -104,12 +104,8 @@ class Sampler:
         """By pid, the share of the time in which the GPU ran its kernels, by the newest sample; who has none was idle.
         None until the driver has told any."""
         nvml, since = self._nvml, self._told_until.get(uuid, 0)
-        try:
-            samples = said(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
-        except nvml.NVMLError as error:
-            if error.value != nvml.NVML_SUCCESS:  # which the library raises when there is nothing new
-                raise
-            samples = ()
+        # When there is nothing new the library raises, even success.
+        samples = said(nvml, nvml.nvmlDeviceGetProcessUtilization, handle, since) or ()
         newest = sorted((each for each in samples if each.timeStamp > since), key=lambda each: each.timeStamp)
         if newest:
             self._told_until[uuid] = newest[-1].timeStamp
@@ -128,21 +124,25 @@ class Sampler:
 
 
 def said(nvml: Any, ask: Callable[..., T], *about: Any) -> T | None:
-    """None where the device or the driver does not tell this. Raises NVMLError when the device does not answer."""
+    """None where the device or the driver does not tell this. Raises NVMLError when there is nobody to tell anything.
+
+    Virtual machines answer some questions with errors of any kind, which is no trouble of the device: whether it is
+    there, its memory tells.
+    """
     try:
         return ask(*about)
     except nvml.NVMLError as error:
         if error.value in (
-            nvml.NVML_ERROR_NOT_SUPPORTED,
-            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-            nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            nvml.NVML_ERROR_INVALID_ARGUMENT,
-            nvml.NVML_ERROR_NOT_FOUND,
-            nvml.NVML_ERROR_NO_PERMISSION,
-            nvml.NVML_ERROR_NO_DATA,
+            nvml.NVML_ERROR_UNINITIALIZED,
+            nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            nvml.NVML_ERROR_GPU_IS_LOST,
+            nvml.NVML_ERROR_RESET_REQUIRED,
         ):
-            return None
-        raise
+            raise
+    except nvml.NVMLLibraryMismatchError:  # the driver is older than the question
+        pass
+    return None
 
 
 def text(value: str | bytes) -> str:

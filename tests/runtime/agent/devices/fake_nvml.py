@@ -36,12 +36,14 @@ class FakeGpu:
     multiprocessors: int = 0  # of an instance
     error: int = 0  # every question is answered with it
     lacks: set[str] = dataclasses.field(default_factory=set)  # functions that it does not support
+    breaks: dict[str, Exception] = dataclasses.field(default_factory=dict)  # what functions raise
 
 
 class FakeNvml:
     """`links` are the pairs, by uuid, that NVLink joins; `ancestors` where others meet; `error` is NVML's own."""
 
     NVMLError = pynvml.NVMLError
+    NVMLLibraryMismatchError = pynvml.NVMLLibraryMismatchError
 
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = list(gpus)
@@ -238,6 +240,8 @@ class FakeNvml:
         self._answer()
         if gpu.error:
             raise pynvml.NVMLError(gpu.error)
+        if function in gpu.breaks:
+            raise gpu.breaks[function]
         if function in gpu.lacks:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return value

@@ -144,6 +144,30 @@ def test_what_a_device_does_not_tell_is_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "error",
+    [pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), pynvml.NVMLError(pynvml.NVML_ERROR_OPERATING_SYSTEM),
+     pynvml.NVMLLibraryMismatchError("the library is newer than the driver")],
+)  # fmt: skip
+def test_a_question_that_a_virtual_machine_or_an_old_driver_cannot_answer_is_no_trouble_of_the_device(
+    error: Exception,
+) -> None:
+    asked = ("nvmlDeviceGetPcieThroughput", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetComputeRunningProcesses")
+    gpu = FakeGpu("GPU-0", breaks=dict.fromkeys(asked, error))
+    inventory = NvmlInventory(POOL, FakeNvml(gpu))
+    assert [device.uuid for device in inventory.find().devices[1:]] == ["GPU-0"]
+    sample = inventory.sample()
+    assert sample.troubles == {}
+    assert [(each.pcie_sent_bytes_per_s, each.temperature_c) for each in sample.metrics] == [(None, 40)]
+
+
+def test_a_device_whose_memory_is_told_from_what_was_known_is_lost_all_the_same() -> None:
+    gpu = FakeGpu("GPU-0", breaks={"nvmlDeviceGetUtilizationRates": pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)})
+    inventory = NvmlInventory(POOL, FakeNvml(gpu))
+    inventory.find()
+    assert inventory.sample().troubles == {"GPU-0": Trouble(Health.FAILED, "gpu is lost")}
+
+
+@pytest.mark.parametrize(
     ("error", "health"),
     [("NVML_ERROR_GPU_IS_LOST", Health.FAILED), ("NVML_ERROR_RESET_REQUIRED", Health.FAILED),
      ("NVML_ERROR_UNKNOWN", Health.DEGRADED)],
