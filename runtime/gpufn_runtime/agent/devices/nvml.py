@@ -38,6 +38,7 @@ class NvmlInventory:
         self._parents: dict[str, Any] = {}  # of all GPUs
         self._events: Any = None
         self._is_away = False  # NVML itself; said once
+        self._silent: set[str] = set()  # GPUs that tell of no errors; said once
         self._sampler: Sampler | None = None
 
     def find(self) -> Found:
@@ -179,7 +180,9 @@ class NvmlInventory:
             try:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             except nvml.NVMLError as error:
-                log.info("%s does not tell of errors: %s", uuid, error)
+                if uuid not in self._silent:
+                    log.info("%s does not tell of errors: %s", uuid, error)
+                self._silent.add(uuid)
             else:
                 self._events = events
 

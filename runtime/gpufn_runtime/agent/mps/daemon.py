@@ -290,8 +290,10 @@ class Daemon:
             (self.folder / _FILE).write_bytes(msgspec.json.encode(file))
 
     def _last_words(self) -> str:
-        """Of its log, where a driver says what it lacks."""
-        with contextlib.suppress(OSError):
-            lines = (self._log / "control.log").read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            return f": {' | '.join(lines)}" if lines else ""
-        return ""
+        """Of its logs, where a driver says what it lacks: the daemon's own, and that of its server."""
+        said = []
+        for name in ("control.log", "server.log"):
+            with contextlib.suppress(OSError):
+                lines = (self._log / name).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+                said += [f"{name}: {' | '.join(lines)}"] if lines else []
+        return f": {'; '.join(said)}" if said else ""

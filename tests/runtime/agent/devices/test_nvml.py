@@ -230,6 +230,19 @@ def test_error_events_are_told_once() -> None:
     assert inventory.sample().xids == ()
 
 
+def test_that_a_device_tells_of_no_errors_is_said_once_however_often_nvml_is_opened(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu = FakeGpu("GPU-0", lacks={"nvmlDeviceRegisterEvents"})
+    inventory = NvmlInventory(POOL, FakeNvml(gpu))
+    with caplog.at_level("INFO"):
+        inventory.find()
+        gpu.error = pynvml.NVML_ERROR_UNKNOWN
+        for _ in range(3):
+            inventory.sample()
+    assert caplog.text.count("does not tell of errors") == 1
+
+
 def test_no_library_is_no_gpus(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with caplog.at_level("INFO"):

@@ -68,7 +68,8 @@ def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine
     machine.set(broken=True)
 
     async def work(daemon: Daemon) -> None:
-        with pytest.raises(DeviceFailed, match=r"GPU-1: its MPS daemon has ended: .*driver and library do not match"):
+        why = r"GPU-1: its MPS daemon has ended: control\.log: .*driver and library do not match; server\.log: .*CUDA"
+        with pytest.raises(DeviceFailed, match=why):
             await daemon.start()
         assert not daemon.folder.exists()
 
