@@ -75,11 +75,15 @@ def _check(options: argparse.Namespace) -> int:
     titles = {step.name: step.title for step in STEPS}
     folder = options.out or measure.RESULTS
     print(report.where(told), flush=True)
-    for result in run([step for step in STEPS if step.name in names], found, total_s=options.total or TOTAL_S):
-        told.results.append(result)
-        told.seconds = time.monotonic() - began
-        print(report.line(result, max(map(len, titles))), flush=True)
-        written = report.write(told, titles, folder)  # after each: who is killed leaves what there was
+    chosen = [step for step in STEPS if step.name in names]
+    with machine.awake():
+        for result in run(chosen, found, total_s=options.total or TOTAL_S):
+            told.results.append(result)
+            told.seconds = time.monotonic() - began
+            print(report.line(result, max(map(len, titles))), flush=True)
+            written = report.write(told, titles, folder)  # after each: who is killed leaves what there was
+    if left := report.left(told.results):
+        print(f"\nleft for another command: --steps {','.join(left)}")
     print(f"\n{told.seconds:.0f} s; the report is {written}, .md and .html beside it")
     return report.exit_code(told.results)
 

@@ -25,12 +25,14 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """`wrong` lists what was measured and should not be so: with any of it the step has failed."""
+    """`wrong` lists what was measured and should not be so: with any of it the step has failed. `said` is what programs
+    answered, word by word, by what was asked."""
 
     summary: str  # one line
     figures: dict[str, Any] = {}
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
+    said: Mapping[str, str] = {}
     wrong: Sequence[str] = ()
 
 
@@ -50,6 +52,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # one line: why there is no finding, or what is wrong with it
     detail: str = ""
     finding: Finding | None = None
+    is_left: bool = False  # the whole check's time was over before it, or within it
 
     @property
     def line(self) -> str:

@@ -12,6 +12,8 @@ from gpufn.errors import DeviceFailed
 from gpufn_runtime.agent.mps.control import PROGRAM
 from gpufn_runtime.agent.mps.daemon import Daemon
 
+START_TIMEOUT_S = 40.0  # a server that starts where nobody has used the GPU before may have to wake it
+
 
 def need_mps(machine: Machine) -> Gpu:
     """The GPU that is measured, when a daemon starts for it as the agent's do. Raises CannotRun."""
@@ -20,7 +22,11 @@ def need_mps(machine: Machine) -> Gpu:
     # Its path is short: a daemon listens on unix sockets in it.
     with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         try:
-            asyncio.run(_begun_and_ended(Daemon(gpu.uuid, Path(folder) / "gpu", uid=os.getuid())))
+            asyncio.run(
+                _begun_and_ended(
+                    Daemon(gpu.uuid, Path(folder) / "gpu", uid=os.getuid(), start_timeout_s=START_TIMEOUT_S)
+                )
+            )
         except DeviceFailed as error:
             raise CannotRun(f"MPS does not start here: {error.message}") from error
     return gpu

@@ -64,8 +64,11 @@ def _overview(results: Sequence[Result]) -> str:
 
 def _step(result: Result, title: str) -> str:
     tables = "".join(map(_table, result.finding.tables if result.finding else ()))
+    said = result.finding.said.items() if result.finding else ()
+    words = "".join(f"<p class=soft>{_text(asked)}</p><pre>{_text(answer)}</pre>" for asked, answer in said)
     detail = f"<pre>{_text(result.detail)}</pre>" if result.detail else ""
-    return f"<section><h2>{_text(title)}</h2>{tables}{detail}</section>" if tables or detail else ""
+    shown = tables + words + detail
+    return f"<section><h2>{_text(title)}</h2>{shown}</section>" if shown else ""
 
 
 def _table(table: Table) -> str:

@@ -27,6 +27,7 @@ _CALL_TIMEOUT_S = 60.0
 # Some virtual machines are given memory as they use it: what they have at first is no measure. A worker gets a quarter,
 # which takes a CUDA context and 10 GB that are parked.
 _MEMORY_GIB = 64
+_LINES = 60  # of each log, at its end
 _NOT_BUILT = "does not have"  # how gpufn refuses an option that it knows and has not built
 
 
@@ -73,15 +74,20 @@ class Platform:
         try:
             answer = self._client.post(path, content=body, headers=headers)
         except httpx.TransportError as error:
-            raise CallFailed(f"{path}: {error!r}") from error
+            raise CallFailed(f"{path}: {error!r}") from None  # forty lines of httpx say no more
         if not answer.is_success:
             raise CallFailed(f"{path}: {answer.status_code} {_problem(answer)}")
         return answer.json()
 
     def invoke(self, function: str, **arguments: Any) -> Any:
-        """The result. Raises CallFailed."""
+        """The result. Raises CallFailed, of a call that waits for a worker with what it waits for."""
         body = json.dumps(arguments).encode()
-        return self.post(f"/v1/functions/{function}/invoke", body, {"Content-Type": "application/json"})
+        try:
+            return self.post(f"/v1/functions/{function}/invoke", body, {"Content-Type": "application/json"})
+        except CallFailed as error:
+            with contextlib.suppress(httpx.HTTPError, LookupError):
+                error.add_note(f"--- gpufn why\n{self.why(function.partition('.')[0])}")
+            raise
 
     def timed(self, function: str, **arguments: Any) -> tuple[float, Any]:
         """Seconds of a call, and its result."""
@@ -125,7 +131,7 @@ def up(machine: Machine, **environ: str) -> Iterator[Platform]:
         except CannotRun:
             raise
         except BaseException as error:
-            error.add_note(measure.log_tails(platform.logs))
+            error.add_note(measure.log_tails(platform.logs, lines=_LINES))
             raise
 
 

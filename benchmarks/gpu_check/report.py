@@ -30,6 +30,11 @@ def exit_code(results: Iterable[Result]) -> int:
     return int(any(result.state in (State.FAILED, State.TIMED_OUT) for result in results))
 
 
+def left(results: Iterable[Result]) -> list[str]:
+    """Steps for which there was no time, or too little of it."""
+    return [result.step for result in results if result.is_left]
+
+
 def line(result: Result, width: int = 0) -> str:
     """What the terminal shows of a step."""
     return f"{_MARKS[result.state]:<9} {result.step:<{width}} {result.seconds:6.1f} s  {result.line}"
@@ -78,14 +83,16 @@ def _merged(parts: Sequence[Plot]) -> Plot:
 
 
 def _says_more(result: Result) -> bool:
-    return bool(result.detail or (result.finding and result.finding.tables))
+    return bool(result.detail or (result.finding and (result.finding.tables or result.finding.said)))
 
 
 def _section(result: Result, title: str) -> str:
     parts = [f"\n## {title}\n"]
-    parts += [_table(table) for table in (result.finding.tables if result.finding else ())]
+    if result.finding:
+        parts += [_table(table) for table in result.finding.tables]
+        parts += [f"`{asked}`:\n\n{_verbatim(answer)}" for asked, answer in result.finding.said.items()]
     if result.detail:
-        parts.append(f"```text\n{result.detail.rstrip()}\n```\n")
+        parts.append(_verbatim(result.detail))
     return "\n".join(parts)
 
 
@@ -93,6 +100,10 @@ def _table(table: Table) -> str:
     caption = f"{table.title}:\n\n" if table.title else ""
     text: str = measure.table(table.headers, [[_in_cell(cell) for cell in row] for row in table.rows])
     return caption + text
+
+
+def _verbatim(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```\n"
 
 
 def _in_cell(value: Any) -> str:

@@ -31,7 +31,7 @@ from measure import descendants
 _GRACE_S = 15.0  # to stop a platform in order takes up to ten
 _GONE_S = 5.0  # a process that waits for a driver may not even go when it is killed
 _LEAST_S = 5.0  # with less time than this left a step is not begun
-_SHOWN_BYTES = 6_000  # of what a step printed
+_SHOWN_BYTES = 40_000  # of what a step printed: pytest's failures, one after the other
 _fork = multiprocessing.get_context("fork")
 
 
@@ -55,9 +55,12 @@ def run(steps: Sequence[Step], machine: Machine, *, total_s: float, grace_s: flo
     for step in steps:
         left_s = give_up - time.monotonic()
         if left_s < min(_LEAST_S, step.limit_s):
-            yield Result(step=step.name, state=State.SKIPPED, reason=f"no time was left of {total_s:.0f} s")
+            why = f"no time was left of {total_s:.0f} s"
+            yield Result(step=step.name, state=State.SKIPPED, reason=why, is_left=True)
         else:
-            yield perform(step, machine, limit_s=min(step.limit_s, left_s), grace_s=grace_s)
+            result = perform(step, machine, limit_s=min(step.limit_s, left_s), grace_s=grace_s)
+            was_cut = result.state is State.TIMED_OUT and left_s < step.limit_s
+            yield msgspec.structs.replace(result, is_left=was_cut)
 
 
 def perform(step: Step, machine: Machine, *, limit_s: float, grace_s: float = _GRACE_S) -> Result:

@@ -17,6 +17,7 @@ from gpu_check.checks import inventory
 from gpu_check.machine import CannotRun, Gpu
 from gpu_check.mps import need_mps
 from gpu_check.platform import declared
+from gpu_check.words import heard
 from gpufn.device import Device, DeviceType
 from gpufn_runtime.agent.devices.declared import parse_devices
 from tests.runtime.agent.mps.machine import Machine as Programs
@@ -149,3 +150,34 @@ def test_every_name_of_nvml_that_is_said_is_in_the_real_library() -> None:
     }
     assert len(said) > 20
     assert sorted(name for name in said if not hasattr(library, name)) == []
+
+
+def test_an_answer_that_is_no_error_of_nvml_fails_nothing_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+
+    def mismatched(*_: object) -> None:
+        raise RuntimeError("the library is newer than the driver")
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetComputeRunningProcesses", mismatched, raising=False)
+    assert inventory.metrics(driver, "handle")["processes"] == "the library is newer than the driver"
+
+
+def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+
+    def opened() -> set[str]:
+        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return {os.path.basename(os.readlink(link)) for link in links if os.path.exists(link)} & set(
+            os.listdir(tmp_path)
+        )
+
+    with machine.awake(f"{tmp_path}/nvidia[0-9]*"):
+        assert opened() == {"nvidia0"}
+    assert opened() == set()
+
+
+def test_a_program_is_heard_whatever_becomes_of_it() -> None:
+    assert heard(["cat"], "yes").startswith("yes\n[exit code 0, ")
+    assert heard(["not-there"]) == "not-there cannot be run: No such file or directory"
+    assert heard(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[no end after 1 s]")

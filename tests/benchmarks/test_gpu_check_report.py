@@ -63,6 +63,15 @@ def test_the_text_names_device_driver_and_each_step_with_its_reason() -> None:
     assert "## none" not in text  # its line says all
 
 
+def test_what_programs_said_stands_there_as_they_said_it() -> None:
+    heard = Result(
+        step="words", state=State.PASSED, finding=Finding(summary="", said={"0: get_server_list": "12\n[exit code 0]"})
+    )
+    text = report.markdown(whole(heard), {"words": "Words"})
+    assert "## Words\n\n`0: get_server_list`:\n\n```text\n12\n[exit code 0]\n```" in text
+    assert "<pre>12\n[exit code 0]</pre>" in page.render(whole(heard), {}, [])
+
+
 def test_plots_of_one_title_stand_in_one_picture() -> None:
     (plot,) = report.merged([found("time", 1.0, 2.0), SKIPPED, found("MPS", 3.0, None)])
     assert {how: list(values) for how, values in plot.series.items()} == {"time": [1.0, 2.0], "MPS": [3.0, None]}
@@ -142,12 +151,12 @@ def test_the_command_lists_its_steps_and_refuses_others() -> None:
 
 
 def test_the_command_writes_a_report_of_what_cannot_be_done(tmp_path: Path) -> None:
-    ended = gpu_check("--pretend", "--steps", "overlap,sharing-mps", "--out", tmp_path)
+    ended = gpu_check("--pretend", "--steps", "sharing-mps,overlap", "--out", tmp_path)
     if "a GPU that is pretended" not in ended.stdout:
         pytest.skip("there is a GPU: none is pretended")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (path,) = tmp_path.glob("*.json")
     results = msgspec.json.decode(path.read_bytes(), type=Report).results
     assert [(each.step, each.line) for each in results] == [
-        (name, "no GPU: it is pretended only") for name in ("overlap", "sharing-mps")
+        (name, "no GPU: it is pretended only") for name in ("sharing-mps", "overlap")
     ]

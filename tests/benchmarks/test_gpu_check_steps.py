@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpu_check.checks import parking, sharing
+from gpu_check import report, steps
+from gpu_check.checks import parking, sharing, suite
 from gpu_check.findings import Finding, Result, State, Table
 from gpu_check.load import Seen
 from gpu_check.machine import CannotRun, Gpu, Machine
@@ -131,6 +134,17 @@ def test_steps_for_which_no_time_is_left_are_not_begun() -> None:
 
     results = list(run([step(unexpected, "a"), step(unexpected, "b")], MACHINE, total_s=0))
     assert [(each.state, each.line) for each in results] == [(State.SKIPPED, "no time was left of 0 s")] * 2
+    assert report.left(results) == ["a", "b"]
+
+
+def test_a_step_that_the_whole_checks_end_cut_short_is_left_and_one_beyond_its_own_limit_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hang = Result(step="", state=State.TIMED_OUT)
+    monkeypatch.setattr(steps, "perform", lambda step, *_, **__: msgspec.structs.replace(hang, step=step.name))
+    tried = [Step("own", "", 30, lambda _: FOUND), Step("cut", "", 6000, lambda _: FOUND)]
+    results = list(run(tried, MACHINE, total_s=600))
+    assert report.left(results) == ["cut"]
 
 
 def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
@@ -203,3 +217,28 @@ def test_parking_is_measured_with_the_same_worker_before_and_after() -> None:
     found = parking.check(machine, (0.1,))
     assert list(found.figures) == ["0.1 GB"]
     assert set(found.figures["0.1 GB"]) == {"cold_ms", "resumed_ms", "warm_ms"}
+
+
+def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo = tmp_path / "waits"
+    os.mkfifo(fifo)
+    tests = tmp_path / "tests" / "gpu"
+    tests.mkdir(parents=True)
+    (tests / "test_hangs.py").write_text(
+        f"import pytest\n\n@pytest.mark.gpu\ndef test_it(): open({str(fifo)!r}).read()\n"
+    )
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['gpu']\n")
+    monkeypatch.setattr(suite, "_ROOT", tmp_path)
+
+    def end_our_time() -> None:
+        with fifo.open("w"):  # which it is when the test has begun, and the test waits for as long as it is
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+
+    def check(machine: Machine) -> Finding:
+        threading.Thread(target=end_our_time, daemon=True).start()
+        return suite.gpu_tests(machine)
+
+    result = performed(check)
+    assert result.state is State.TIMED_OUT
+    assert "test_hangs.py::test_it" in result.detail

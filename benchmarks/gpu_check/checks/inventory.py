@@ -10,8 +10,21 @@ from typing import Any
 from gpu_check.findings import Finding, Table
 from gpu_check.machine import Machine
 from gpu_check.platform import up
+from gpu_check.words import of_all
 
 _MIB = 1 << 20
+_ASKED = (
+    "nvidia-smi",
+    "nvidia-smi -q",
+    "ls -l /dev/nvidia* /dev/nvidia-caps /dev/shm",
+    "ls -l /usr/local/nvidia/bin /usr/bin/nvidia*",
+    "ldconfig -p | grep -E 'libcuda|nvidia|cudart|nvinfer'",
+    "cat /proc/driver/nvidia/version /proc/driver/nvidia/params",
+    "cat /proc/self/cgroup /proc/mounts",
+    "id; ulimit -a; free -m; df -h / /tmp /dev/shm",
+    "env | cut -d= -f1 | sort",
+    "nvidia-cuda-mps-control -h",
+)
 
 
 def inventory(machine: Machine) -> Finding:
@@ -48,6 +61,12 @@ def inventory(machine: Machine) -> Finding:
     )
 
 
+def programs(machine: Machine) -> Finding:
+    """In a step of its own: what else is wrong here can be read from it."""
+    said = of_all(_ASKED)
+    return Finding(summary=f"{len(said)} answers, and {len(machine.programs)} of the programs are there", said=said)
+
+
 def metrics(nvml: Any, handle: Any) -> dict[str, Any]:
     """What the device tells; what it does not support says so in the driver's words."""
     clock = nvml.nvmlDeviceGetClockInfo
@@ -76,13 +95,13 @@ def metrics(nvml: Any, handle: Any) -> dict[str, Any]:
         "processes": lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
         "mps_processes": lambda: len(nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)),
     }
-    return {name: _read(nvml, reader) for name, reader in readers.items()}
+    return {name: _read(reader) for name, reader in readers.items()}
 
 
-def _read(nvml: Any, reader: Callable[[], Any]) -> Any:
+def _read(reader: Callable[[], Any]) -> Any:
     try:
         return reader()
-    except (nvml.NVMLError, AttributeError) as error:
+    except Exception as error:  # the library raises what is no NVMLError, too
         return str(error)
 
 

@@ -1,0 +1,55 @@
+"""MPS's own words, with programs and a libcuda that are played."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_check.checks import mps_words
+from gpu_check.machine import Gpu, Machine
+from tests.conftest import ROOT
+from tests.runtime.agent.mps.machine import Machine as Programs
+
+GPU = Gpu("GPU-1", "NVIDIA X", 24 << 30, "9.0")
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    played = Programs(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{played.folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, [ROOT / "tests/e2e/gpu_stand_in", ROOT])))
+    monkeypatch.setenv("PLAYED_MPS_CONTROL", f"{played.folder}/nvidia-cuda-mps-control")
+    monkeypatch.setattr(mps_words, "_PERCENT", (50,))
+    monkeypatch.setattr(mps_words, "_LIMITS", ("0=2048M",))
+    yield played
+    played.end()
+
+
+def machine(programs: Programs) -> Machine:
+    return Machine(gpus=(GPU,), programs={"nvidia-cuda-mps-control": str(programs.folder)})
+
+
+def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs) -> None:
+    found = mps_words.mps_words(machine(programs))
+    assert found.wrong == []
+    assert list(map(list, found.tables[0].rows)) == [
+        ["PINNED_DEVICE_MEM_LIMIT 0=2048M", True, 58, 2048, False],
+        ["ACTIVE_THREAD_PERCENTAGE 50", True, 30, 24 << 10, True],
+    ]
+    said = {asked.partition(": ")[2]: answer for asked, answer in found.said.items()}
+    assert "\n[exit code 0" in next(answer for asked, answer in said.items() if asked.startswith("get_client_list"))
+    assert "Unknown command" in said["ps"]
+    assert "cuModuleLoadData" in said["a fault"]  # which the library that is played does not have
+    assert said["control.log"] == "Start\n"
+    assert programs.rests()
+
+
+def test_where_no_server_starts_the_daemons_own_words_are_kept(programs: Programs) -> None:
+    programs.set(broken=True)
+    found = mps_words.mps_words(machine(programs))
+    assert found.wrong == ["no server got ACTIVE: see what was said"]
+    assert "driver and library do not match" in "".join(found.said.values())
+    assert programs.rests()
