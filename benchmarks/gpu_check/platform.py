@@ -146,13 +146,18 @@ def _problem(answer: httpx.Response) -> str:
 def declared(machine: Machine) -> dict[str, str]:
     """What the platform is told of the machine: the device that is measured, where the driver would tell of none, or of
     several; and memory, where the kernel may tell of too little."""
-    told: dict[str, str] = {}
+    told = memory(machine)
     if not machine.gpus:
         return told
     if machine.pretended or len(machine.gpus) > 1:
         gpu = machine.gpu()
         device = Device(gpu.uuid, DeviceType.GPU, gpu.name, gpu.memory_bytes, compute_capability=gpu.compute_capability)
         told["GPUFN_DEVICES"] = json.dumps(msgspec.to_builtins((device,)))
-    if not machine.pretended and machine.about.get("memory_gib", _MEMORY_GIB) < _MEMORY_GIB:
-        told["GPUFN_MEMORY"] = f"{_MEMORY_GIB}Gi"
     return told
+
+
+def memory(machine: Machine) -> dict[str, str]:
+    """What a platform is told of the host's memory, in place of the little that its kernel may tell of at first."""
+    if not machine.gpus or machine.pretended or machine.about.get("memory_gib", _MEMORY_GIB) >= _MEMORY_GIB:
+        return {}
+    return {"GPUFN_MEMORY": f"{_MEMORY_GIB}Gi"}

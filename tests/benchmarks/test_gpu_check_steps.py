@@ -242,3 +242,16 @@ def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monk
     result = performed(check)
     assert result.state is State.TIMED_OUT
     assert "test_hangs.py::test_it" in result.detail
+
+
+def test_the_tests_platforms_are_told_of_memory_that_the_kernel_does_not_tell_of_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "import os, pytest\n\n@pytest.mark.gpu\ndef test_it(): assert os.environ['GPUFN_MEMORY'] == '64Gi'\n"
+    tests = tmp_path / "tests" / "gpu"
+    tests.mkdir(parents=True)
+    (tests / "test_memory.py").write_text(told)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['gpu']\n")
+    monkeypatch.setattr(suite, "_ROOT", tmp_path)
+    grows = Machine(gpus=(Gpu("GPU-1", "NVIDIA X", 80 << 30, "9.0"),), about={"memory_gib": 3.8})
+    assert suite.gpu_tests(grows).wrong == []

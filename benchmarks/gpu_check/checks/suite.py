@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpu_check.findings import Finding
 from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import memory
 
 _ROOT = Path(__file__).parents[3]
 _ENDED_WITHOUT_TESTS = 5
@@ -24,7 +25,12 @@ def gpu_tests(machine: Machine) -> Finding:
     machine.need_module("pytest")
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-o", f"faulthandler_timeout={_TEST_S}"]
-    environ = os.environ | _QUIETLY | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
+    environ = (
+        os.environ
+        | _QUIETLY
+        | memory(machine)
+        | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
+    )
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
             ended = subprocess.run(command, cwd=_ROOT, env=environ, stdout=output, stderr=output, check=False)
