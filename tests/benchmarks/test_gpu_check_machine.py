@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpu_check import machine
-from gpu_check.checks import inventory
+from gpu_check.checks import cuda, inventory
 from gpu_check.machine import CannotRun, Gpu
 from gpu_check.mps import need_mps
 from gpu_check.platform import declared
@@ -181,3 +181,22 @@ def test_a_program_is_heard_whatever_becomes_of_it() -> None:
     assert heard(["cat"], "yes").startswith("yes\n[exit code 0, ")
     assert heard(["not-there"]) == "not-there cannot be run: No such file or directory"
     assert heard(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[no end after 1 s]")
+
+
+@pytest.mark.parametrize(
+    ("ends", "wrong"),
+    [
+        ("over('a product is right', True)", []),
+        ("over('a product is right', False)", ["exit code 0; it said nothing"]),
+        ("raise OSError('libcuda.so.1: cannot open')", ["exit code 1; OSError: libcuda.so.1: cannot open"]),
+    ],
+)
+def test_cuda_that_does_not_get_to_its_end_says_how_far_it_came(
+    ends: str, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = cuda._PROGRAM.partition("from gpufn_runtime")[0]
+    monkeypatch.setattr(cuda, "_PROGRAM", f"{begins}over('libcuda is loaded', '')\n{ends}\n")
+    monkeypatch.setattr(machine.Machine, "need_module", lambda *_: None)
+    found = cuda.cuda(machine.Machine(gpus=(GPU,)))
+    assert next(row[0] for row in found.tables[0].rows) == "libcuda is loaded"
+    assert found.wrong == wrong

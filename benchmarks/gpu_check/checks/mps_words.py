@@ -24,6 +24,7 @@ from measure import descendants
 
 _CLIENT: Final = Path(__file__).parents[1] / "mps_client.py"
 _ANSWER_S: Final = 20.0  # of the daemon, and of a client
+_EXIT_S: Final = 5.0
 _RECOVERY_S: Final = 15.0
 _LOOK_EVERY_S: Final = 0.25
 _PERCENT: Final = (1, 10, 25, 33, 50, 75, 100)
@@ -77,7 +78,7 @@ class _Talk:
             try:
                 yield _Client(process)
             finally:
-                process.kill()
+                _end(process)
 
 
 class _Client:
@@ -97,6 +98,17 @@ class _Client:
             with suppress(ValueError):  # a library may have said something, too
                 return json.loads(line)
         return {"error": f"it ended with {self._process.wait()}"}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """By itself, if it can: a client that is killed is another trial than those that are meant."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def mps_words(machine: Machine) -> Finding:
