@@ -3,6 +3,7 @@ clients of libcuda alone that look, are terminated, and fault. No platform, and 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -138,7 +139,7 @@ def _talked(talk: _Talk, gpu: Gpu, folder: Path) -> Finding:
             rows.append(_seen(talk, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limit.format(uuid=gpu.uuid)}, wrong))
         for percent in _PERCENT:
             rows.append(_seen(talk, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}, wrong))
-        wrong += _two_clients(talk, server, daemon)
+        wrong += _two_clients(talk, gpu.uuid, server, daemon)
         talk.ask("quit")
     return Finding(
         summary=f"MPS answers, {len(rows)} kinds of client joined, {len(talk.said)} answers are kept",
@@ -163,7 +164,7 @@ def _seen(talk: _Talk, environ: dict[str, str], wrong: list[str]) -> tuple[Any, 
     return what, seen["is_client"], seen["multiprocessors"], seen["free_bytes"] >> 20, fits
 
 
-def _two_clients(talk: _Talk, server: str, daemon: subprocess.Popen[bytes]) -> list[str]:
+def _two_clients(talk: _Talk, uuid: str, server: str, daemon: subprocess.Popen[bytes]) -> list[str]:
     """One is terminated beside another, then one faults."""
     wrong = []
     with talk.client({}) as goes, talk.client({}) as stays:
@@ -173,6 +174,7 @@ def _two_clients(talk: _Talk, server: str, daemon: subprocess.Popen[bytes]) -> l
         wrong += [f"client {each.pid} is not listed" for each in (goes, stays) if str(each.pid) not in listed.split()]
         talk.ask("ps")
         talk.said[f"{len(talk.said)}: nvidia-smi, with two clients"] = heard(["nvidia-smi"])
+        talk.said[f"{len(talk.said)}: NVML, with two clients"] = _told_by_nvml(uuid)
         talk.ask(f"terminate_client {server} {goes.pid}")
         told = {"the one that was terminated": goes.tell("check"), "the other one": stays.tell("check")}
         talk.said[f"{len(talk.said)}: afterwards"] = json.dumps(told)
@@ -189,6 +191,23 @@ def _two_clients(talk: _Talk, server: str, daemon: subprocess.Popen[bytes]) -> l
     with talk.client({}) as client:
         talk.said[f"{len(talk.said)}: a client after the fault"] = json.dumps(client.tell("look"))
     return wrong
+
+
+def _told_by_nvml(uuid: str) -> str:
+    """Which list a client is in, and whether its memory is told there."""
+    nvml: Any = importlib.import_module("pynvml")
+    lines = []
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            found = [(each.pid, each.usedGpuMemory) for each in getattr(nvml, name)(handle)]
+            lines.append(f"{name}: {found}")
+        used = [(each.pid, each.smUtil) for each in nvml.nvmlDeviceGetProcessUtilization(handle, 0)]
+        lines.append(f"nvmlDeviceGetProcessUtilization: {used}")
+    except Exception as error:
+        lines.append(str(error))
+    return "\n".join(lines)
 
 
 @contextmanager
