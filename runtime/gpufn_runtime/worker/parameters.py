@@ -22,6 +22,7 @@ import msgspec
 
 from gpufn import media, native, values
 from gpufn.errors import InvalidInput, RequestError
+from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
 
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$")
@@ -69,6 +70,7 @@ class Parameters:
             name: msgspec.defstruct("Holder", [(name, hint)]) for name, hint in checked.items() if hint is not Any
         }
         self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
+        self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
         kinds = [parameter.kind for parameter in self.signature.parameters.values()]
         self._open = inspect.Parameter.VAR_KEYWORD in kinds
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
@@ -118,11 +120,12 @@ class Parameters:
             raise InvalidInput(f"the body is not valid {form}: {error}") from error
         if self._struct is not None:
             given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
-            return self._placed({name: value for name, value in given if value is not _NOT_GIVEN})
+            return self._placed({name: self._whole(name, value) for name, value in given if value is not _NOT_GIVEN})
         converted = {}
         for name, value in decoded.items():
             try:
-                converted[name] = msgspec.convert(value, self._hints.get(name, Any), dec_hook=_convert)
+                hint = self._hints.get(name, Any)
+                converted[name] = self._whole(name, msgspec.convert(value, hint, dec_hook=_convert))
             except msgspec.ValidationError as error:
                 raise self._refusal(str(error), within=name) from error
         return self._placed(self._checked([], converted)[1])
@@ -152,11 +155,14 @@ class Parameters:
         except msgspec.ValidationError:
             # What is not plain may stand for what is: a float32 for a float.
             return self._converted(name, value, hint) if _is_plain(value) else value
-        return getattr(held, name) if name in self._of_class else value
+        return self._whole(name, getattr(held, name)) if name in self._of_class else value
+
+    def _whole(self, name: str, value: Any) -> Any:
+        return filled_in(value) if name in self._with_defaults else value
 
     def _converted(self, name: str, value: Any, hint: Any) -> Any:
         try:
-            return msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_convert)
+            return self._whole(name, msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_convert))
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), within=name) from error
 

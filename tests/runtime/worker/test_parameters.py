@@ -262,6 +262,56 @@ def test_a_batched_parameter_takes_one_element_of_its_list() -> None:
     assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a"}') == {"texts": "a", "top": 5, "free": None}
 
 
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    name: str = "line"
+    points: list[Point] = dataclasses.field(default_factory=list)
+    by_name: dict[str, Point] | None = None
+
+
+class Drawing(TypedDict):
+    shapes: list[Shape]
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "returned"),
+    [
+        (Point, {"x": 1}, {"x": 1, "y": 0}),
+        (Point | None, {"x": 1}, {"x": 1, "y": 0}),
+        (
+            Shape,
+            {"points": [{"x": 1}], "by_name": {"a": {"x": 2}}},
+            {"name": "line", "points": [{"x": 1, "y": 0}], "by_name": {"a": {"x": 2, "y": 0}}},
+        ),
+        (Drawing, {"shapes": [{}]}, {"shapes": [{"name": "line", "points": [], "by_name": None}]}),
+        (tuple[Point, ...], [{"x": 1}], [{"x": 1, "y": 0}]),
+    ],
+)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_dataclass_has_the_defaults_that_were_left_out_when_it_is_returned(
+    hint: Any, given: Any, returned: Any, is_open: bool
+) -> None:
+    def echo(value) -> None: ...  # type: ignore[no-untyped-def]
+
+    def more(value, **others) -> None: ...  # type: ignore[no-untyped-def]
+
+    function = more if is_open else echo
+    function.__annotations__["value"] = hint
+    for kind, body in (
+        (JSON, msgspec.json.encode({"value": given})),
+        (MSGPACK, msgspec.msgpack.encode({"value": given})),
+    ):
+        got = Parameters(function).by_name(kind, body)["value"]
+        assert msgspec.json.decode(values.encode_result(got, JSON)[1]) == returned
+
+
+def test_a_dataclass_that_is_made_of_a_dict_has_its_defaults() -> None:
+    def echo(value: Point) -> None: ...
+
+    got = Parameters(echo).by_name(NATIVE, values.encode_call(({"x": 1},), {}))["value"]
+    assert vars(got) == {"x": 1, "y": 0}
+
+
 def test_a_validator_that_fails_in_its_own_way_is_the_inputs_fault() -> None:
     @dataclasses.dataclass
     class Picky:
