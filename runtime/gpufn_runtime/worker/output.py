@@ -50,11 +50,12 @@ class Output:
     def capture_logging(self) -> None:
         """Take the log records that nobody else handles, once the user's code has loaded `logging`."""
         logging = sys.modules.get("logging")
-        if logging is not None and not logging.getLogger().handlers:
+        if logging is not None:
             handler = logging.StreamHandler(_Records(self))
             handler.terminator = ""
             handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-            logging.getLogger().addHandler(handler)
+            # Not the root logger's own: `logging.basicConfig` does nothing where that has one.
+            logging.lastResort = handler  # type: ignore[attr-defined]
 
     def end(self, attempt: Attempt | None) -> None:
         """Send what `attempt` printed without a line's end, and say what was dropped."""

@@ -80,8 +80,39 @@ def test_log_records_are_one_message_each(start: Start) -> None:
     assert text.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
+def test_logging_that_a_call_sets_up_itself_is_set_up_as_it_says(start: Start) -> None:
+    worker = start(
+        """
+        import logging
+        def f():
+            logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+            logging.info("this one")
+        """
+    )
+    worker.call()
+    assert worker.logs == [(1, "stderr", "INFO: this one")]
+
+
+def test_a_record_that_a_handler_of_the_codes_own_takes_is_told_once(start: Start) -> None:
+    worker = start(
+        """
+        import logging, sys
+        mine = logging.getLogger("mine")
+        mine.addHandler(logging.StreamHandler(sys.stdout))
+        def f():
+            mine.warning("once")
+            logging.getLogger("other").setLevel(logging.INFO)
+            logging.getLogger("other").info("nobody else's")
+        """
+    )
+    worker.call()
+    assert worker.logs == [(1, "stdout", "once"), (1, "log", "INFO other: nobody else's")]
+
+
 def test_a_flood_is_cut_and_counted(start: Start) -> None:
-    worker = start("def f():\n    for _ in range(40): print('y' * 999_999)\n    for i in range(200_000): print(i)")
+    # Long lines above all: they are written in an instant on a busy machine too, and little is let pass meanwhile.
+    long = "    print('y' * 999_999)\n    for _ in range(2000): print('y' * 16_000)\n"
+    worker = start(f"def f():\n{long}    for i in range(20_000): print(i)")
     worker.call()
     sent = sum(len(text) for _, _, text in worker.logs)
     assert sent < 16 << 20
