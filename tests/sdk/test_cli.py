@@ -266,6 +266,15 @@ def test_deploy_says_which_revision_serves(  # noqa: PLR0917
     assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
 
 
+def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": "print('imported')\n" + _APP["app.py"]})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", _VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = _gpufn("deploy", "app.py", "--json")
+    assert ([view["name"] for view in json.loads(result.stdout)], result.stderr) == (["f"], "imported\n")
+
+
 def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project) -> None:
     project({"app.py": _APP["app.py"].replace("@gpu_function", "@gpu_function(gpu='H100')")})
     device = {"type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,7 +161,8 @@ def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployabl
     with as_typed():
         _bundle.check_file(file)
         _bundle.check_globs(file.parent, include)
-    with step(f"Importing {file}"):
+    # What the file prints is no result of ours: with --json a program reads those.
+    with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
         functions = _chosen(_bundle.load(file).functions, names, file)
         return list(_deployment.deployables(functions, include))
 
