@@ -15,8 +15,9 @@ from gpufn._map_items import Outbox
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
 from gpufn._views import MapView
-from gpufn.errors import GpufnError, InvalidInput, InvocationNotFound, MapNotFound
+from gpufn.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn.ids import is_invocation_id, item_id
+from gpufn.spec import function_name
 
 WINDOW = 10_000
 _TELL_EACH = 64  # results that are taken before the Outbox hears of it
@@ -72,12 +73,22 @@ class KeptMap:
         self._untold = 0
         weakref.finalize(self, self._inbox.stop)
 
-    def begin(self, target: MapTarget, source: Iterable[Any] | None, encode: Callable[[Any], bytes]) -> None:
-        """Send the items of `source` that were not accepted before; without one, `offer` them."""
+    def begin(
+        self,
+        target: MapTarget,
+        source: Iterable[Any] | None,
+        encode: Callable[[Any], bytes],
+        *,
+        total: int | None = None,
+    ) -> None:
+        """Send the items of `source`, which are `total`, that were not accepted before; without one, `offer` them.
+        Raises Conflict for an id that is another map's."""
         first = 0
         if self._options.id is not None:
             with contextlib.suppress(MapNotFound):  # nothing was accepted yet
-                first, is_open = _accepted(self._keeper.map_status(self.id))
+                known = self._keeper.map_status(self.id)
+                _check(known, target, total)
+                first, is_open = _accepted(known)
                 if not is_open:
                     self.follow()
                     return
@@ -216,6 +227,15 @@ class KeptMap:
             if self._options.return_exceptions:
                 return error
             raise
+
+
+def _check(known: MapView, target: MapTarget, total: int | None) -> None:
+    """What a gateway refuses when it is sent items: of a map that is closed it is sent none."""
+    function, _, method = known.function.partition(".")
+    if (function, method) != (function_name(target.function), target.method):
+        raise Conflict(f"map {known.id} is of {known.function}: choose another id")
+    if known.state in {"running", "ended"} and total is not None and total > known.accepted:
+        raise Conflict(f"map {known.id} was closed behind {known.accepted:,} items: choose another id for {total:,}")
 
 
 def _accepted(view: MapView) -> tuple[int, bool]:

@@ -10,6 +10,7 @@ Where the platform keeps maps, the items become calls that are stored in chunks 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -171,7 +172,7 @@ def begin(
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         kept = KeptMap(transport, options.id or new_map_id(), options)
-        kept.begin(target, arguments, mapped.encoded)
+        kept.begin(target, arguments, mapped.encoded, total=total)
         results = kept.results()
     else:
         results = _map_calls.results(call, arguments, name=target.function, **_unkept(options))
@@ -193,7 +194,7 @@ def begin_async(
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
         kept = KeptMap(transport, options.id or new_map_id(), options)
-        results = _kept_async(kept, mapped, arguments)
+        results = _kept_async(kept, mapped, arguments, total)
     else:
         results = _map_calls.results_async(call, arguments, **_unkept(options))
     if options.progress:
@@ -202,7 +203,10 @@ def begin_async(
 
 
 async def _kept_async(
-    kept: KeptMap, mapped: Mapped, arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]]
+    kept: KeptMap,
+    mapped: Mapped,
+    arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+    total: int | None,
 ) -> AsyncIterator[Any]:
     import asyncio  # noqa: PLC0415
 
@@ -211,7 +215,7 @@ async def _kept_async(
         await in_thread(kept.begin, mapped.target(), None, mapped.encoded)
         offering = asyncio.ensure_future(kept.offer(arguments, mapped.encoded))
     else:
-        await in_thread(kept.begin, mapped.target(), arguments, mapped.encoded)
+        await in_thread(functools.partial(kept.begin, mapped.target(), arguments, mapped.encoded, total=total))
     try:
         async for result in kept.results_async():
             yield result

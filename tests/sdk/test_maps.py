@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn import Map, _map_ends, _map_items, _transport, gpu_function, media, values
+from gpufn import Function, Map, _map_ends, _map_items, _transport, gpu_function, media, values
 from gpufn._map_ends import AsTheyCome, Cursor, End, InOrder, ends_of
 from gpufn._map_items import Outbox
 from gpufn._transport import MapTarget
@@ -38,6 +38,11 @@ RESULT = media.OutcomeKind.RESULT
 @gpu_function
 def squared(x: int) -> int:
     return x * x
+
+
+@gpu_function
+def cubed(x: int) -> int:
+    return x * x * x
 
 
 def ends(order: Sequence[int], body: bytes = b"") -> list[End]:
@@ -316,7 +321,8 @@ class Keeper:
     def map_status(self, map_id: str) -> MapView:
         if not self.arguments:
             raise MapNotFound
-        return MapView(id=map_id, accepted=len(self.arguments), state="running" if self.is_closed else "open")
+        state = "running" if self.is_closed else "open"
+        return MapView(id=map_id, function="squared", accepted=len(self.arguments), state=state)
 
     def cancel_map(self, map_id: str) -> bool:
         return True
@@ -371,6 +377,29 @@ def test_a_map_goes_on_behind_what_was_accepted(keeper: Keeper) -> None:
     keeper.arguments += range(4)
     assert list(squared.map(range(10), id="0" * 26)) == [x * x for x in range(10)]
     assert keeper.arguments == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("function", "items", "refused"),
+    [
+        (squared, range(4), ""),
+        (squared, iter(range(4)), ""),
+        (squared, range(5), "was closed behind 4 items: choose another id for 5"),
+        (cubed, range(4), "is of squared: choose another id"),
+    ],
+)
+def test_an_id_of_another_map_is_refused_though_it_is_closed(
+    keeper: Keeper, function: Function[..., Any, Any], items: Any, refused: str
+) -> None:
+    keeper.arguments += range(4)
+    keeper.is_closed = True
+    if refused:
+        with pytest.raises(Conflict, match=refused):
+            function.map(items, id="0" * 26)
+        with pytest.raises(Conflict, match=refused):
+            asyncio.run(anext(function.aio.map(items, id="0" * 26)))
+    else:
+        assert list(function.map(items, id="0" * 26)) == [0, 1, 4, 9]
 
 
 def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:

@@ -62,7 +62,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             try:
-                kept.begin(MapTarget(function, method, priority), lines, _checked)
+                kept.begin(MapTarget(function, method, priority), lines, _checked, total=total)
                 for end in kept.ends():
                     failed += not _print(kept, end, json=json)
                     if bar is not None:
