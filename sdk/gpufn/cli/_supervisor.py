@@ -236,7 +236,7 @@ class Supervisor:
         child = self._children.setdefault("nats", _Child("nats"))
         child.pid, child.pidfd = self._bus.pid, os.pidfd_open(self._bus.pid)
         child.started_at = time.monotonic()
-        self._watchdog.watch_nats(child.pid, self._bus.port)
+        self._watchdog.watch_nats(child.pid, self._bus.port, child.started_at)
 
     def _start(self, program: Program) -> None:
         log = self._log(program.name)

@@ -129,8 +129,10 @@ class Watchdog:
         """It has started: what others say is not heard."""
         self._watched.add(pid)
 
-    def watch_nats(self, pid: int, port: int) -> None:
+    def watch_nats(self, pid: int, port: int, now: float) -> None:
+        """It has started, and listens."""
         self._greeters[pid] = _Greeter(port, self.look_every_s)
+        self._silence.heard(pid, now)
 
     def forget(self, pid: int) -> None:
         """It has ended."""
