@@ -25,7 +25,7 @@ TOTAL_S: Final = 520.0
 
 STEPS: Final = (
     Step("programs", "What the driver's programs say", 60, inventory.programs),
-    Step("cuda", "CUDA and torch without a platform", 110, cuda.cuda),
+    Step("cuda", "CUDA and torch without a platform", 130, cuda.cuda),
     Step("inventory", "What is there", 45, inventory.inventory),
     Step("mps-words", "What MPS says, word by word", 90, mps_words.mps_words),
     Step("torch", "A torch function from nothing to warm", 120, torch_function.torch_function),

@@ -188,6 +188,11 @@ def test_a_program_is_heard_whatever_becomes_of_it() -> None:
     [
         ("over('a product is right', True)", []),
         ("over('a product is right', False)", ["exit code 0; it said nothing"]),
+        (
+            "import resource\nif resource.getrlimit(resource.RLIMIT_DATA)[0] == 16 << 30: raise MemoryError\n"
+            "over('a product is right', True)",
+            ["no context can be had within RLIMIT_DATA of 16 GiB"],
+        ),
         ("raise OSError('libcuda.so.1: cannot open')", ["exit code 1; OSError: libcuda.so.1: cannot open"]),
     ],
 )
