@@ -84,6 +84,7 @@ def _broken(machine: Machine, how: str, share: str, *, contained: bool) -> Findi
                 recovered_s = _recovery_s(platform)
             neighbour = seen[0]
             rows.append((kind, said, _seconds(recovered_s), len(neighbour.calls_s), len(neighbour.failures)))
+            print(*rows[-1], *neighbour.failures[:3], sep="; ")  # what there was, when the step's time ends before it
             if recovered_s is None:
                 wrong.append(f"{kind}: the function had not recovered after {_RECOVERY_S:.0f} s")
             if contained and neighbour.failures:

@@ -53,6 +53,7 @@ def mps_limits(machine: Machine) -> Finding:
             beyond = platform.invoke(_name(sm), gib=_VRAM_GIB * 2)
             seen = int(beyond["multiprocessors"])
             rows.append((sm, seen, f"{seen / whole:.0%}", within["refused"] or "given", beyond["refused"] or "given"))
+            print(*rows[-1], sep="; ")  # what there was, when the step's time ends before it
             if abs(seen - whole * sm / 100) > _ROUNDED_BY:
                 wrong.append(f"sm={sm}: the worker sees {seen} of {whole} multiprocessors")
             if within["refused"]:

@@ -80,6 +80,7 @@ def check(machine: Machine, sizes_gb: Sequence[float]) -> Finding:
             source = _PRETENDED if machine.pretended else _SOURCE
             platform.deploy(source.format(name=_NAME, size=size))
             measured[name] = _measure(platform)
+            print(name, measured[name])  # what there was, when the step's time ends before it
     keys = ("cold_ms", "resumed_ms", "warm_ms")
     series = {what: [each[f"{what}_ms"] for each in measured.values()] for what in ("cold", "resumed")}
     told = (f"{name}: {each['resumed_ms']:.0f} ms instead of {each['cold_ms']:.0f}" for name, each in measured.items())

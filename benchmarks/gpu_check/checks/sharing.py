@@ -117,6 +117,8 @@ def _up_to_most(measure: Measure, platform: Platform, times: int) -> tuple[dict[
             seen[count] = measure(platform, count, times)
         except _Refused as refused:
             return seen, f"{count} functions: {refused}"
+        # What there was, when the step's time ends before it.
+        print(count, seen[count].per_second, seen[count].quantile_ms(0.99), seen[count].failures[:3], sep="; ")
     return seen, ""
 
 

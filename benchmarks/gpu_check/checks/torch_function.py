@@ -65,6 +65,7 @@ def _measure(machine: Machine, **environ: str) -> dict[str, Any]:
             cold.append(_call(platform, machine)[0])
             second.append(_call(platform, machine)[0])
         warm = sorted(_call(platform, machine)[0] for _ in range(_WARM_CALLS))
+    print("s:", first_ever_s, cold, second, warm[-1])  # what there was, when the step's time ends before it
     return {
         "first_ever_ms": first_ever_s * 1e3,
         "cold_ms": statistics.median(cold) * 1e3,
