@@ -40,6 +40,8 @@ _FILE = "daemon.json"
 _IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && exec "$1" -f'  # in a mount namespace of its own
 _LOOK_EVERY_S = 0.05
 _LAST_LINES = 3
+# What a daemon logs of each question that it is asked.
+_OF_QUESTIONS = ("Accepting connection", "User did not send valid credentials", "NEW UI", "Cmd:", "UI closed")
 
 
 class DaemonFile(msgspec.Struct, frozen=True):
@@ -294,6 +296,7 @@ class Daemon:
         said = []
         for name in ("control.log", "server.log"):
             with contextlib.suppress(OSError):
-                lines = (self._log / name).read_text(errors="replace").splitlines()[-_LAST_LINES:]
-                said += [f"{name}: {' | '.join(lines)}"] if lines else []
+                lines = (self._log / name).read_text(errors="replace").splitlines()
+                telling = [line for line in lines if not any(words in line for words in _OF_QUESTIONS)][-_LAST_LINES:]
+                said += [f"{name}: {' | '.join(telling)}"] if telling else []
         return f": {'; '.join(said)}" if said else ""
