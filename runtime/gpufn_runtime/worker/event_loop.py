@@ -17,6 +17,7 @@ from gpufn.errors import RequestError
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.loader import Method
+from gpufn_runtime.worker.process import vital
 from gpufn_runtime.worker.results import Results
 
 
@@ -30,7 +31,7 @@ class EventLoop:
         self._waiting: deque[tuple[Attempt, Method]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run_forever, name="gpufn-asyncio", daemon=True).start()
+        threading.Thread(target=vital(self._run_forever), name="gpufn-asyncio", daemon=True).start()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run `coroutine` on the loop and wait for it: hooks, and batches of an async function."""

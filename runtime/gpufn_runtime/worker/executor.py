@@ -30,6 +30,7 @@ from gpufn_runtime.worker.batches import Gathering
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.loader import Method
+from gpufn_runtime.worker.process import vital
 from gpufn_runtime.worker.reading import Loan
 from gpufn_runtime.worker.results import Results
 
@@ -138,7 +139,7 @@ class Executor:
     def _start_thread(self) -> None:
         if self._threads < self._concurrency:
             with contextlib.suppress(RuntimeError):  # the system gives none now: those that are here do the work
-                threading.Thread(target=self.work, name=f"gpufn-user-{self._threads}", daemon=True).start()
+                threading.Thread(target=vital(self.work), name=f"gpufn-user-{self._threads}", daemon=True).start()
                 self._threads += 1
 
     # --- in the user threads ----------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import os
 import resource
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 from gpufn.protocol.launch import WorkerConfig
@@ -62,6 +64,22 @@ def _use_openblas_threads(package: str, threads: int) -> None:
                 for function in _OPENBLAS_SET_THREADS:
                     if hasattr(library, function):
                         getattr(library, function)(threads)
+
+
+def vital(work: Callable[[], None]) -> Callable[[], None]:
+    """`work` of a thread without which calls that are taken would never end: when it fails, so does the process."""
+
+    def work_or_end() -> None:
+        try:
+            work()
+        except BaseException:
+            try:
+                traceback.print_exc(file=sys.__stderr__)
+                leave(1)
+            finally:  # there may be no memory for that
+                os._exit(1)
+
+    return work_or_end
 
 
 def leave(code: int) -> NoReturn:

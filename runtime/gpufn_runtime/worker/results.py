@@ -21,6 +21,8 @@ from gpufn_runtime.worker.output import Output
 if TYPE_CHECKING:
     from gpufn_runtime.worker.device_errors import DeviceFault
 
+_LONGEST_CHAIN = 8
+
 
 class Results:
     """`started` is what `time.perf_counter` said when the attempt began. `fault_of` tells an error of the GPU;
@@ -62,7 +64,7 @@ class Results:
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
         if isinstance(error, MemoryError):
-            traceback.clear_frames(error.__traceback__)  # what is in them leaves no memory to say so
+            _let_go(error)
         fault = self.fault_of(error)
         if fault is not None and fault.replaces:
             self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
@@ -103,3 +105,13 @@ class Results:
         elif parcel:
             self._parcels.remove(parcel)
         self._attempts.check_idle()
+
+
+def _let_go(error: BaseException) -> None:
+    """Of what the frames that it went through hold: it leaves no memory to say so. Nothing here takes any."""
+    each: BaseException | None = error
+    left = _LONGEST_CHAIN
+    while each is not None and left:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__context__
+        left -= 1

@@ -253,6 +253,47 @@ def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: 
     assert worker.call() == b"null"
 
 
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [
+        (
+            """
+            import threading
+            from gpufn_runtime.worker.results import Results
+            def refuse(*_): raise MemoryError
+            Results.returned = refuse
+            together = threading.Barrier(2)
+            def f():
+                together.wait()
+                if threading.current_thread() is threading.main_thread():
+                    threading.Event().wait()
+            """,
+            "sync",
+        ),
+        (
+            """
+            import asyncio
+            def refuse(): raise MemoryError
+            async def f():
+                asyncio.get_running_loop()._run_once = refuse
+                await asyncio.sleep(60)
+            """,
+            "async",
+        ),
+    ],
+    ids=["user thread", "event loop"],
+)
+def test_a_thread_that_fails_beside_its_call_ends_the_worker(start: Start, source: str, kind: str) -> None:
+    """The call, and those that came after it, ran into their timeouts."""
+    worker = start(source, kind=kind, concurrency=2)
+    worker.run()
+    worker.run()
+    with pytest.raises(EOFError):
+        worker.next()
+    assert worker.wait() == 1
+    assert "MemoryError" in worker.printed()
+
+
 def test_a_worker_that_can_hear_nothing_more_hangs_up(start: Start) -> None:
     worker = start(
         """
