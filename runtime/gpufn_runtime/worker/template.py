@@ -233,7 +233,7 @@ def _become_worker(request: ForkRequest) -> None:
     os.environ.clear()
     os.environ.update(request.env)
     if (tempfile := sys.modules.get("tempfile")) is not None:
-        tempfile.tempdir = None  # a module may have asked for it in the template, which has another TMPDIR
+        vars(tempfile)["tempdir"] = None  # a module may have asked for it in the template, which has another TMPDIR
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:  # `random` does so itself; torch starts with the same seed in every process anyway
         numpy_random.seed()
