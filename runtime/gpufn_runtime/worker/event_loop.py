@@ -17,7 +17,7 @@ from gpufn.errors import RequestError
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.loader import Method
-from gpufn_runtime.worker.process import vital
+from gpufn_runtime.worker.process import leave_as_script, vital
 from gpufn_runtime.worker.results import Results
 
 
@@ -28,6 +28,7 @@ class EventLoop:
         self._concurrency = concurrency
         self._attempts = attempts
         self._results = results
+        self._is_fork = False
         self._waiting: deque[tuple[Attempt, Method]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -42,6 +43,10 @@ class EventLoop:
 
     def take(self, attempt: Attempt, method: Method) -> None:
         self._loop.call_soon_threadsafe(self._admit, attempt, method)
+
+    def end_with_call(self) -> None:
+        """In a child that a call has forked: the loop's descriptors are its parent's as well."""
+        self._is_fork = True
 
     def _run_forever(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -90,13 +95,18 @@ class EventLoop:
             if method.kind.streams:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
-                self._results.returned(attempt, await method.call(*args, **kwargs), started)
+                result = await method.call(*args, **kwargs)
+                if self._is_fork:
+                    leave_as_script(None)
+                self._results.returned(attempt, result, started)
         except asyncio.CancelledError as error:
             if attempt.cancel_requested:
                 self._results.cancelled(attempt, started)
             else:
                 self._results.raised(attempt, error, started)
         except BaseException as error:
+            if self._is_fork:
+                leave_as_script(error)
             self._results.raised(attempt, error, started)
 
     async def _iterate(self, attempt: Attempt, items: Any, changed: asyncio.Event, started: float) -> None:

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from gpufn.errors import InvalidInput, ProtocolMismatch, RequestError
 from gpufn.protocol.frames import Run, RunnerFrame
@@ -30,7 +27,7 @@ from gpufn_runtime.worker.batches import Gathering
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.loader import Method
-from gpufn_runtime.worker.process import vital
+from gpufn_runtime.worker.process import leave_as_script, vital
 from gpufn_runtime.worker.reading import Loan
 from gpufn_runtime.worker.results import Results
 
@@ -107,6 +104,8 @@ class Executor:
     def end_with_call(self) -> None:
         """In a child that a call has forked: what waits here is its parent's."""
         self._is_fork = True
+        if self._loop is not None:
+            self._loop.end_with_call()
 
     def lend_socket(self) -> None:
         """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
@@ -214,10 +213,10 @@ class Executor:
             result = method.call(*args, **kwargs)
         except BaseException as error:
             if self._is_fork:
-                _leave(error)
+                leave_as_script(error)
             raise
         if self._is_fork:
-            _leave(None)
+            leave_as_script(None)
         return result
 
     def _iterate(self, attempt: Attempt, items: Any, started: float) -> None:
@@ -278,19 +277,6 @@ class Executor:
 
             self._loop = EventLoop(self._concurrency, self._attempts, self._results)
         return self._loop
-
-
-def _leave(error: BaseException | None) -> NoReturn:
-    """As a script would that ends so."""
-    code: object = 1
-    if error is None or isinstance(error, SystemExit):
-        code = error and error.code
-    else:
-        traceback.print_exception(error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 _Job = Callable[[], None]

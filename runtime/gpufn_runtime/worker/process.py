@@ -95,3 +95,17 @@ def leave(code: int) -> NoReturn:
             if stream is not None:
                 stream.flush()
     os._exit(code)
+
+
+def leave_as_script(error: BaseException | None) -> NoReturn:
+    """End a child that the user's code forked, as a script would that ends so."""
+    code: object = 1
+    if error is None or isinstance(error, SystemExit):
+        code = error and error.code
+    else:
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

@@ -215,6 +215,22 @@ def test_a_child_that_the_code_forks_ends_with_its_call(start: Start, end: str, 
     assert ("ValueError" in worker.printed()) == ("ValueError" in end)
 
 
+@pytest.mark.parametrize(("end", "status"), [("return", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
+def test_so_does_one_of_an_async_call(start: Start, end: str, status: int) -> None:
+    worker = start(
+        f"""
+        import asyncio, os, sys
+        async def f():
+            pid = os.fork()
+            if pid == 0:
+                {end}
+            return os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, pid, 0))[1])
+        """,
+        kind="async",
+    )
+    assert worker.call() == str(status).encode()
+
+
 def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
     """It waited for an answer for ever, and its parent for it."""
     worker = start(
