@@ -110,9 +110,13 @@ def test_a_record_that_a_handler_of_the_codes_own_takes_is_told_once(start: Star
 
 
 def test_a_flood_is_cut_and_counted(start: Start) -> None:
-    # Long lines above all: they are written in an instant on a busy machine too, and little is let pass meanwhile.
-    long = "    print('y' * 999_999)\n    for _ in range(2000): print('y' * 16_000)\n"
-    worker = start(f"def f():\n{long}    for i in range(20_000): print(i)")
+    worker = start(
+        """
+        def f():
+            for _ in range(40): print("y" * 999_999)
+            for _ in range(4): print(("y" * 16_000 + "\\n") * 1000)
+        """
+    )
     worker.call()
     sent = sum(len(text) for _, _, text in worker.logs)
     assert sent < 16 << 20
