@@ -30,26 +30,27 @@ _MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
 
 _Name = Annotated[str, msgspec.Meta(max_length=1000)]
 _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+_Parameters = dict[str, Any] | None  # null is what some clients write for what they leave out
 
 
 class _Tensor(msgspec.Struct, kw_only=True):
     name: _Name
     datatype: str
     shape: _Shape
-    parameters: dict[str, Any] = {}
+    parameters: _Parameters = None
     data: Any = None
 
 
 class _Output(msgspec.Struct, kw_only=True):
     name: _Name
-    parameters: dict[str, Any] = {}
+    parameters: _Parameters = None
 
 
 class _Head(msgspec.Struct, kw_only=True):
     inputs: list[_Tensor]
-    outputs: list[_Output] = []
-    id: str = ""
-    parameters: dict[str, Any] = {}
+    outputs: list[_Output] | None = None
+    id: str | None = None
+    parameters: _Parameters = None
 
 
 class _Answered(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -91,7 +92,7 @@ def decode(
         raise InvalidInput(f"this is no inference request: {error}") from None
     except RecursionError:
         raise InvalidInput("this is no inference request: it is nested too deep") from None
-    return Request(head.id, _arrays(head.inputs, inputs, binary), _wanted(head, [spec.name for spec in outputs]))
+    return Request(head.id or "", _arrays(head.inputs, inputs, binary), _wanted(head, [spec.name for spec in outputs]))
 
 
 def encode(
@@ -162,9 +163,10 @@ def _is_shape(sizes: tuple[int, ...]) -> bool:
 
 def _binary_size(tensor: _Tensor, left: int) -> int | None:
     """Bytes of a binary tensor; None for one whose data is in the JSON."""
-    if "shared_memory_region" in tensor.parameters:
+    parameters = tensor.parameters or {}
+    if "shared_memory_region" in parameters:
         raise InvalidInput(f"{tensor.name}: regions of shared memory are not supported", field=tensor.name)
-    size = tensor.parameters.get("binary_data_size")
+    size = parameters.get("binary_data_size")
     if size is None:
         return None
     if tensor.data is not None:
@@ -225,16 +227,16 @@ def _wrong_size(tensor: _Tensor, what: str) -> InvalidInput:
 
 
 def _wanted(head: _Head, names: list[str]) -> dict[str, bool]:
-    default = bool(head.parameters.get("binary_data_output", False))
+    default = bool((head.parameters or {}).get("binary_data_output", False))
     wanted: dict[str, bool] = {}
-    for output in head.outputs:
-        name = output.name
+    for output in head.outputs or ():
+        name, parameters = output.name, output.parameters or {}
         if name not in names:
             raise InvalidInput(f"{name}: the model has no such output; it has {', '.join(names)}", field=name)
         for parameter in ("classification", "shared_memory_region"):
-            if output.parameters.get(parameter):
+            if parameters.get(parameter):
                 raise InvalidInput(f"{name}: {parameter} is not supported", field=name)
-        wanted[name] = bool(output.parameters.get("binary_data", default))
+        wanted[name] = bool(parameters.get("binary_data", default))
     return wanted or dict.fromkeys(names, default)
 
 
