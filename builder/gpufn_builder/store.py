@@ -98,10 +98,9 @@ class Store:
         try:
             for file in manifest.files:
                 await self._put(file, folder)
-            try:
-                await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
-            except Conflict:
-                return await self.find(manifest.key) or manifest
+            while not await self._create(manifest):
+                if (theirs := await self.find(manifest.key)) is not None:
+                    return theirs
             for file in manifest.files:
                 touch = partial(objects.touch, self._bus, subjects.ENGINE_FILES, file.digest)
                 if not await self._patiently(touch):
@@ -109,6 +108,14 @@ class Store:
         except (GpufnError, OSError) as error:
             raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
         return manifest
+
+    async def _create(self, manifest: EngineManifest) -> bool:
+        """Whether there was none of its key."""
+        try:
+            await self._patiently(partial(self._engines.create, manifest.key, encode(manifest)))
+        except Conflict:
+            return False
+        return True
 
     async def _put(self, file: ModelFile, folder: Path) -> None:
         put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name)

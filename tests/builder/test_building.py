@@ -20,6 +20,7 @@ from gpufn.errors import BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
+from gpufn.protocol.codec import encode
 from gpufn_builder import identity
 from gpufn_builder.building import Ended
 from gpufn_builder.exchange import Told
@@ -459,3 +460,21 @@ async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any
     assert manifest is not None
     for file in manifest.files:
         assert await objects.exists(bus, subjects.ENGINE_FILES, file.digest)
+
+
+async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_built(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(14))
+    await building.run(bench.build_of(spec), CPU, _ignore)
+    ours = await store.find(_key(spec))
+    assert ours is not None
+    for file in ours.files:
+        await objects.get_file(bus, subjects.ENGINE_FILES, file.digest, tmp_path / file.name)
+    lost = ModelFile("model.onnx", "0" * 64, 1)
+    entry = await store._engines.get(ours.key)
+    assert entry is not None
+    await store._engines.update(ours.key, encode(msgspec.structs.replace(ours, files=(lost,))), entry.revision)
+    assert await store.publish(ours, tmp_path) == ours == await store.find(ours.key)
