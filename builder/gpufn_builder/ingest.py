@@ -306,7 +306,9 @@ def _check_inputs(graph: GraphProto) -> None:
         if kind == "tensor_type" and value.type.tensor_type.elem_type and _datatype(value) is None:
             raise _refused(f"output {value.name} has elements of type {_type_name(value)}, which cannot be sent")
         if kind not in ("tensor_type", None):
-            raise _refused(f"output {value.name} is {_in_words(kind)}, and only tensors can be sent")
+            is_zipped = any(node.op_type == "ZipMap" for node in graph.node if value.name in node.output)
+            instead = ": convert the model with options={'zipmap': False}" if is_zipped else ""
+            raise _refused(f"output {value.name} is {_in_words(kind)}, and only tensors can be sent{instead}")
 
 
 def _check_input(value: ValueInfoProto) -> None:

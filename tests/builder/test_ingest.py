@@ -336,6 +336,17 @@ def test_a_sequence_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path).message == "input x is a sequence, and only tensors can be received"
 
 
+def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tensor(tmp_path: Path) -> None:
+    """As tools for scikit-learn write them unless they are told otherwise."""
+    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
+    zipped = node("ZipMap", "x", "p", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    put(model([zipped], [value("x", ["N", 2])], [output]), tmp_path)
+    assert refusal(tmp_path).message == (
+        "output p is a sequence, and only tensors can be sent: convert the model with options={'zipmap': False}"
+    )
+
+
 def test_a_tensor_that_claims_too_much_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer.append(TensorProto(name="vast", data_type=TensorProto.FLOAT, dims=[1 << 30, 1 << 30]))
