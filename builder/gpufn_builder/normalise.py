@@ -48,7 +48,7 @@ _INTEGER_PRODUCTS: Final = frozenset(
         "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention", "QGemm",
     }
 )  # fmt: skip
-_NODE: Final = re.compile(r"(?:node name: |Name: )([^\s,)]+)")
+_NODE: Final = re.compile(r"(?:node name: |Name: |node: \nname: )([^\s,)]+)")
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,13 @@ def test_the_upload_is_left_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "upload" / "model.onnx").read_bytes() == proto.SerializeToString()
 
 
+def test_a_node_that_stands_before_what_it_takes_is_named(tmp_path: Path) -> None:
+    proto = model([node("Neg", "h", "y"), node("Neg", "x", "h")], [value("x", [2])], [value("y", [2])])
+    with pytest.raises(BuildFailed, match="must be topologically sorted") as caught:
+        normal(proto, tmp_path)
+    assert caught.value.node == "y_node"
+
+
 @pytest.mark.parametrize(("block_size", "shape"), [(0, (8,)), (32, (2, 8))])
 @pytest.mark.parametrize("is_node", [False, True])
 def test_zero_points_of_several_scales_are_written_out_so_that_exact_products_run(
