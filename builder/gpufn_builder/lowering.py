@@ -99,7 +99,7 @@ class _Lowering:
 
     def _lowerable(self, node: NodeProto) -> tuple[set[int], set[int]] | None:
         """The positions of the inputs and outputs of `node` that become halves; None when it stays."""
-        if node.domain not in ("", "ai.onnx") or node.op_type in _KEPT or any(_subgraphs(node)):
+        if node.domain not in ("", "ai.onnx") or node.op_type in _KEPT or any(subgraphs(node)):
             return None
         if any(name and name not in self._types for name in (*node.input, *node.output)):
             return None
@@ -254,7 +254,7 @@ def _role(formals: Any, position: int) -> str:
     return str(formals[min(position, len(formals) - 1)].type_str)
 
 
-def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -264,7 +264,7 @@ def _subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 def names_taken(node: NodeProto) -> Iterator[str]:
     """The inputs of `node`, and what the graphs in it refer to: values from around them, and their own."""
     yield from node.input
-    for inner in _subgraphs(node):
+    for inner in subgraphs(node):
         yield from _names_in(inner)
 
 
@@ -278,6 +278,6 @@ def _all_names(graph: GraphProto) -> set[str]:
     found = {tensor.name for tensor in graph.initializer} | {value.name for value in (*graph.input, *graph.output)}
     for node in graph.node:
         found |= {*node.input, *node.output}
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             found |= _all_names(inner)
     return found

@@ -1,7 +1,8 @@
 """An ingested model as the later stages take it: checked, functions written out, shapes inferred, in a file of its own.
 
 1. what only tells of other programs goes: training, functions, opsets of no node
-2. the file format's version becomes one that the runtime accepts; what it gets wrong when left out is written out
+2. the file format's version becomes one that the runtime accepts; what it gets wrong when left out is written out;
+   nodes come after those that they need
 3. checker and shape inference
 4. written beside its external data, which are copied as they are
 """
@@ -35,6 +36,7 @@ from gpufn.model import Precision, TensorSpec
 from gpufn_builder import accepted
 from gpufn_builder.ingest import SourceModel, all_nodes, used_domains, usual_domain
 from gpufn_builder.int8_weights import write_out
+from gpufn_builder.order import sort_nodes
 from gpufn_builder.tensors import datatype_of
 
 _STAGE: Final = BuildStage.NORMALISE
@@ -80,6 +82,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     _drop_unused_opsets(model)
     _drop_default_inputs(model)
     write_out(model.graph)
+    sort_nodes(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), accepted.newest_ir_version())
     for name in source.external:
         shutil.copyfile(source.folder / name, into / name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,7 @@ from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn_builder.ingest import main_opset
 from gpufn_builder.int8_weights import write_out
-from gpufn_builder.lowering import names_taken
+from gpufn_builder.order import sort_nodes
 from gpufn_builder.samples import Case
 from gpufn_builder.tensors import Arrays
 
@@ -66,16 +65,10 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
 
 
 def _finish(path: Path) -> None:
-    """The nodes of the model at `path` after those that they need, with weights of their own. The tool does not look
-    into bodies of an If."""
+    """What the tool leaves out: nodes after those that their bodies need, and weights of their own."""
     model = onnx.load(path, load_external_data=False)
     write_out(model.graph)
-    nodes = list(model.graph.node)
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    needs = {index: {makers[name] for name in names_taken(node) if name in makers} for index, node in enumerate(nodes)}
-    ordered = [nodes[index] for index in TopologicalSorter(needs).static_order()]
-    del model.graph.node[:]
-    model.graph.node.extend(ordered)
+    sort_nodes(model.graph)
     path.write_bytes(model.SerializeToString())
 
 

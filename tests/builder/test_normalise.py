@@ -227,8 +227,21 @@ def test_the_upload_is_left_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "upload" / "model.onnx").read_bytes() == proto.SerializeToString()
 
 
-def test_a_node_that_stands_before_what_it_takes_is_named(tmp_path: Path) -> None:
-    proto = model([node("Neg", "h", "y"), node("Neg", "x", "h")], [value("x", [2])], [value("y", [2])])
+def test_nodes_come_after_those_that_they_need_and_others_stay_where_they_are(tmp_path: Path) -> None:
+    body = helper.make_graph([node("Neg", "c", "b"), node("Abs", "h", "c")], "body", [], [value("b", [2])])
+    late = [node("If", "flag", "y", then_branch=body, else_branch=body), node("Abs", "g", "h"), node("Neg", "x", "g")]
+    constants = [models.constant("flag", True, bool)]
+    found = normal(model(late, [value("x", [2])], [value("y", [2])], constants), tmp_path)
+    graph = onnx.load(found.path).graph
+    assert [each.op_type for each in graph.node] == ["Neg", "Abs", "If"]
+    assert [each.op_type for each in graph.node[2].attribute[0].g.node] == ["Abs", "Neg"]
+    before = [each.name for each in models.encoder().graph.node]
+    (tmp_path / "other").mkdir()
+    assert [each.name for each in onnx.load(normal(models.encoder(), tmp_path / "other").path).graph.node] == before
+
+
+def test_a_node_that_needs_itself_is_named(tmp_path: Path) -> None:
+    proto = model([node("Neg", "h", "y"), node("Neg", "y", "h")], [value("x", [2])], [value("y", [2])])
     with pytest.raises(BuildFailed, match="must be topologically sorted") as caught:
         normal(proto, tmp_path)
     assert caught.value.node == "y_node"
