@@ -80,6 +80,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     model = _without_functions(source.proto)
     model.ClearField("training_info")
     _drop_unused_opsets(model)
+    _name_as_usual(model.graph)
     _drop_default_inputs(model)
     write_out(model.graph)
     sort_nodes(model.graph)
@@ -106,6 +107,13 @@ def _drop_unused_opsets(model: ModelProto) -> None:
     kept = [opset for opset in model.opset_import if usual_domain(opset.domain) in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def _name_as_usual(graph: GraphProto) -> None:
+    """What the checker insists on, and ONNX Runtime does not."""
+    graph.name = graph.name or "graph"
+    for node in all_nodes(graph):
+        node.domain = usual_domain(node.domain)
 
 
 def _drop_default_inputs(model: ModelProto) -> None:

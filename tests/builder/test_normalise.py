@@ -240,6 +240,16 @@ def test_nodes_come_after_those_that_they_need_and_others_stay_where_they_are(tm
     assert [each.name for each in onnx.load(normal(models.encoder(), tmp_path / "other").path).graph.node] == before
 
 
+@pytest.mark.parametrize("imported", ["", "ai.onnx"])
+def test_a_graph_without_a_name_and_nodes_of_the_main_domains_other_name_are_taken(
+    imported: str, tmp_path: Path
+) -> None:
+    proto = model([node("Neg", "x", "y", domain="ai.onnx")], [value("x", [2])], [value("y", [2])])
+    proto.graph.name = ""
+    proto.opset_import[0].domain = imported
+    onnxruntime.InferenceSession(normal(proto, tmp_path).path, providers=["CPUExecutionProvider"])
+
+
 def test_a_node_that_needs_itself_is_named(tmp_path: Path) -> None:
     proto = model([node("Neg", "h", "y"), node("Neg", "y", "h")], [value("x", [2])], [value("y", [2])])
     with pytest.raises(BuildFailed, match="must be topologically sorted") as caught:
