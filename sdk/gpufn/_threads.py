@@ -99,5 +99,6 @@ def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     except RuntimeError:
         return asyncio.run(coroutine)
     ended: SimpleQueue[Caught[T]] = SimpleQueue()
-    _threads().run(functools.partial(asyncio.run, coroutine), ended.put)
+    context = contextvars.copy_context()
+    _threads().run(functools.partial(context.run, asyncio.run, coroutine), ended.put)
     return ended.get().get()

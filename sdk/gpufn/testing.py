@@ -10,6 +10,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 from gpufn import _transport, media, values
@@ -25,6 +26,10 @@ from gpufn.spec import CallKind, function_name
 T = TypeVar("T")
 
 __all__ = ["LocalTransport", "RemoteCall", "run_locally"]
+
+# What the calls that a class's method makes take turns by. It is not what the method has its own turn by: it waits for
+# them, and they may run in other threads, as those of a map do.
+_turns: ContextVar[threading.RLock] = ContextVar("_turns")
 
 
 class RemoteCall(NamedTuple):
@@ -66,7 +71,7 @@ class LocalTransport:
         self._replacements = {function_name(name): function for name, function in (replacements or {}).items()}
         self._instances: dict[str, Instance] = {}
         self._ended: dict[str, tuple[str, bytes] | GpufnError] = {}
-        self._one_at_a_time = threading.RLock()  # a class's instance is used as one worker would use it
+        self._first_turns = threading.RLock()
 
     def call(
         self,
@@ -143,9 +148,19 @@ class LocalTransport:
         function = _declared(name)
         if isinstance(function, Function):
             return _called(function, function.runnable(), args, kwargs)
-        with self._one_at_a_time:
+        with self._one_at_a_time():
             instance = self._instances.setdefault(name, function())
             return _called(function, getattr(instance._local(), method), args, kwargs)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """A class's instance is used as one worker would use it."""
+        with _turns.get(self._first_turns):
+            token = _turns.set(threading.RLock())
+            try:
+                yield
+            finally:
+                _turns.reset(token)
 
 
 def _declared(name: str) -> Function[..., Any, Any] | FunctionClass:

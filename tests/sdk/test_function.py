@@ -6,12 +6,12 @@ import pickle
 import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import pytest
 
-from gpufn import Batch, Call, _transport, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Call, Graph, _transport, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
 from gpufn.priority import Priority
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
@@ -222,6 +222,61 @@ def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
 def test_arguments_of_the_constructor_do_not_travel() -> None:
     with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) was given arguments, which stay here"):
         Tally(5).add.remote(1)
+
+
+@gpu_function
+class Twofold:
+    @method
+    def double(self, x: int) -> int:
+        return 2 * x
+
+
+def _sum_of_map() -> int:
+    return sum(Twofold.double.map(range(4)))
+
+
+def _sum_of_graph() -> int:
+    graph = Graph()
+    steps = [graph.call(Twofold.double, x) for x in range(4)]
+    for _ in graph.run():
+        pass
+    return sum(step.result for step in steps)
+
+
+async def _sum_awaited() -> int:
+    return sum(await asyncio.gather(*(Twofold.double.aio.remote(x) for x in range(4))))
+
+
+@gpu_function
+class Summing:
+    @method
+    def mapped(self) -> int:
+        return _sum_of_map()
+
+    @method
+    def stepped(self) -> int:
+        return _sum_of_graph()
+
+    @method
+    async def awaited(self) -> int:
+        return await _sum_awaited()
+
+
+@pytest.mark.parametrize("adds", [Summing.mapped, Summing.stepped, Summing.awaited])
+def test_a_class_that_runs_here_may_wait_for_calls_of_classes_in_other_threads(adds: Any) -> None:
+    async def in_a_loop() -> int:
+        return cast("int", adds.remote())
+
+    def run() -> None:
+        found.append(adds.remote())
+        found.append(asyncio.run(in_a_loop()))
+
+    found: list[int] = []
+    with run_locally():
+        thread = threading.Thread(target=run, daemon=True)  # when they wait for each other, they do so for ever
+        thread.start()
+        thread.join(30)
+        assert found == [12, 12]
 
 
 def test_a_class_can_be_extended() -> None:
