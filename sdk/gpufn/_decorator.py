@@ -218,6 +218,10 @@ def resume(hook: F) -> F:
     return _mark(hook, "resume")
 
 
+# What a FunctionClass has itself, which is found before the user's methods: `Class.name.remote()` would not reach one.
+_OURS = {name for name in (*dir(FunctionClass), "raw", "settings") if not name.startswith("_")}
+
+
 def _mark(function: F, hook: str) -> F:
     if not inspect.isfunction(function):
         raise InvalidSpec(f"@{hook} marks a plain method, not {function!r}")
@@ -269,6 +273,8 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
     methods = hooks(cls, "method")
     if taken := [name for name in models if name in methods]:
         raise InvalidSpec(f"models: {taken[0]} is a @method; a class receives a model as an attribute of its own")
+    if taken := sorted(methods.keys() & _OURS):
+        raise InvalidSpec(f"{cls.__qualname__}.{taken[0]} is not the @method but gpufn's own: give it another name")
     for name, function in methods.items():
         try:
             _check_parameters(list(inspect.signature(function).parameters.values())[1:])

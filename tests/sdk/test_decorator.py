@@ -196,6 +196,16 @@ class _EnterTakesMore:
     def go(self) -> None: ...
 
 
+class _MethodWithANameOfOurs:
+    @method
+    def name(self) -> None: ...
+
+
+class _MethodWithAnAttributeOfOurs:
+    @method
+    def settings(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -204,6 +214,11 @@ class _EnterTakesMore:
         (_NeedsArguments, "a worker makes it without arguments: give size of __init__ a default"),
         (_NothingToCall, "there is nothing to call; a class needs at least one @method"),
         (_EnterTakesMore, "@enter load takes self only"),
+        (
+            _MethodWithANameOfOurs,
+            "_MethodWithANameOfOurs.name is not the @method but gpufn's own: give it another name",
+        ),
+        (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is not the @method but gpufn's own"),
         (_NothingToCall.load, "put @gpu_function on the class and @method on the method"),
         (3, "@gpu_function takes a function or a class, not 3"),
     ],
