@@ -12,6 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection
+from pathlib import PurePath
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -133,6 +134,8 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def custom(kind: type) -> dict[str, Any]:
+        if isinstance(kind, type) and issubclass(kind, PurePath):
+            return {"type": "string", "format": "path"}
         return _pydantic_schema(kind, definitions)
 
     try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,6 +36,17 @@ class Colour(enum.Enum):
 def _of(function: Callable[..., Any], batch: Batch | None = None) -> MethodSpec:
     (found,) = _schema.methods_of(function, batch)
     return found
+
+
+def test_a_path_is_text() -> None:
+    def f(path: pathlib.Path, others: list[pathlib.PurePath] | None = None) -> pathlib.Path:
+        return path
+
+    found = _of(f)
+    assert found.parameters["properties"]["path"] == {"type": "string", "format": "path"}
+    others = {"type": "array", "items": {"type": "string", "format": "path"}}
+    assert found.parameters["properties"]["others"] == {"anyOf": [others, {"type": "null"}], "default": None}
+    assert found.returns == {"type": "string", "format": "path"}
 
 
 def test_names_defaults_and_types_become_json_schema() -> None:

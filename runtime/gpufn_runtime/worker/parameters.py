@@ -297,6 +297,9 @@ def _convert(hint: Any, value: Any) -> Any:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    pathlib = sys.modules.get("pathlib")
+    if pathlib is not None and isinstance(kind, type) and issubclass(kind, pathlib.PurePath) and isinstance(value, str):
+        return kind(value)
     if kind is complex and isinstance(value, (int, float)):
         return complex(value)
     if isinstance(kind, type) and isinstance(value, kind):

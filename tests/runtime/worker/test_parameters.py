@@ -305,6 +305,16 @@ def test_a_dataclass_has_the_defaults_that_were_left_out_when_it_is_returned(
         assert msgspec.json.decode(values.encode_result(got, JSON)[1]) == returned
 
 
+def test_text_becomes_the_path_that_a_hint_names() -> None:
+    def read(path: pathlib.Path, others: list[pathlib.PurePosixPath] = []) -> None: ...  # noqa: B006
+
+    parameters = Parameters(read)
+    got = parameters.by_name(JSON, b'{"path": "/a/b", "others": ["c"]}')
+    assert got == {"path": pathlib.Path("/a/b"), "others": [pathlib.PurePosixPath("c")]}
+    with pytest.raises(InvalidInput, match="path: expected Path, got int"):
+        parameters.bind(JSON, b'{"path": 3}')
+
+
 def test_a_dataclass_that_is_made_of_a_dict_has_its_defaults() -> None:
     def echo(value: Point) -> None: ...
 
