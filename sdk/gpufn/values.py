@@ -84,7 +84,7 @@ def encode_result(
 def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "result") -> Encoded:
     """As `encode_result`, and nothing large is copied to make one block of the body."""
     if isinstance(value, Encoded):
-        _check_size(sum(map(len, value.parts)), limit_bytes)
+        _check_size(sum(map(len, value.parts)), limit_bytes, what)
         return value
     kind = _chosen(accept)
     if kind == media.JSON and isinstance(value, (bytes, bytearray, memoryview)):
@@ -100,14 +100,14 @@ def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "resu
             raise ResultNotEncodable(
                 f"the {what}{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
             ) from error
-    _check_size(len(body), limit_bytes)
+    _check_size(len(body), limit_bytes, what)
     return Encoded(kind, (body,))
 
 
-def _check_size(size: int, limit_bytes: int) -> None:
+def _check_size(size: int, limit_bytes: int, what: str) -> None:
     if size > limit_bytes:
         raise ResultNotEncodable(
-            f"the result takes {size:,} bytes, more than the {limit_bytes:,} of one call: "
+            f"the {what} takes {size:,} bytes, more than the {limit_bytes:,} of one call: "
             "store it and return where it is, or yield it in parts"
         )
 

@@ -59,7 +59,7 @@ class Results:
 
     def item(self, attempt: Attempt, value: Any) -> None:
         """Send one item; ResultNotEncodable when it cannot be."""
-        content_type, body = values.encode_result(value, attempt.run.accept)
+        content_type, body = values.encode_result(value, attempt.run.accept, what="item")
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:

@@ -162,6 +162,13 @@ def test_a_result_that_is_too_large_says_its_size(start: Start) -> None:
     )
 
 
+def test_an_item_that_cannot_be_sent_is_called_an_item(start: Start) -> None:
+    for item, said in (("bytes(8 << 20)", "the item takes 8,388,608 bytes"), ("{1: object()}", "the item at [1] is")):
+        worker = start(f"def f(): yield {item}", kind="generator")
+        _, error = worker.failure(stream=True, credits=1)
+        assert error.message.startswith(said)
+
+
 def test_a_segfault_hangs_up_and_leaves_its_stack_in_the_output(start: Start) -> None:
     worker = start("import ctypes\ndef f(): ctypes.string_at(0)")
     worker.run()
