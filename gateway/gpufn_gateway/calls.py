@@ -167,7 +167,9 @@ class Calls:
                 arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
             else:
                 arguments = await read(name, target, headers, receive)
-            trace = headers.get(b"traceparent")
+            trace, now = headers.get(b"traceparent"), self.clock.time()
+            if deadline is not None and timeout_s is not None:  # which does not wait for a body that takes its time
+                timeout_s = min(timeout_s, float(deadline) - now)
             return PreparedCall(
                 principal,
                 target,
@@ -175,7 +177,7 @@ class Calls:
                 arguments.accept,
                 arguments.body.data,
                 arguments.body.parcel,
-                self.clock.time(),
+                now,
                 timeout_s,
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
                 priority,

@@ -196,6 +196,23 @@ async def test_the_deadline_is_what_the_client_asked_for(gateway: Any, make: Any
     assert [call.fields["deadline"] for call in gateway.queue.calls] == [1002.5, 1015.0]
 
 
+@pytest.mark.parametrize(("took_s", "left_s"), [(0.0, 10.0), (4.0, 6.0), (15.0, -5.0)])
+async def test_a_deadline_stays_where_it_is_however_long_the_body_takes(
+    gateway: Any, clock: Any, connection: Any, took_s: float, left_s: float
+) -> None:
+    slow = connection(URL, GOOD, x_gpufn_deadline=str(clock.time() + 10.0))
+    receive = slow.receive
+
+    async def dribble() -> Any:
+        clock.now += took_s
+        return await receive()
+
+    slow.receive = dribble
+    await slow.start(gateway.app)
+    (call,) = gateway.queue.calls
+    assert call.fields["deadline"] - clock.time() == pytest.approx(left_s)
+
+
 async def test_a_traceparent_travels_only_when_it_is_one(gateway: Any) -> None:
     good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await gateway.post(URL, GOOD, traceparent=good)
