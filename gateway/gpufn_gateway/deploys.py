@@ -192,9 +192,9 @@ class Deploys:
                 continue
         else:
             raise _busy(name)
-        # A later one is of a deploy that goes on meanwhile, and brings a function of this name again.
-        latest = _function.decode(entry.value).latest
-        numbers = [number for number in self._registry.numbers(name) if number <= latest]
+        latest, revisions = _function.decode(entry.value).latest, self._registry.revisions.get(name, {})
+        # A later one is of a deploy that goes on meanwhile and brings a function of this name again; or it was built.
+        numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
             await self._end(name, number)
         error = InvocationCancelled(f"{name} was deleted before this call started.").info()

@@ -257,6 +257,26 @@ async def test_deleting_a_function_cancels_its_builds_and_nothing_brings_it_back
         assert problem(await gateway.http.delete("/v1/functions/gone")) == (404, "function_not_found")
 
 
+async def test_what_was_built_and_is_not_active_yet_goes_with_its_function(
+    nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        for _ in range(2):
+            await built(gateway, (await deploy(gateway, model("half-gone"))).json()["builds"][0])
+            with monkeypatch.context() as patch, contextlib.suppress(PlatformError):
+                if "half-gone" in gateway.registry.functions:
+
+                    async def fails(*_: Any) -> Any:
+                        raise BusUnavailable("no answer")
+
+                    patch.setattr(gateway.functions, "change", fails)
+                await gateway.finishing.step()
+        assert await state_of(gateway, "half-gone", 2) == ("ready", 1)
+        await gateway.deploys.delete("half-gone")
+        await gateway.finishing.step()
+        assert await state_of(gateway, "half-gone", 2) == ("retired", None)
+
+
 # --- builds ----------------------------------------------------------------------------------------------------------
 
 
