@@ -141,7 +141,7 @@ class Maps:
         """Whether a reader of `ended` ends has all."""
         entry = known.entry
         if entry.is_ended:
-            return ended >= entry.accepted or follower.is_drained  # what is missing was forgotten
+            return ended >= entry.accepted or await follower.is_drained()  # what is missing was forgotten
         if ended < entry.accepted or not (entry.is_closed or entry.is_cancelled):
             return False
         await maps.end(self._bus, known)
@@ -156,7 +156,11 @@ class Maps:
             except Conflict:
                 known = await self._read(map_id, principal)
         self._known.pop(map_id, None)
-        cancelled = 0 if known.entry.is_ended else await self._cancel_items(known.entry)
+        cancelled = 0
+        if not known.entry.is_ended:
+            cancelled = await self._cancel_items(known.entry)
+            await maps.end(self._bus, known)
+            known = await self._read(map_id, principal)
         return map_views.status(known.entry, await maps.count_ended(self._bus, known.entry)), cancelled > 0
 
     async def _cancel_items(self, entry: MapEntry) -> int:
@@ -171,14 +175,19 @@ class Maps:
         while group := list(itertools.islice(places, _CANCELS_AT_ONCE)):
             found = await asyncio.gather(*(queued_calls.at(self._bus, seq) for seq in group))
             cancelled += await self._cancel_all([call for call in found if call is not None])
-        if log and log[0].entry.first:
+        if log[0].entry.first:
             cancelled += await self._cancel_before(log[0])
         self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
-        revision = self._calls.registry.revisions.get(entry.function, {}).get(entry.revision)
-        if revision is None or revision.spec.retries is not None:
+        if log[0].entry.first or not self._are_tried_once(log):
             waiting = await records.waiting_of_map(self._bus, entry.function, entry.id)
             cancelled += await self._cancel_all(waiting)
         return cancelled
+
+    def _are_tried_once(self, log: list[Logged]) -> bool:
+        """No item waits for another attempt, as far as is known of their revisions."""
+        revisions = self._calls.registry.revisions.get(log[0].entry.function, {})
+        found = [revisions.get(number) for number in {each.entry.revision for each in log}]
+        return all(each is not None and each.spec.retries is None for each in found)
 
     async def _cancel_before(self, known: Logged) -> int:
         """Items whose places are forgotten, those before `known`: in the queues of their function are few of them."""

@@ -46,13 +46,13 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
     subject = subjects.logs("some")
     async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
         assert await follower.some(0.01) == []
-        assert follower.is_drained
+        assert await follower.is_drained()
         stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(600)]
         found: list[StoredMessage] = []
         while len(found) < 600:
             found += await follower.some(5.0)
         assert [message.seq for message in found] == [each.seq for each in stored]
-        assert follower.is_drained
+        assert await follower.is_drained()
 
 
 async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_removed(
@@ -67,7 +67,7 @@ async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_rem
     async with feed.Follower(bus, subjects.LOGS, subject, stored[0].seq) as follower:
         found = await follower.some(5.0)
         await streams.purge(bus, subjects.LOGS, subject)
-        while not follower.is_drained:
+        while not await follower.is_drained():
             found += await follower.some(5.0)
         assert 0 < len(found) < 300
         more = await bus.publish_stored(subject, b"and on")

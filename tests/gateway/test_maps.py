@@ -153,14 +153,16 @@ async def test_what_has_not_ended_is_cancelled(nats: Any, make: Any, problem: An
 async def test_an_item_whose_result_is_forgotten_is_not_cancelled_with_its_map(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("was-over"), DIGEST)
-        map_id = new_map_id()
+        other, map_id = new_map_id(), new_map_id()
+        await put(gateway, "was-over", other, 0, lines("x"))
         await put(gateway, "was-over", map_id, 0, lines("a", "b"))
-        ((seq, _), _) = await queues.queued(gateway.bus, subjects.ASYNC, subjects.async_queue("was-over", 1), 1)
+        (_, (seq, _), _) = await queues.queued(gateway.bus, subjects.ASYNC, subjects.async_queue("was-over", 1), 1)
         await end(gateway, "was-over", item_id(map_id, 0))
         await streams.delete_message(gateway.bus, subjects.ASYNC, seq)
         await forget(gateway, "was-over", map_id, 0)
-        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["cancelled"] is True
-        await EndedMaps(gateway.bus, gateway.registry).step()
+        answer = (await gateway.http.delete(f"/v1/maps/{map_id}")).json()
+        assert (answer["state"], answer["cancelled"], answer["ended"]) == ("cancelled", True, 2)
+        assert await queued_ids(gateway, "was-over") == [item_id(other, 0)]
         assert [(each["index"], each["state"]) for each in await read(gateway, map_id)] == [(1, "cancelled")]
 
 
@@ -198,7 +200,8 @@ async def test_of_an_endless_map_the_items_are_cancelled_that_wait_and_no_others
         await streams.delete_message(
             gateway.bus, subjects.ASYNC, (await queues.queued(gateway.bus, subjects.ASYNC, queue, 1))[1][0]
         )
-        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["ended"] == 3
+        assert (await gateway.http.delete(f"/v1/maps/{map_id}")).json()["ended"] == 4
+        assert sorted(each["index"] for each in await read(gateway, map_id)) == [1, 2, 3]
         assert await queued_ids(gateway, "endless") == [item_id(other, 0)]
         assert await records.read(gateway.bus, item_id(map_id, 0)) is None
 

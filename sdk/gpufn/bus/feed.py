@@ -310,12 +310,10 @@ class Follower:
         self._ready: deque[StoredMessage] = deque()
         self._wake = asyncio.Event()
         self._feed: Feed | None = None
-        self._pending: int | None = None
 
-    @property
-    def is_drained(self) -> bool:
-        """Every message that was there has been taken, as far as is known."""
-        return not self._ready and self._feed is not None and self._pending == 0
+    async def is_drained(self) -> bool:
+        """Every message that is stored has been taken, by the word of the stream's leader."""
+        return not self._ready and await _newest_seq(self._bus, self._stream, self._filter) < self._next_seq
 
     def wake(self) -> None:
         """Let `some` return."""
@@ -354,14 +352,12 @@ class Follower:
             self._feed = await Feed.open(
                 self._bus, self._stream, self._filter, self._on_message, self._on_lost, since_seq=self._next_seq
             )
-            self._pending = self._feed.pending
         except PlatformError as error:
             log.info("cannot follow %s: %s", self._filter, error)
             await reopen_pause()
 
     def _on_message(self, message: StoredMessage, pending: int) -> None:
         self._next_seq = message.seq + 1
-        self._pending = pending
         self._ready.append(message)
         self._wake.set()
 
