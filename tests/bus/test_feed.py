@@ -76,6 +76,26 @@ async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_rem
         assert [message.seq for message in last] == [more.seq]
 
 
+async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_was_all(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject, newest_seq = subjects.logs("meanwhile"), feed._newest_seq
+    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
+        await follower.some(0.01)
+
+        async def slowly(*which: Any) -> int:
+            await bus.publish_stored(subject, b"")
+            found = await newest_seq(*which)
+            while not follower._ready:
+                await bus.flush()
+            return found
+
+        monkeypatch.setattr(feed, "_newest_seq", slowly)
+        assert not await follower.is_drained()
+
+
 async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,7 +313,8 @@ class Follower:
 
     async def is_drained(self) -> bool:
         """Every message that is stored has been taken, by the word of the stream's leader."""
-        return not self._ready and await _newest_seq(self._bus, self._stream, self._filter) < self._next_seq
+        newest_seq = await _newest_seq(self._bus, self._stream, self._filter)
+        return not self._ready and newest_seq < self._next_seq  # looked at behind it: more may have come meanwhile
 
     def wake(self) -> None:
         """Let `some` return."""
