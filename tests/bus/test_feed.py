@@ -82,8 +82,10 @@ async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_wa
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject, newest_seq = subjects.logs("meanwhile"), feed._newest_seq
-    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
-        await follower.some(0.01)
+    first = await bus.publish_stored(subject, b"")
+    async with feed.Follower(bus, subjects.LOGS, subject, first.seq) as follower:
+        while not await follower.some(5.0):
+            pass
 
         async def slowly(*which: Any) -> int:
             await bus.publish_stored(subject, b"")
