@@ -101,11 +101,15 @@ class Builds:
         value = encode(build)
         await self._builds.create(build.id, value)
         try:
-            await self._bus.publish_stored(subjects.build_queue(device), build.id.encode(), msg_id=build.id)
+            await self.queue(build)
         except BaseException:
             await self._builds.delete(build.id)
             raise
         return build
+
+    async def queue(self, build: Build) -> None:
+        """For the builders of its DeviceKind. One that takes it twice finds it begun, or ended. Raises QueueFull."""
+        await self._bus.publish_stored(subjects.build_queue(build.device), build.id.encode(), msg_id=build.id)
 
     async def tell(self, build_id: str, detail: str) -> None:
         """Why a build waits, unless it is changed meanwhile."""

@@ -1,4 +1,5 @@
-"""Builds that nobody takes, or goes on with: their records say so, until a builder for their DeviceKind runs.
+"""Builds that nobody takes, or goes on with: their records say so, until a builder for their DeviceKind runs. And those
+that are in no queue, for their gateway died when they had a record and nothing more: they are queued.
 
 Every gateway has one of these and the controller's leader acts. Builders answer it, also while they build: what their
 queue tells is no help, for a delivery to a builder that has died counts as held until the next one comes.
@@ -11,9 +12,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from gpufn.bus import streams
 from gpufn.bus.connection import Bus, NoResponders
 from gpufn.clock import Clock
-from gpufn.engine import Build
+from gpufn.engine import Build, BuildState
 from gpufn.protocol import subjects
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.duty import tried_again
@@ -49,10 +51,20 @@ class Unattended:
             if not build.state.ended and self._clock.time() - build.created_at >= SOON_S:
                 by_device.setdefault(build.device, []).append(build)
         for device, builds in by_device.items():
+            await self._queue_lost(device, builds)
             has_builder = await self._has_builder(device)
             for build in builds if has_builder is not None else ():
                 if has_builder == (build.detail == why(device)):
                     await self._builds.tell(build.id, "" if has_builder else why(device))
+
+    async def _queue_lost(self, device: str, builds: list[Build]) -> None:
+        """A queue has each of its builds until that has ended."""
+        queue = subjects.build_queue(device)
+        queued = (await streams.messages_per_subject(self._bus, subjects.BUILD, queue)).get(queue, 0)
+        for build in builds if queued < len(builds) else ():
+            if build.state is BuildState.PENDING:
+                log.warning("build %s of %s may be in no queue: it is queued again", build.id, device)
+                await self._builds.queue(build)
 
     async def _has_builder(self, device: str) -> bool | None:
         """None for a while: it may be starting again, or be without the bus for a moment."""

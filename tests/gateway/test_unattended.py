@@ -10,6 +10,7 @@ import pytest
 from gpufn.bus import streams
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.engine import Build, BuildState
+from gpufn.ids import new_ulid
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
@@ -131,3 +132,21 @@ async def test_a_build_that_has_just_been_queued_is_not_looked_at(nats: Any, mon
         build: Build = await gateway.builds.begin(MODEL, "NVIDIA A10")
         await looking(gateway).step()
         assert gateway.builds.get(build.id).detail == ""
+
+
+async def test_a_build_whose_gateway_died_before_it_was_queued_is_queued(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        other = await gateway.builds.begin(MODEL, "NVIDIA L40")
+        lost = msgspec.structs.replace(other, id=new_ulid())
+        await gateway.buckets.builds.create(lost.id, encode(lost))
+        await until(lambda: lost.id in gateway.builds.known)
+        for _ in range(2):
+            await looking(gateway).step()
+        builder = Builder(gateway, "NVIDIA L40")
+        await builder.start()
+        builder.pull.grant(9)
+        await until(lambda: len(builder.taken) == 2)
+        assert [each.payload.decode() for each in builder.taken] == [other.id, lost.id]
+        assert builder.taken[-1].pending == 0
+        for each in builder.taken:
+            each.ack()
