@@ -190,7 +190,7 @@ class Calls:
         self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive, *, may_be_parcel: bool
     ) -> Arguments:
         """Keyword arguments, or the bytes of the one parameter that takes bytes."""
-        if headers.get(b"content-encoding", b"identity") != b"identity":
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
         content_type = negotiation.of_body(headers.get(b"content-type"))
         if content_type is media.JSON:

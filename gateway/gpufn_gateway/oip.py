@@ -113,7 +113,7 @@ class Inference:
         self, version: str, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive
     ) -> Arguments:
         check_is_model(target, version)
-        encoding = headers.get(b"content-encoding", b"identity")
+        encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
             body = await self._bodies.take(headers, receive, may_be_parcel=True)
         else:

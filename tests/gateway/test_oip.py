@@ -123,7 +123,9 @@ async def test_the_head_is_a_part_of_the_body(models: Any, length: str) -> None:
     assert models.queue.calls == []
 
 
-@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("GZIP", gzip.compress), ("deflate", zlib.compress)]
+)
 async def test_a_packed_request_is_unpacked_within_the_limit(
     models: Any, make: Any, encoding: str, pack: Callable[[bytes], bytes]
 ) -> None:

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 _MOST_EVENTS = 100  # of one sample
 # Cores of a multiprocessor, by compute capability; NVML tells the cores only.
-_CORES = {"7.0": 64, "7.5": 64, "8.0": 64, "8.6": 128, "8.7": 128, "8.9": 128, "9.0": 128, "10.0": 128, "12.0": 128}
+_CORES = dict.fromkeys(("7.0", "7.2", "7.5", "8.0"), 64) | dict.fromkeys(
+    ("8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1"), 128
+)
 
 
 class NvmlInventory:
