@@ -36,6 +36,8 @@ _MAX_BATCH = 16
 _CONNECTIONS = (1, 16)
 _LARGE_CONNECTIONS = (1, 4)
 _CACHED_BUILDS = 9
+# One caller, who waits for each answer, leaves pauses between the runs, after which they take longer by themselves.
+_BARE = {"bare session": 0.0, "bare session, after 1.5 ms of sleep": 0.0015}  # seconds before each run
 
 Loads = dict[str, dict[int, list[measure.Load]]]  # by server and connections
 
@@ -55,9 +57,10 @@ def main() -> None:
                 loads: Loads = defaultdict(lambda: defaultdict(list))
                 for number in range(options.rounds):
                     for connections in _CONNECTIONS:
-                        with measure.paused(servers):
-                            load = _bare_load(bare, name, connections, options.seconds / 3)
-                        loads["bare session"][connections].append(load)
+                        for title, pause_s in _BARE.items():
+                            with measure.paused(servers):
+                                load = _bare_load(bare, name, connections, options.seconds / 3, pause_s=pause_s)
+                            loads[title][connections].append(load)
                         for server in _turned(servers, number):
                             with measure.paused(servers, but=server):
                                 _load(server, number, connections, options.seconds, loads)
@@ -100,13 +103,16 @@ def _warm_up(servers: list[measure.Server], connections: int) -> None:
             measure.wrk(server, connections, 1)
 
 
-def _bare_load(bare: Bare, name: str, rows: int, seconds: float) -> measure.Load:
-    """Rows per second, and how long a run takes."""
+def _bare_load(bare: Bare, name: str, rows: int, seconds: float, *, pause_s: float = 0.0) -> measure.Load:
+    """Rows per second, and how long a run takes; `pause_s` of sleep before each is not counted."""
     inputs = networks.inputs(name, rows)
     bare.run(inputs)
     taken: list[float] = []
     end = time.perf_counter() + seconds
-    while (start := time.perf_counter()) < end:
+    while time.perf_counter() < end:
+        if pause_s:
+            time.sleep(pause_s)
+        start = time.perf_counter()
         bare.run(inputs)
         taken.append((time.perf_counter() - start) * 1e3)
     taken.sort()
