@@ -19,8 +19,8 @@ from gpu_check.checks import (
 )
 from gpu_check.steps import Step
 
-# A machine that is lent gives ten minutes a command. They do not do for all of it: what no stand-in can tell comes
-# first, and the check says what is left for another command.
+# A command may have no more than ten minutes. They do not do for all of it: what no stand-in can tell comes first, and
+# the check says what is left for another command.
 TOTAL_S: Final = 520.0
 
 STEPS: Final = (

@@ -11,14 +11,14 @@ name; its half has a name of its own. Nodes are taken in order:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from gpufn_builder.graph_names import all_names, names_in, names_taken, subgraphs
 from gpufn_builder.ingest import main_opset
 from gpufn_builder.tensors import BF16, Array
 
@@ -75,7 +75,7 @@ class _Lowering:
         self._types = _types(self._graph)
         self._constants = {tensor.name: tensor for tensor in self._graph.initializer}
         self._fills = {node.output[0]: _floats(node) for node in self._graph.node if node.op_type == "ConstantOfShape"}
-        self._names = _all_names(self._graph)
+        self._names = all_names(self._graph)
         self._nodes: list[NodeProto] = []
         self._float: set[str] = {value.name for value in self._graph.input} | set(self._constants)
         self._halves: dict[str, str] = {}  # a value → the name of its half
@@ -207,7 +207,7 @@ class _Lowering:
         """The new nodes in place of the old, without constants and types of values that are no more."""
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
-        used = {value.name for value in self._graph.output} | set(_names_in(self._graph))
+        used = {value.name for value in self._graph.output} | set(names_in(self._graph))
         for fields in (self._graph.initializer, self._graph.value_info):
             kept = [field for field in fields if field.name in used]
             del fields[:]
@@ -252,32 +252,3 @@ def _types(graph: GraphProto) -> dict[str, int]:
 def _role(formals: Any, position: int) -> str:
     """The type variable of a position; the last formal may stand for many."""
     return str(formals[min(position, len(formals) - 1)].type_str)
-
-
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def names_taken(node: NodeProto) -> Iterator[str]:
-    """The inputs of `node`, and what the graphs in it refer to: values from around them, and their own."""
-    yield from node.input
-    for inner in subgraphs(node):
-        yield from _names_in(inner)
-
-
-def _names_in(graph: GraphProto) -> Iterator[str]:
-    for node in graph.node:
-        yield from names_taken(node)
-    yield from (value.name for value in graph.output)
-
-
-def _all_names(graph: GraphProto) -> set[str]:
-    found = {tensor.name for tensor in graph.initializer} | {value.name for value in (*graph.input, *graph.output)}
-    for node in graph.node:
-        found |= {*node.input, *node.output}
-        for inner in subgraphs(node):
-            found |= _all_names(inner)
-    return found

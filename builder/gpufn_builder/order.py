@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from onnx import GraphProto
 
-from gpufn_builder.lowering import names_taken, subgraphs
+from gpufn_builder.graph_names import names_taken, subgraphs
 
 
 def sort_nodes(graph: GraphProto) -> None:

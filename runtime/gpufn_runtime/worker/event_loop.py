@@ -16,6 +16,7 @@ from typing import Any
 from gpufn.errors import RequestError
 from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.loader import Method
 from gpufn_runtime.worker.process import leave_as_script, vital
 from gpufn_runtime.worker.results import Results
@@ -24,11 +25,11 @@ from gpufn_runtime.worker.results import Results
 class EventLoop:
     """`take` may be called from any thread, the rest runs on the loop's own."""
 
-    def __init__(self, concurrency: int, attempts: Attempts, results: Results) -> None:
+    def __init__(self, concurrency: int, link: Link, attempts: Attempts, results: Results) -> None:
         self._concurrency = concurrency
+        self._link = link
         self._attempts = attempts
         self._results = results
-        self._is_fork = False
         self._waiting: deque[tuple[Attempt, Method]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -43,10 +44,6 @@ class EventLoop:
 
     def take(self, attempt: Attempt, method: Method) -> None:
         self._loop.call_soon_threadsafe(self._admit, attempt, method)
-
-    def end_with_call(self) -> None:
-        """In a child that a call has forked: the loop's descriptors are its parent's as well."""
-        self._is_fork = True
 
     def _run_forever(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -96,7 +93,7 @@ class EventLoop:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
                 result = await method.call(*args, **kwargs)
-                if self._is_fork:
+                if self._link.is_parents:  # the loop's descriptors are its parent's as well
                     leave_as_script(None)
                 self._results.returned(attempt, result, started)
         except asyncio.CancelledError as error:
@@ -105,7 +102,7 @@ class EventLoop:
             else:
                 self._results.raised(attempt, error, started)
         except BaseException as error:
-            if self._is_fork:
+            if self._link.is_parents:
                 leave_as_script(error)
             self._results.raised(attempt, error, started)
 

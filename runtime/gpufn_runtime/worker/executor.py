@@ -55,7 +55,6 @@ class Executor:
         self._take_frame = take_frame
         self._loan = Loan()
         self._is_stopping = False
-        self._is_fork = False
         self._concurrency = spec.concurrency
         self._attempts = attempts
         self._results = results
@@ -100,12 +99,6 @@ class Executor:
         self._inbox.put(_stop)
         if self._loan.is_out:
             self._link.stop_receiving()
-
-    def end_with_call(self) -> None:
-        """In a child that a call has forked: what waits here is its parent's."""
-        self._is_fork = True
-        if self._loop is not None:
-            self._loop.end_with_call()
 
     def lend_socket(self) -> None:
         """Let a user thread read while calls are short; return when the socket is the reader thread's again."""
@@ -209,13 +202,14 @@ class Executor:
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
 
     def _call(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+        """A child that the call forked ends with it: what waits here is its parent's."""
         try:
             result = method.call(*args, **kwargs)
         except BaseException as error:
-            if self._is_fork:
+            if self._link.is_parents:
                 leave_as_script(error)
             raise
-        if self._is_fork:
+        if self._link.is_parents:
             leave_as_script(None)
         return result
 
@@ -275,7 +269,7 @@ class Executor:
         if self._loop is None:
             from gpufn_runtime.worker.event_loop import EventLoop  # noqa: PLC0415  (asyncio: 70 ms of a cold start)
 
-            self._loop = EventLoop(self._concurrency, self._attempts, self._results)
+            self._loop = EventLoop(self._concurrency, self._link, self._attempts, self._results)
         return self._loop
 
 

@@ -298,7 +298,6 @@ class Worker:
     def _be_no_worker(self) -> None:
         """In the child: print as usual, end when told, and with the call that forked it."""
         self._output.release()
-        self._executor.end_with_call()
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._after_fork()
