@@ -296,7 +296,9 @@ def wrk(server: Server, connections: int, seconds: float) -> Load:
         body.write(server.post.body)
         body.flush()
         environ = os.environ | {"BENCH_BODY": body.name}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        ended = subprocess.run(command, env=environ, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"no load on {server.name}: {ended.stderr.strip() or ended.stdout.strip()}")
     told = json.loads(ended.stdout.strip().splitlines()[-1])
     return Load(
         round(told["requests"] / told["seconds"], 1), told["p50_ms"], told["p99_ms"], told["failed"], told["requests"]
