@@ -92,8 +92,7 @@ class Settler:
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 size=len(body),
             )
-            self._start(attempt.delivery, self._end(attempt.delivery, record, body, parcel))
-            self._forget_checkpoint(attempt)
+            self._start(attempt.delivery, self._end_attempt(attempt, record, body, parcel))
         else:
             reply = ResultReply(
                 invocation=message.id,
@@ -112,17 +111,18 @@ class Settler:
             )
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
-            self._forget_checkpoint(attempt)
+            if attempt.checkpoint_seq:
+                self._tasks.start(self._forget_checkpoint(attempt))
 
-    def _forget_checkpoint(self, attempt: Attempt) -> None:
+    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, parcel: str) -> None:
+        await self._end(attempt.delivery, record, body, parcel)
+        if attempt.checkpoint_seq:  # not sooner: until its end is kept the call may come again, and goes on from there
+            await self._forget_checkpoint(attempt)
+
+    async def _forget_checkpoint(self, attempt: Attempt) -> None:
         """There is no next attempt. One that stays, because the bus is away, goes with its time."""
-
-        async def forget() -> None:
-            with contextlib.suppress(GpufnError):
-                await checkpoints.forget(self._bus, attempt.checkpoint_seq)
-
-        if attempt.checkpoint_seq:
-            self._tasks.start(forget())
+        with contextlib.suppress(GpufnError):
+            await checkpoints.forget(self._bus, attempt.checkpoint_seq)
 
     def refuse(
         self,

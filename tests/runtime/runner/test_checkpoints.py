@@ -91,6 +91,32 @@ def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tm
     on_node(url, tmp_path, test)
 
 
+def test_a_checkpoint_is_there_until_the_end_of_its_call_is_kept(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went at once, and a runner that died before the bus took the record had the call begin from the start."""
+    store, there = records.end, list[int]()
+
+    async def test(node: Node) -> None:
+        async def away_at_first(*arguments: object) -> bool:
+            there.append(await stored(node))
+            if len(there) < 3:
+                raise BusUnavailable("away")
+            return await store(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(records, "end", away_at_first)
+        revision = await node.deploy()
+        worker = await node.worker(revision)
+        await node.submit(revision)
+        run, _ = await worker.run()
+        await ask(worker, run, "checkpoint", STATE)
+        worker.answer(run)
+        await none_stored(node)
+        assert there == [1, 1, 1]
+
+    on_node(url, tmp_path, test)
+
+
 def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy()
