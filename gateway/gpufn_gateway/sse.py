@@ -122,13 +122,12 @@ class CallStream:
         await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
 
     async def _chunks(self, pending: PendingCall | Reader) -> AsyncIterator[bytes]:
-        encoding, items = self._encoding, 0
+        encoding = self._encoding
         try:
             if isinstance(pending, (PendingStream, Reader)):
                 async with contextlib.aclosing(pending.items()) as arrived:  # type: ignore[type-var]
                     async for item, body in arrived:
                         yield encoding.item(item.number, item.content_type, body)
-                        items = item.number + 1
             reply, body = await pending.future
             result = self._calls.result(reply, body)
             if isinstance(result, ParcelReader):
@@ -142,8 +141,7 @@ class CallStream:
             return
         if not self._streams:
             yield encoding.item(0, reply.content_type, body)
-            items = 1
-        yield encoding.end(items)
+        yield encoding.end(reply.items if self._streams else 1)
 
     def _public(self, error: GpufnError) -> GpufnError:
         return self._calls.queue_full(self._call.target) if isinstance(error, QueueFull) else error

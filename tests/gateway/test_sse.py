@@ -228,6 +228,13 @@ async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: Kept
     assert (len(kept.streaming.streams), kept.streaming.caller.abandoned) == (1, [])
 
 
+async def test_the_end_tells_how_many_items_there_were_also_to_a_reader_who_has_them_all(kept: KeptStream) -> None:
+    await kept.ids()
+    kept.items(range(2))
+    end(kept.streaming.streams[0], 2)
+    assert (await kept.read(last_event_id="1")).body == b'event: end\ndata: {"items":2}\n\n'
+
+
 async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: KeptStream) -> None:
     await kept.ids()
     kept.streaming.clock.now += 59
