@@ -105,9 +105,10 @@ class WorkerLink:
         self._last_attempt = 0
 
     async def listen(self, now: float) -> None:
+        """Raises OSError."""
+        self.listening_since = now
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.unlink(missing_ok=True)
-        self.listening_since = now
         server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
         if not self.state.live:  # closed meanwhile
             server.close()

@@ -277,6 +277,27 @@ def test_a_cancelled_call_that_does_not_stop_is_no_call_that_runs(url: str, tmp_
     on_node(url, tmp_path, test)
 
 
+def test_a_worker_whose_socket_cannot_be_made_yet_has_all_of_its_time_to_start(url: str, tmp_path: Path) -> None:
+    """Its runner took it to have listened since the machine started, and had it killed."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy(startup_timeout_s=600.0)
+        in_the_way = node.home.worker_socket("w-1").parent
+        in_the_way.parent.mkdir(parents=True)
+        in_the_way.touch()
+        await node.assign(revision, "w-1")
+        told: list[WorkerState] = []
+        while len(told) < 3:
+            told += [each.state for each in (await node.reports.get()).workers]
+        assert told == [WorkerState.STARTING] * 3
+        in_the_way.unlink()
+        (await node.connect("w-1")).ready()
+        await node.report_of("w-1", WorkerState.READY)
+        assert node.kills.empty()
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_worker_finds_its_runner_again_after_the_runner_died(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("reborn")
