@@ -30,19 +30,13 @@ from gpufn_gateway.problems import Headers, Problem
 
 _HEARTBEAT_S: Final = 15.0  # proxies cut what is silent for longer
 _STALLED_S: Final = 60.0  # a client that reads nothing for so long is gone, whatever its connection says
-
-
-EVENT_HEADERS: Final[Headers] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
+_AS_IT_COMES: Final[Headers] = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]  # past any proxy
 
 
 class Events:
     """`text/event-stream`."""
 
-    content_type: Final = b"text/event-stream; charset=utf-8"
+    content_type: Final = f"{media.EVENTS}; charset=utf-8".encode()
     heartbeat: Final = b": waiting\n\n"
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
@@ -56,6 +50,9 @@ class Events:
 
     def error(self, problem: Problem) -> bytes:
         return b"event: error\n%b\n" % _data(problem.body())
+
+
+EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), *_AS_IT_COMES]
 
 
 class Records:
@@ -113,8 +110,7 @@ class CallStream:
     async def _send(self, pending: PendingCall | Reader, receive: Receive, send: Send) -> None:
         headers = [
             (b"content-type", self._encoding.content_type),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
+            *_AS_IT_COMES,
             (b"x-gpufn-invocation", pending.id.encode()),
             (b"x-gpufn-revision", self._call.target.revision_header),
             *self._calls.limits(self._call),

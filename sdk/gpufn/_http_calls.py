@@ -27,8 +27,6 @@ from gpufn.ids import new_invocation_id
 from gpufn.priority import Priority
 from gpufn.urls import segment
 
-EVENTS = "text/event-stream"
-
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 
 
@@ -81,7 +79,7 @@ class CallRequests(Requests):
         priority: Priority | None = None,
     ) -> Iterator[Any]:
         """The items of a generator as JSON values, by server-sent events."""
-        headers = _call_headers(content_type, EVENTS, timeout_s, priority)
+        headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
         path = f"/v1/functions/{segment(function)}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from events_of(lines_of(self._chunks(response)))

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gpufn import media
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
@@ -277,7 +278,7 @@ class _Logs:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Before the history is read, so that no line falls between it and what follows.
         info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
-        headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")]
         await pump(receive, send, headers, self._lines(int(info["state"]["last_seq"])))
 
     async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:

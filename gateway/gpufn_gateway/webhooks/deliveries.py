@@ -13,6 +13,7 @@ import logging
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from gpufn import media
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery, Pull
@@ -121,7 +122,7 @@ class Deliveries:
     async def _try(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
         at = int(self._clock.time())
         headers = {
-            "content-type": "application/json",
+            "content-type": media.JSON,
             "user-agent": "gpufn-webhook",
             "webhook-id": record.id,
             "webhook-timestamp": str(at),

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 
+from gpufn import media
 from gpufn.bus import checkpoints, records
 from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus
@@ -188,7 +189,7 @@ class NestedCalls:
         record = found[0]
         if call.verb == "cancel":
             was_running = await records.cancel(self._bus, record, self._clock.time())
-            return OutcomeKind.SUCCEEDED, None, "application/json", b"true" if was_running else b"false"
+            return OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false"
         return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
 
     async def _keep(self, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
