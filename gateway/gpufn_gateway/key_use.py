@@ -25,7 +25,7 @@ from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import GatewayReport
-from gpufn.usage import Usage, UsageKey, day_of
+from gpufn.usage import STORED_EACH_S, Usage, UsageKey, day_of
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.duty import tried_again
 from gpufn_gateway.problems import Headers, Limited
@@ -33,7 +33,6 @@ from gpufn_gateway.quotas import Use
 
 log = logging.getLogger(__name__)
 
-_LOOK_UP_S: Final = 10.0  # as often as runners write it down
 _DAY_S: Final = 86_400.0
 
 _usage = msgspec.msgpack.Decoder(Usage)
@@ -127,7 +126,7 @@ class KeyUses:
         """Look up what calls took, every ten seconds and when a key is new; until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_UP_S):
+                async with asyncio.timeout(STORED_EACH_S):
                     await self._is_new.wait()
             self._is_new.clear()
             with tried_again("looking up what the calls of keys took today"):

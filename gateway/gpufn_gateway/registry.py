@@ -223,7 +223,7 @@ class Registry:
         if not self.loaded:
             return "the functions are not loaded yet"
         if not self.hears_controller():
-            return "no controller has reported for 5 seconds"
+            return f"no controller has reported for {CONTROLLER_FRESH_S:g} seconds"
         if not self.live_nodes():
             return "no agent has reported: is one running?"
         if not self.live_runners():

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 KEPT_S = 400 * 86_400.0
+STORED_EACH_S = 10.0  # by a runner; who looks more often sees nothing new
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -17,11 +17,10 @@ from gpufn.clock import Clock
 from gpufn.errors import Conflict, GpufnError
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import InvocationMessage
-from gpufn.usage import Usage, UsageKey, day_of
+from gpufn.usage import STORED_EACH_S, Usage, UsageKey, day_of
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 10.0
 _usage = msgspec.msgpack.Decoder(Usage)
 
 
@@ -49,7 +48,7 @@ class Meter:
         """Store what was counted until cancelled, and then once more."""
         try:
             while True:
-                await asyncio.sleep(_EVERY_S)
+                await asyncio.sleep(STORED_EACH_S)
                 await self.store()
         finally:
             await self.store()

@@ -20,6 +20,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.priority import QueueKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.launch import RECONNECT_S
 from gpufn.protocol.messages import ItemReply, Progress
 from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
@@ -44,7 +45,6 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-_COMEBACK_S = 30.0  # so long a worker looks for its runner when that was started again
 
 
 class RevisionQueue:
@@ -190,7 +190,7 @@ class RevisionQueue:
         self._tell_room()
         for link in list(self.links.values()):
             limit = self.revision.spec.startup_timeout_s
-            within_s = max(limit, _COMEBACK_S) if link.is_inherited else limit
+            within_s = max(limit, RECONNECT_S) if link.is_inherited else limit
             if link.state is WorkerState.STARTING and now - link.listening_since > within_s:
                 self.on_start_failed(link, "load", WorkerLost(f"it was not ready after {limit:g} s").info())
             elif link.told_at is not None and now - link.told_at > limit:

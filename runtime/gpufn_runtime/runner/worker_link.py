@@ -23,6 +23,7 @@ from typing import Protocol, cast
 from gpufn.errors import ErrorInfo, ProtocolMismatch
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.limits import PROGRESS_CHARS
 from gpufn.revision import Revision
 from gpufn.sockets import Outbox, peer_uid
 from gpufn.spec import MOST_MODULES, is_module_name
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
-_LONGEST_PROGRESS = 500  # characters
 
 
 class LinkOwner(Protocol):
@@ -276,7 +276,7 @@ class WorkerLink:
         """Of an attempt that has been given up already: nobody asks for it any more."""
         if (attempt := self.attempts.get(progress.attempt)) is not None:
             fraction = min(max(progress.fraction, 0.0), 1.0) if progress.fraction == progress.fraction else 0.0
-            self._owner.on_progress(attempt, fraction, progress.message[:_LONGEST_PROGRESS])
+            self._owner.on_progress(attempt, fraction, progress.message[:PROGRESS_CHARS])
 
     def _on_call(self, call: frames.Call, body: bytes) -> None:
         if call.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:

@@ -18,11 +18,11 @@ from gpufn.errors import InvalidInput, InvocationCancelled, InvocationExpired, P
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress
+from gpufn.protocol.limits import PROGRESS_CHARS
 from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 
-_LONGEST_PROGRESS = 500  # characters; the runner passes no more on
 _FORKED = (
     "a process that the function has forked cannot ask the platform for anything: call other functions where the "
     "function itself runs, or in threads"
@@ -150,7 +150,7 @@ class _OwnCall:
         self._attempt = attempt
 
     def progress(self, fraction: float, message: str) -> None:
-        text = message[:_LONGEST_PROGRESS].encode("utf-8", "backslashreplace").decode()
+        text = message[:PROGRESS_CHARS].encode("utf-8", "backslashreplace").decode()
         progress = Progress(self._attempt.run.attempt, fraction, text)
         self._calls._link.send(progress, link=self._attempt.link)
 

@@ -45,7 +45,7 @@ from gpufn.protocol.frames import (
     RunnerFrame,
     StartFailed,
 )
-from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, WorkerConfig
+from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, RECONNECT_S, WorkerConfig
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
@@ -60,7 +60,6 @@ from gpufn_runtime.worker.results import Results
 if TYPE_CHECKING:
     from gpufn_runtime.worker.device_errors import DeviceFault
 
-RECONNECT_S = 30.0  # its supervisor starts it again within seconds
 LAST_CALL_S = 30.0  # what still runs when nobody will hear its result
 
 

@@ -73,3 +73,4 @@ EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
 
 CONNECT_S = 10.0  # a new worker looks for its runner, which hears of the assignment when the agent does, for so long
+RECONNECT_S = 30.0  # and one whose runner has gone for that: its supervisor starts it again within seconds

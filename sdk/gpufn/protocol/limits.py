@@ -7,6 +7,7 @@ a parcel           PARCEL_BYTES    a body that is handed on by reference between
 a kept result      RECORD_BYTES    in its CallRecord; a larger one is a blob beside it
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
+progress           PROGRESS_CHARS    of what a call says of itself
 a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
 a timeout          LONGEST_TIMEOUT_S  that a caller may ask for
 """
@@ -19,6 +20,7 @@ INLINE_BYTES = MESSAGE_BYTES - HEADER_BYTES
 REQUEST_BYTES = 64 << 20
 PARCEL_BYTES = REQUEST_BYTES
 CHECKPOINT_BYTES = 4 << 20
+PROGRESS_CHARS = 500
 RECORD_BYTES = 1 << 20
 CHUNK_ITEMS = 999
 LONGEST_TIMEOUT_S = 7 * 86_400.0
