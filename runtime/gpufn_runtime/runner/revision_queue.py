@@ -22,7 +22,7 @@ from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.launch import RECONNECT_S
 from gpufn.protocol.messages import ItemReply, Progress
-from gpufn.protocol.reports import RevisionTraffic
+from gpufn.protocol.reports import RevisionTraffic, WorkerEventKind
 from gpufn.revision import Revision
 from gpufn.workers import ColdStart, StartFailure, WorkerState
 from gpufn_runtime.runner.arrivals import Arrivals
@@ -359,7 +359,7 @@ class RevisionQueue:
             link.told_at = None
             self._places.became_ready(link, since)
             if link.cold_start is not None:
-                self._supervision.event(link, "ready")
+                self._supervision.event(link, WorkerEventKind.READY)
         if link.seat is not None:
             link.seat.join()
         if link.is_asked_to_park:
@@ -374,7 +374,7 @@ class RevisionQueue:
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
             self._ends.log_failure(link, error)
-            self._supervision.event(link, "start_failed", failure=StartFailure(phase, error))
+            self._supervision.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
             self._on_change()
 
     def on_parked(self, link: WorkerLink) -> None:
@@ -391,7 +391,8 @@ class RevisionQueue:
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
         """It ends, as it would have without parking."""
         self._output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
-        self._supervision.event(link, "not_parked", failure=StartFailure("park", error), needs_bytes=needs_bytes)
+        failure = StartFailure("park", error)
+        self._supervision.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
         self.on_draining(link)
 
     def on_draining(self, link: WorkerLink) -> None:

@@ -47,9 +47,16 @@ class Supervision:
         """Have the agent end this worker's process, if there still is one."""
         self._publish(subjects.kill(self._node), encode(KillOrder(worker, why)))
 
-    def event(self, link: WorkerLink, kind: str, *, failure: StartFailure | None = None, needs_bytes: int = 0) -> None:
+    def event(
+        self,
+        link: WorkerLink,
+        kind: WorkerEventKind,
+        *,
+        failure: StartFailure | None = None,
+        needs_bytes: int = 0,
+    ) -> None:
         event = WorkerEvent(
-            WorkerEventKind(kind), link.worker, link.revision.function, link.revision.number, self._node,
+            kind, link.worker, link.revision.function, link.revision.number, self._node,
             self._clock.time(), cold_start=link.cold_start, failure=failure, needs_bytes=needs_bytes,
         )  # fmt: skip
         self._publish(subjects.worker_event(link.revision.function), encode(event))
@@ -87,9 +94,9 @@ class Supervision:
         event = _event.decode(message.payload)
         if event.node != self._node:
             return
-        if event.kind == "started" and event.cold_start is not None:
+        if event.kind is WorkerEventKind.STARTED and event.cold_start is not None:
             _remember(self._launches, event.worker, event.cold_start)
-        elif event.kind == "exited" and event.exit is not None:
+        elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
             _remember(self._exits, event.worker, event.exit)
             if (tell := self._when_ended.pop(event.worker, None)) is not None:
                 tell(event.exit)
