@@ -16,7 +16,9 @@ import sys
 import traceback
 from typing import NoReturn
 
-from gpufn.protocol.launch import CONTROL_SOCKET, EXIT_START_FAILED
+import msgspec
+
+from gpufn.protocol.launch import CONTROL_SOCKET, EXIT_START_FAILED, ForkRequest, TemplateReady
 
 _SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -52,10 +54,7 @@ def _be_first(worker: int) -> NoReturn:
 
 
 def _wait_and_work(modules: list[str]) -> None:
-    import msgspec  # noqa: PLC0415  (the first process does without)
-
-    from gpufn.protocol.launch import ForkRequest, TemplateReady  # noqa: PLC0415
-    from gpufn_runtime.worker import lifecycle, loader, template  # noqa: PLC0415
+    from gpufn_runtime.worker import lifecycle, loader, template  # noqa: PLC0415  (the first process does without)
 
     missing = template.import_all(modules)
     template.rehearse()

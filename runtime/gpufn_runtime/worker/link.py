@@ -114,7 +114,7 @@ class Link:
                 try:
                     self._socket.sendall(self._unsent.popleft())
                 except OSError:
-                    self._unsent.clear()  # the runner is gone; see `received`
+                    self._unsent.clear()  # the runner is gone, and `receive` says so
                 finally:
                     self._sending = False
 
