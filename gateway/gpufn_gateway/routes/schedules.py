@@ -15,6 +15,7 @@ from gpufn.priority import Priority
 from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Missed, Schedule, next_time
 from gpufn.spec import function_name
+from gpufn_gateway import call_views
 from gpufn_gateway.auth import HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.registry import Registry
@@ -103,8 +104,8 @@ class ScheduleRoutes:
         record = self._allowed(request)
         self._check_class(request, record.function, record.schedule.method, record.schedule.priority)
         call = await self._schedules.submit(record)
-        links = {"self": f"/v1/invocations/{call.id}", "result": f"/v1/invocations/{call.id}/result"}
-        return json_answer({"id": call.id, "state": call.state, "links": links}, 202)
+        links = call_views.links(call.id)
+        return json_answer({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
 
     def _allowed(self, request: Request) -> ScheduleRecord:
         """A schedule is changed by who may make the calls that it makes."""

@@ -277,6 +277,9 @@ async def test_over_http_a_schedule_is_added_listed_run_paused_and_removed(nats:
         assert (made["paused"], made["declared"], made["next_at"] % 3600) == (False, False, 0.0)
         assert (await http.get("/v1/schedules?function=served")).json() == {"schedules": [made]}
         run = await http.post(f"/v1/schedules/{made['id']}/run")
+        self_ = f"/v1/invocations/{run.json()['id']}"
+        links = {"self": self_, "result": f"{self_}/result", "events": f"{self_}/events"}
+        assert (run.headers["location"], run.json()["links"]) == (self_, links)  # as of a submit
         assert run.status_code == 202
         assert await records.read(gateway.bus, run.json()["id"]) is not None
         paused = (await http.post(f"/v1/schedules/{made['id']}/pause")).json()
