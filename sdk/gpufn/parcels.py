@@ -5,8 +5,9 @@ links it into the folder of the worker that runs the call; the worker maps it an
 back the same way, and the gateway reads them: a worker may cut its file short at any time, and who has mapped it then
 dies of it. Whoever takes a parcel removes its name; the memory is free when the last map of it is gone.
 
-    folder/g          what gateways wrote, and results for them
-    folder/<worker>   what one worker may see
+    Home.parcels/<gateway>   what one gateway wrote, and results for it
+                /<worker>    what one worker may see
+                /kept        the runner's own: results that nobody waits for, until they are stored
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller last knew and decided of a Function. `depth` None means unknown."""
+    """What the controller last knew and decided of a Function. None means unknown."""
 
     function: str
     serving: int
