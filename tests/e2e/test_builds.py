@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.builder import models
 from tests.builder.bench import scaled
 from tests.conftest import Platform, running_platform
 from tests.e2e.small_disk import fill, small_disk
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -55,13 +55,6 @@ def build_of(platform: Platform, build: str) -> dict[str, Any]:
 def begun(platform: Platform, model: Path) -> str:
     """The id of a build that is not waited for."""
     return platform.gpufn("build", model, "--no-wait").strip()
-
-
-def until(holds: Callable[[], object], what: str, within_s: float = 30.0) -> None:
-    give_up = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < give_up, f"not {what} in {within_s:g} s"
-        time.sleep(0.05)
 
 
 # --- once is enough ---------------------------------------------------------------------------------------------------

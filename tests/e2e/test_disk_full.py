@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Platform, running_platform
 from tests.e2e.small_disk import fill, small_disk
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -87,10 +87,3 @@ def said(platform: Platform) -> str:
 
 def submits(platform: Platform) -> bool:
     return platform.client.post("/v1/functions/steady/submit", json={"number": 1}).status_code == 202
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up, f"not {what} in 30 s"
-        time.sleep(0.1)

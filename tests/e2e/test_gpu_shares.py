@@ -6,16 +6,16 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from gpufn.home import Home
 from tests.conftest import ROOT, Platform, running_platform
 from tests.runtime.agent.mps.machine import Machine
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -89,14 +89,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         machine.end()
 
 
-def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    give_up = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    return found
-
-
 def test_functions_share_a_gpu_within_their_limits_and_their_trust_domain(node: Node) -> None:
     first, second, third = (node.platform.invoke(name) for name in ("part", "neighbour", "stranger"))
     assert first["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
@@ -116,7 +108,7 @@ def test_a_part_that_no_gpu_has_left_waits_and_says_why(node: Node) -> None:
         node.platform.invoke(name)
     waiting = threading.Thread(target=node.platform.post, args=("large",), daemon=True)
     waiting.start()
-    found = _until(lambda: node.platform.client.get("/v1/functions/large/why").json().get("waiting"))
+    found = until(lambda: node.platform.client.get("/v1/functions/large/why").json().get("waiting"))
     # Idle workers of others make room; until they have, this is what is told.
     assert found["reason"] in ("no_capacity", "starting")
     waiting.join(30)
@@ -130,7 +122,7 @@ def test_a_call_on_a_gpu_that_fails_runs_again_on_the_other(node: Node, tmp_path
         target=lambda: answers.append(node.platform.invoke("interrupted", {"mark": str(mark)})), daemon=True
     )
     caller.start()
-    _until(mark.exists)
+    until(mark.exists)
     (pipe,) = node.pipes()
     (client,) = node.machine.server(pipe)["clients"]
     node.machine.fault(pipe)

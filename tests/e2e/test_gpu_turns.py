@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import running_platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -31,14 +30,6 @@ def short() -> str:
 """
 
 
-def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    give_up = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    return found
-
-
 def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(APP)
@@ -56,11 +47,11 @@ def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Pat
 
         mark = tmp_path / "mark"
         calls = [submit("lasting", mark=str(mark))]
-        _until(lambda: get(f"/v1/invocations/{calls[0]}")["state"] == "running")
+        until(lambda: get(f"/v1/invocations/{calls[0]}")["state"] == "running")
         calls.append(submit("short"))
-        status = _until(lambda: (found := get(f"/v1/invocations/{calls[1]}"))["waiting"]["reason"] == "turn" and found)
+        status = until(lambda: (found := get(f"/v1/invocations/{calls[1]}"))["waiting"]["reason"] == "turn" and found)
         assert (status["state"], status["waiting"]["detail"]) == ("queued", "it waits for its turn on GPU-0")
-        why = _until(lambda: get("/v1/functions/short/why")["waiting"])
+        why = until(lambda: get("/v1/functions/short/why")["waiting"])
         assert (why["reason"], why["detail"]) == ("turn", "waits for its turn on GPU-0")
         mark.touch()
         for call in calls:

@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from gpufn.home import Home
 from gpufn.model import DATATYPES
 from tests.builder import models
 from tests.conftest import Platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -300,10 +300,3 @@ def _workers(platform: Platform, function: str) -> list[int]:
 
     until(look, "told")
     return found
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    give_up = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < give_up, f"not {what} in 30 s"
-        time.sleep(0.05)

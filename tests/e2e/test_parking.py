@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.conftest import Platform, running_platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -70,7 +70,7 @@ class Parking(NamedTuple):
         return found
 
     def until_parked(self, function: str) -> None:
-        _until(lambda: self.workers(function)["parked"] == 1)
+        until(lambda: self.workers(function)["parked"] == 1)
 
     def workers(self, function: str) -> dict[str, int]:
         found: dict[str, int] = self.platform.client.get(f"/v1/functions/{function}").json()["workers"]
@@ -91,14 +91,6 @@ def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parking]:
         yield Parking(platform, folder / "trouble")
 
 
-def _until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    give_up = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    return found
-
-
 def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> None:
     first = parking.look("swapped")
     assert "launch;dur=" in first["timing"]
@@ -117,7 +109,7 @@ def test_a_parked_worker_outlives_the_processes_around_it(parking: Parking, vict
     parking.until_parked("swapped")
     killed = _pid_of(parking.platform, victim)
     os.kill(killed, signal.SIGKILL)
-    _until(lambda: _pid_of(parking.platform, victim) not in (0, killed))
+    until(lambda: _pid_of(parking.platform, victim) not in (0, killed))
     after = parking.look("swapped")
     assert (after["pid"], after["times"]) == (before["pid"], before["times"] + 1)
 
@@ -133,7 +125,7 @@ def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parkin
 
 def test_a_worker_that_cannot_be_parked_ends_and_the_platform_says_why(parking: Parking) -> None:
     parking.platform.invoke("plain")
-    _until(lambda: not any(parking.workers("plain").values()))
+    until(lambda: not any(parking.workers("plain").values()))
     assert "none is parked: a worker did not park: nothing of it is known to be on a GPU" in parking.why("plain")
     assert "not parked: nothing of it is known" in parking.platform.gpufn("logs", "plain")
 

@@ -7,8 +7,7 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,11 +22,11 @@ from gpufn.protocol import subjects
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.gateway import Gateway, embedded_bus, name_of
 from tests.e2e.test_survival import pids_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 APPS = Path(__file__).parent / "apps"
-WITHIN_S = 30.0
 
 
 class Pair:
@@ -51,18 +50,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         Gateway(home, embedded_bus(home)) as gateway,
         httpx.Client(base_url=gateway.url, timeout=60) as other,
     ):
-        wait_until(lambda: is_ready(other))
+        until(lambda: is_ready(other))
         platform.gpufn("deploy", APPS / "durable.py")
         platform.gpufn("deploy", APPS / "leaving.py")
-        wait_until(lambda: other.get("/v1/functions/counts").status_code == 200)
+        until(lambda: other.get("/v1/functions/counts").status_code == 200)
         yield Pair(platform, gateway, other)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    give_up = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up, "it did not come to that"
-        time.sleep(0.02)
 
 
 def is_ready(client: httpx.Client) -> bool:
@@ -115,7 +107,7 @@ def test_both_serve_callers_and_readers_of_streams_at_the_same_time(pair: Pair, 
         items = [callers.submit(read, client, name) for client, name in ((pair.one, "a"), (pair.other, "b"))]
         assert [each.result() for each in numbers] == [list(range(50)), list(range(1_000, 1_050))]
         assert [each.result() for each in items] == [[str(n) for n in range(300)]] * 2
-    wait_until(lambda: runs(tmp_path / "a") and runs(tmp_path / "b"))  # their readers left
+    until(lambda: runs(tmp_path / "a") and runs(tmp_path / "b"))  # their readers left
 
 
 def test_events_are_told_by_either(pair: Pair, tmp_path: Path) -> None:
@@ -158,7 +150,7 @@ def test_one_id_put_at_both_is_one_call(pair: Pair, tmp_path: Path) -> None:
 def test_a_call_is_cancelled_at_the_other_whether_it_runs_or_waits(pair: Pair, tmp_path: Path) -> None:
     path, waiting = tmp_path / "runs", tmp_path / "waits"
     first = pair.one.post("/v1/functions/sleeper/submit", json={"path": str(path), "seconds": 60})
-    wait_until(lambda: runs(path))
+    until(lambda: runs(path))
     second = pair.one.post("/v1/functions/sleeper/submit", json={"path": str(waiting), "seconds": 0})
     for call in (second.headers["location"], first.headers["location"]):
         assert pair.other.delete(call).json()["cancelled"] is True
@@ -179,8 +171,8 @@ def test_a_stream_whose_gateway_is_killed_does_not_keep_its_slot(pair: Pair, tmp
             pass
         pair.gateway.kill()
     pair.gateway.start()
-    wait_until(lambda: runs(ended))
-    wait_until(lambda: is_ready(pair.other))
+    until(lambda: runs(ended))
+    until(lambda: is_ready(pair.other))
 
 
 def leader(pair: Pair) -> str:
@@ -202,17 +194,17 @@ def leader(pair: Pair) -> str:
 def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair: Pair, tmp_path: Path) -> None:
     """Twice, so that each has led: the other one is there when it dies, with its calls."""
     for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
-        wait_until(lambda: is_ready(pair.one) and is_ready(pair.other))
+        until(lambda: is_ready(pair.one) and is_ready(pair.other))
         [ours] = pids_of(pair.platform, "gateway")
         names = {name_of(pair.platform.home, pid): pid for pid in (ours, pair.gateway.pid)}
-        wait_until(lambda names=names: leader(pair) in names)  # type: ignore[misc]
+        until(lambda names=names: leader(pair) in names)  # type: ignore[misc]
         before = leader(pair)
         gone, stays = (pair.one, pair.other) if names[before] == ours else (pair.other, pair.one)
         path = tmp_path / before
         body, headers = {"path": str(path), "seconds": 1.0}, {"idempotency-key": before}
         with ThreadPoolExecutor(1) as callers:
             lost = callers.submit(gone.post, "/v1/functions/sleeper/invoke", json=body, headers=headers)
-            wait_until(lambda path=path: runs(path))  # type: ignore[misc]
+            until(lambda path=path: runs(path))  # type: ignore[misc]
             if gone is pair.one:
                 os.kill(ours, signal.SIGKILL)  # `gpufn up` starts another
             else:
@@ -223,6 +215,6 @@ def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair:
         again = stays.post("/v1/functions/sleeper/invoke", json=body, headers=headers)
         assert (again.status_code, again.json()) == (200, "slept")
         assert runs(path) == ["began", "ended"], "its client's gateway died, and it went on"
-        wait_until(lambda before=before: leader(pair) not in ("", before))  # type: ignore[misc]
+        until(lambda before=before: leader(pair) not in ("", before))  # type: ignore[misc]
         # A function without workers gets one: there is somebody who leads.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200

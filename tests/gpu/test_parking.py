@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.conftest import Platform
 from tests.gpu.conftest import APPS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
-
-_PATIENCE_S = 30.0
-
-
-def _until(condition: Callable[[], Any]) -> Any:
-    give_up = time.monotonic() + _PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    return found
 
 
 def _until_parked(platform: Platform, function: str) -> dict[str, Any]:
@@ -32,7 +21,7 @@ def _until_parked(platform: Platform, function: str) -> dict[str, Any]:
         processes = [each for node in nodes for each in node["processes"] if each["function"] == function]
         return processes[0]["parked"] if processes else None
 
-    found: dict[str, Any] = _until(parked)
+    found: dict[str, Any] = until(parked)
     return found
 
 
