@@ -211,7 +211,8 @@ class Preparation:
         return {kind for by_kind in revision.engines.values() for kind in by_kind if kind in kinds}
 
     async def _collect(self, now: float) -> None:
-        """Remove what nothing uses: kept is what any revision of a deployed function uses, for a rollback is quick."""
+        """Remove what nothing uses. What that is, is asked each time: to remove takes a while, and a worker may be
+        launched meanwhile of what was deployed just now."""
         if now < self._collect_at:
             return
         running = set(self._running())
@@ -219,11 +220,15 @@ class Preparation:
             return  # of one that was deleted, whose worker still runs
         are_deployed = all(function in self._deployed for function, _ in running)
         self._collect_at = now + COLLECT_EVERY_S if are_deployed else 0.0  # else again when the last of them ends
-        used = [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
-        await self._bundles.keep({revision.bundle for revision in used})
-        self._launcher.keep_images({image for each in used if (image := self._image_of(each.spec)) is not None})
-        by_kind = [keys for revision in used for keys in revision.engines.values()]
+        await self._bundles.keep({revision.bundle for revision in self._used()})
+        self._launcher.keep_images({image for each in self._used() if (image := self._image_of(each.spec)) is not None})
+        by_kind = [keys for revision in self._used() for keys in revision.engines.values()]
         await self._engines.keep({key for keys in by_kind for of_kind in keys.values() for key in of_kind})
+
+    def _used(self) -> list[Revision]:
+        """Any of a deployed function, for a rollback is quick, and those that run here."""
+        running = set(self._running())
+        return [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
 
     def _current(self) -> list[Revision]:
         """What each function wants to run and what serves it, and those that run here."""

@@ -117,7 +117,7 @@ def children(own: int | None = None) -> list[int]:
 
 
 def children_of(process: Process) -> list[int]:
-    """None when it is gone, whoever has its pid by now."""
+    """Empty when it is gone, whoever has its pid by now."""
     return children(process.pid) if identify(process.pid) == process else []
 
 
