@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
 
@@ -177,13 +178,12 @@ class AsyncRemote(Generic[P, R, V]):
         return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
 
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
-        items = self._remote.stream(*args, **kwargs)
+        items = _Items(self._remote.stream(*args, **kwargs))
         try:
-            while (item := await in_thread(next, items, _END)) is not _END:
+            while (item := await in_thread(items.next)) is not _END:
                 yield item
         finally:
-            if callable(close := getattr(items, "close", None)):
-                await in_thread(close)
+            await in_thread(items.close)
 
     def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> AsyncMap[V]:
         from gpufn import _map  # noqa: PLC0415
@@ -196,6 +196,43 @@ class AsyncRemote(Generic[P, R, V]):
         from gpufn import _map  # noqa: PLC0415
 
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
+
+
+class _Items:
+    """A stream that threads read. A reader that is cancelled leaves one waiting in it, and that one closes it then: a
+    generator cannot be closed while it runs."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._is_closed = False
+
+    def next(self) -> Any:
+        """_END behind the last one."""
+        with self._lock:
+            if self._is_closed:
+                return _END
+            self._is_running = True
+        try:
+            return next(self._items, _END)
+        finally:
+            with self._lock:
+                self._is_running = False
+                is_left = self._is_closed
+            if is_left:
+                self._close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            if self._is_running:
+                return
+        self._close()
+
+    def _close(self) -> None:
+        if callable(close := getattr(self._items, "close", None)):
+            close()
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -195,6 +195,38 @@ def test_asyncio_has_the_same_methods() -> None:
         assert asyncio.run(main()) == [2, [0, 1, 2], [1, 2, 3], 6, "succeeded", list(range(0, 100, 2))]
 
 
+def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() -> None:
+    """It was closed under the thread that waited for the next item, and the reader got a ValueError instead."""
+    asked, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    @gpu_function
+    def slow() -> Iterator[int]:
+        try:
+            yield 1
+            asked.set()
+            may_go_on.wait(30)
+            yield 2
+        finally:
+            closed.set()
+
+    async def read() -> None:
+        async for _ in slow.aio.stream():
+            pass
+
+    async def main() -> None:
+        reader = asyncio.create_task(read())
+        assert await asyncio.to_thread(asked.wait, 30)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert not closed.is_set()
+        may_go_on.set()
+        assert await asyncio.to_thread(closed.wait, 30)
+
+    with run_locally():
+        asyncio.run(main())
+
+
 def test_an_async_function_can_be_called_remotely_from_a_coroutine() -> None:
     async def main() -> int:
         return double.remote(3)
