@@ -194,7 +194,7 @@ class KeptMap:
         while (end := self._at_hand()) is None:
             self._tell()
             if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
-                self.is_over = True
+                self.is_over = self.is_over or self._has_all() or self._inbox.is_over  # else it was left
                 missing = self.order.skip()
                 return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
             for each in ends:

@@ -162,7 +162,7 @@ class Inbox:
         self._lock = threading.Condition()
         self._ends: list[End] = []
         self._bytes = 0
-        self._is_over = False
+        self.is_over = False  # all ends have come
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -186,7 +186,7 @@ class Inbox:
             while not self._ends:
                 if self._error is not None:
                     raise self._error
-                if self._is_over or self._stopped:
+                if self.is_over or self._stopped:
                     return None
                 self._lock.wait()
             ends, self._ends, self._bytes = self._ends, [], 0
@@ -203,7 +203,7 @@ class Inbox:
                         if not self._put(ends):
                             return
                 with self._lock:
-                    self._is_over = True
+                    self.is_over = True
                     self._lock.notify_all()
                 return
             except (GatewayUnavailable, BusUnavailable) as error:

@@ -284,6 +284,7 @@ class Keeper:
         self.arguments: list[int] = []
         self.is_closed = False
         self.cursors: list[str] = []
+        self.cancelled: list[str] = []
         self.changed = threading.Condition()
 
     def send_items(
@@ -325,6 +326,7 @@ class Keeper:
         return MapView(id=map_id, function="squared", accepted=len(self.arguments), state=state)
 
     def cancel_map(self, map_id: str) -> bool:
+        self.cancelled.append(map_id)
         return True
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
@@ -410,6 +412,38 @@ def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
     with keeper.changed:
         keeper.changed.notify_all()
     assert list(results) == [1, 4, 9]
+
+
+def test_a_map_whose_reader_is_cancelled_is_cancelled_when_it_is_left(keeper: Keeper) -> None:
+    """The thread that had waited for the next result took the map to be over, which is not cancelled."""
+
+    async def source() -> AsyncIterator[tuple[int]]:
+        yield (2,)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with squared.aio.starmap(source()) as results:
+            assert await anext(results) == 4
+            kept: Any = results._kept
+            wait, began, ended = kept._next, threading.Event(), threading.Event()
+
+            def watched() -> Any:
+                began.set()
+                try:
+                    return wait()
+                finally:
+                    ended.set()
+
+            kept._next = watched
+            reader = asyncio.ensure_future(anext(results))
+            assert await asyncio.to_thread(began.wait, 30)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+            assert await asyncio.to_thread(ended.wait, 30)
+
+    asyncio.run(main())
+    assert len(keeper.cancelled) == 1
 
 
 def test_who_leaves_a_map_can_close_it(keeper: Keeper) -> None:
