@@ -53,9 +53,10 @@ class Unattended:
         for device, builds in by_device.items():
             await self._queue_lost(device, builds)
             has_builder = await self._has_builder(device)
-            for build in builds if has_builder is not None else ():
-                if has_builder == (build.detail == why(device)):
-                    await self._builds.tell(build.id, "" if has_builder else why(device))
+            for each in builds if has_builder is not None else ():
+                found = self._builds.known.get(each.id)  # it may have ended while its builder was asked for
+                if found is not None and not found.state.ended and has_builder == (found.detail == why(device)):
+                    await self._builds.tell(found.id, "" if has_builder else why(device))
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
         """A queue has each of its builds until that has ended."""

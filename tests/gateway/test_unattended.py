@@ -55,6 +55,24 @@ def looking(gateway: Whole) -> Unattended:
     return Unattended(gateway.bus, gateway.builds, gateway.clock, lambda: True)
 
 
+async def test_a_build_that_ends_while_its_builder_is_asked_for_is_left_as_it_is(
+    nats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        build = await gateway.builds.begin(MODEL, "NVIDIA L4")
+        request = gateway.bus.request
+
+        async def cancelled_meanwhile(subject: str, *arguments: Any, **more: Any) -> Any:
+            if subject == subjects.builders("NVIDIA L4"):
+                await gateway.builds.cancel(build.id)
+            return await request(subject, *arguments, **more)
+
+        monkeypatch.setattr(gateway.bus, "request", cancelled_meanwhile)
+        await looking(gateway).step()
+        found = gateway.builds.get(build.id)
+        assert (found.state, found.detail) == (BuildState.CANCELLED, "cancelled")
+
+
 async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         build = await gateway.builds.begin(MODEL, "NVIDIA L4")
