@@ -144,7 +144,7 @@ class KeptMap:
     async def results_async(self) -> AsyncIterator[Any]:
         """As `results`."""
         try:
-            while (end := self._at_hand() or await in_thread(self._next)) is not None:
+            while (end := await self._next_async()) is not None:
                 is_elsewhere = end.kind is media.OutcomeKind.ELSEWHERE
                 yield await in_thread(self._value, end) if is_elsewhere else self._value(end)
         finally:
@@ -192,14 +192,31 @@ class KeptMap:
     def _next(self) -> End | None:
         """Wait for the next end; None after the last one."""
         while (end := self._at_hand()) is None:
-            self._tell()
-            if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
-                self.is_over = self.is_over or self._has_all() or self._inbox.is_over  # else it was left
-                missing = self.order.skip()
-                return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
-            for each in ends:
-                self.order.add(each)
+            if not self._have_more():
+                return self._forgotten()
         return end
+
+    async def _next_async(self) -> End | None:
+        """As `_next`. What a thread waits for is taken here: its reader may be gone when it comes."""
+        while (end := self._at_hand()) is None:
+            if not await in_thread(self._have_more):
+                return self._forgotten()
+        return end
+
+    def _have_more(self) -> bool:
+        """Wait for more ends; False when there are none."""
+        self._tell()
+        if self.is_over or self._has_all() or (ends := self._inbox.take()) is None:
+            self.is_over = self.is_over or self._has_all() or self._inbox.is_over  # else it was left
+            return False
+        for each in ends:
+            self.order.add(each)
+        return True
+
+    def _forgotten(self) -> End | None:
+        """Of an item that has ended, and whose end is not kept any more, if others wait behind it."""
+        missing = self.order.skip()
+        return None if missing is None else End(media.OutcomeKind.NOTHING, missing, 0, 0, "", b"")
 
     def _at_hand(self) -> End | None:
         end = self.order.take()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gpufn import Function, Map, _map_ends, _map_items, _transport, gpu_function, media, values
 from gpufn._map_ends import AsTheyCome, Cursor, End, InOrder, ends_of
 from gpufn._map_items import Outbox
+from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
 from gpufn._views import MapView
 from gpufn.errors import (
@@ -414,8 +415,12 @@ def test_an_open_map_is_closed_by_who_knows_its_id(keeper: Keeper) -> None:
     assert list(results) == [1, 4, 9]
 
 
-def test_a_map_whose_reader_is_cancelled_is_cancelled_when_it_is_left(keeper: Keeper) -> None:
-    """The thread that had waited for the next result took the map to be over, which is not cancelled."""
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_comes_for_a_reader_who_is_cancelled_was_not_read(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    """The thread that waited for it took it, so the cursor was behind it; or, when nothing came any more, it took the
+    map to be over, which is not cancelled when it is left."""
 
     async def source() -> AsyncIterator[tuple[int]]:
         yield (2,)
@@ -424,23 +429,35 @@ def test_a_map_whose_reader_is_cancelled_is_cancelled_when_it_is_left(keeper: Ke
     async def main() -> None:
         async with squared.aio.starmap(source()) as results:
             assert await anext(results) == 4
-            kept: Any = results._kept
-            wait, began, ended = kept._next, threading.Event(), threading.Event()
+            cursor, inbox = results.cursor, vars(results)["_kept"]._inbox
+            take = inbox.take
+            began, may_go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-            def watched() -> Any:
+            def take_late() -> list[End] | None:
                 began.set()
-                try:
-                    return wait()
-                finally:
-                    ended.set()
+                may_go_on.wait(30)
+                return [End(RESULT, 1, 2, 2, "", b"")] if arrives else take()
 
-            kept._next = watched
+            async def watched(function: Callable[[], Any]) -> Any:
+                def watch() -> Any:
+                    try:
+                        return function()
+                    finally:
+                        ended.set()
+
+                return await in_thread(watch)
+
+            inbox.take = take_late
+            monkeypatch.setattr("gpufn._kept_map.in_thread", watched)
             reader = asyncio.ensure_future(anext(results))
             assert await asyncio.to_thread(began.wait, 30)
             reader.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reader
+            may_go_on.set()
             assert await asyncio.to_thread(ended.wait, 30)
+            assert results.cursor == cursor
+            monkeypatch.undo()
 
     asyncio.run(main())
     assert len(keeper.cancelled) == 1
