@@ -228,7 +228,7 @@ class Controller:
         leads = await self._lease.try_acquire(now)
         if leads and not self._led:
             log.info("this controller leads now", extra={"controller": self._name, "epoch": self._lease.epoch})
-            self.world.take_over()
+            self.world.take_over(now)
         elif self._led and not leads:
             log.warning("another controller leads now", extra={"controller": self._name})
         self._led = leads

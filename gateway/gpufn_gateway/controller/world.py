@@ -209,7 +209,7 @@ class World:
             node.forgive(now)
         self.depths.forget()
 
-    def take_over(self) -> None:
+    def take_over(self, now: float) -> None:
         """We lead from now on: the workers that there are become the floor for one window (see `plan`)."""
         for view in self.views.values():
             view.forget()

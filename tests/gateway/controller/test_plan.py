@@ -45,7 +45,7 @@ def tell(world: World, now: float, *idle: str, since: float = 0.0, traffic: Revi
 
 def test_a_restarted_controller_keeps_what_runs_for_one_window() -> None:
     at_work = world(4, ScalingPolicy(scaledown_window_s=30))
-    at_work.take_over()
+    at_work.take_over(100.0)
     counts = []
     for now in (100.0, 129.0, 131.0):
         tell(at_work, now, "w0", "w1", "w2", "w3", since=now - 5)
