@@ -200,7 +200,7 @@ def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() 
     asked, may_go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     @gpu_function
-    def slow() -> Iterator[int]:
+    def held_up_between_items() -> Iterator[int]:
         try:
             yield 1
             asked.set()
@@ -210,7 +210,7 @@ def test_a_stream_whose_reader_is_cancelled_is_closed_once_nobody_waits_in_it() 
             closed.set()
 
     async def read() -> None:
-        async for _ in slow.aio.stream():
+        async for _ in held_up_between_items.aio.stream():
             pass
 
     async def main() -> None:
