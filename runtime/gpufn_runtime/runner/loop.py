@@ -130,8 +130,11 @@ class Runner:
 
     def step(self, now: float) -> None:
         again, self._attach_again = self._attach_again, set()
-        for worker in again & self._desired.keys():
-            self._start_to_attach(self._desired[worker])
+        for worker in again:
+            if (assignment := self._desired.get(worker)) is not None:
+                self._start_to_attach(assignment)
+            else:
+                self._detach(worker)  # it was unassigned before there was anything to detach
         self._caller.tick(now)
         self._departed.tick(now)
         self._settler.tick(now)

@@ -16,7 +16,9 @@ from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import WorkerEvent
+from gpufn.revision import Revision
 from gpufn.workers import Desired, Exit, WorkerState
+from gpufn_runtime.runner.directory import Directory
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
 
 
@@ -294,6 +296,30 @@ def test_a_worker_whose_socket_cannot_be_made_yet_has_all_of_its_time_to_start(u
         (await node.connect("w-1")).ready()
         await node.report_of("w-1", WorkerState.READY)
         assert node.kills.empty()
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_is_unassigned_before_its_socket_could_not_be_made_is_forgotten(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, may_go_on = Directory.revision, asyncio.Event()
+
+    async def late(directory: Directory, function: str, number: int) -> Revision:
+        await may_go_on.wait()
+        return await read(directory, function, number)
+
+    async def test(node: Node) -> None:
+        monkeypatch.setattr(Directory, "revision", late)
+        revision = await node.deploy()
+        in_the_way = node.home.worker_socket("w-1").parent
+        in_the_way.parent.mkdir(parents=True)
+        in_the_way.touch()
+        await node.assign(revision, "w-1")
+        await node.unassign("w-1")
+        may_go_on.set()
+        told = [(await node.reports.get()).traffic for _ in range(5)]
+        assert told[-1] == ()  # its queue is not there, or not any more
 
     on_node(url, tmp_path, test)
 
