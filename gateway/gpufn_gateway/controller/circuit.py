@@ -49,7 +49,7 @@ class Circuit:
         # Workers that were started together fail together: those after the one that opened it prove nothing new.
         if self.state(now) is CircuitState.OPEN or (self._failures < FAILURES_TO_OPEN and not took_a_place):
             return
-        self.backoff_s = min(FIRST_BACKOFF_S * 2**self.openings, LONGEST_BACKOFF_S)
+        self.backoff_s = min(max(FIRST_BACKOFF_S, 2 * self.backoff_s), LONGEST_BACKOFF_S)
         self._open_until = now + self.backoff_s
         self.openings += 1
 

@@ -49,6 +49,11 @@ def test_each_opening_lasts_longer_up_to_five_minutes() -> None:
     assert lengths == [5, 10, 20, 40, 80, 160, 300, 300]
 
 
+def test_a_function_that_has_failed_to_start_for_days_still_waits_five_minutes() -> None:
+    circuit, now = opened(1100)
+    assert (circuit.state(now), circuit.retry_in_s(now)) == (CircuitState.OPEN, 300.0)
+
+
 def test_open_starts_nobody_and_half_open_one() -> None:
     circuit, now = opened()
     assert circuit.starts_allowed(now + 4.9, 3, 0) == 0
