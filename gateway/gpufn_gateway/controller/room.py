@@ -6,6 +6,7 @@ Who waits gets a parked worker of its own back, where that one's share is free; 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import msgspec
 
@@ -148,13 +149,18 @@ class Room:
     def surplus_of_others(self, need: Need) -> list[WorkerView]:
         """READY workers of functions that have several, from who has most; they finish what they run."""
         found: list[tuple[int, str, WorkerView]] = []
-        for key, view in self._world.views.items():
-            ready = view.in_state(WorkerState.READY)
+        for key, ready in self._ready.items():
             is_same = key[0] == need.key[0]
             if key == need.key or (len(ready) < 2 and not is_same) or (is_same and need.is_failing):
                 continue
             found += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(found, key=lambda entry: entry[:2])]
+
+    @cached_property
+    def _ready(self) -> dict[RevisionKey, list[WorkerView]]:
+        """Once a step: hundreds of functions may wait on a node that has room for a few."""
+        ready = {key: view.in_state(WorkerState.READY) for key, view in self._world.views.items()}
+        return {key: workers for key, workers in ready.items() if workers}
 
     def _has_calls(self, worker: WorkerView) -> bool:
         return self._world.calls(worker.key, self._now) != 0 or self._world.depths.has_rung(worker.key[0])
