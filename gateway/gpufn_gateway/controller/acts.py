@@ -110,14 +110,15 @@ class Acts:
             reason=action.reason,
         )
         self._world.on_assignment(assignment.worker, assignment, now)
+        worker = self._world.workers[assignment.worker]
         self._on_change(action.function)  # to report it
 
         async def create() -> None:
             try:
                 await self._assignments.create(_key(assignment), encode(assignment))
             except PlatformError:
-                # If it was stored after all, the watch says so.
-                self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
+                if not worker.version:  # if it was stored after all, the watch has said so, or will
+                    self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
                 raise
             log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
 

@@ -14,6 +14,7 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
+from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import (
@@ -27,7 +28,7 @@ from gpufn.protocol.reports import (
 from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
-from gpufn_gateway.controller.actions import Drain, Park, Resume
+from gpufn_gateway.controller.actions import Drain, Park, Resume, Start
 from gpufn_gateway.controller.loop import Controller
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
@@ -243,6 +244,31 @@ def test_what_a_newer_controller_wrote_stands(late: Park | Drain, nats: Embedded
         assert stage.assignments["w"] == newer
         assert controller.world.workers["w"].desired is Desired.RUN
         await stage.gone("w")
+        await _stop(task)
+
+    play(nats, scene)
+
+
+def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
+    nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.deploy()
+        controller = stage.controller()
+        task = asyncio.create_task(controller.run())
+        await stage.until(lambda: bool(stage.reports))
+        create = stage.assigned.create
+
+        async def store_and_say_nothing(key: str, value: bytes) -> None:
+            await create(key, value)
+            raise BusUnavailable("no answer came")
+
+        monkeypatch.setattr(stage.assigned, "create", store_and_say_nothing)
+        controller._acts.begin(Start("f", 1, "a", assignment("w").share, "a call"), time.monotonic())
+        await controller._acts.finish(30)
+        (worker,) = stage.assignments
+        assert list(controller.world.workers) == [worker]
+        await stage.gone(worker)
         await _stop(task)
 
     play(nats, scene)
