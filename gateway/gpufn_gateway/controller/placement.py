@@ -23,7 +23,7 @@ from gpufn.spec import Resources
 from .gpus import GpuFit, Opening, Score, domain_of, has_mps_for, lack, left_bytes, openings, part, whole
 from .leases import GpuUse, LeaseBook, Used
 from .limits import Limits
-from .request import Request, cpu_pool, gpus_of
+from .request import Request, cpu_pool, gpus_of, has_cores
 from .shortage import shortage, size
 
 
@@ -110,7 +110,7 @@ def returns(resources: Resources, share: DeviceShare, report: NodeReport, used: 
     if pool is None or len(gpus) < len(share.gpus):
         return False
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores
-    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or left_cores < share.cores:
+    if pool.memory_bytes - used.memory_bytes < share.memory_bytes or not has_cores(left_cores, share.cores):
         return False
     return all(_returns_to(gpu, resources, share, used.gpus.get(gpu.uuid), limits) for gpu in gpus)
 
@@ -118,6 +118,8 @@ def returns(resources: Resources, share: DeviceShare, report: NodeReport, used: 
 def _returns_to(gpu: Device, resources: Resources, share: DeviceShare, use: GpuUse | None, limits: Limits) -> bool:
     if lack(resources, gpu, use, limits, contained=share.contained) is not None:
         return False
+    if share.mode is Share.EXCLUSIVE:
+        return True  # nobody runs there beside it; of those that are parked a new one does not ask either
     return domain_of(use, limits) in (None, share.trust_domain) and left_bytes(gpu, use) >= share.vram_bytes
 
 

@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
         return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
 
     def fits_cores(self, left: float) -> bool:
-        return self.resources.cpu <= left + _ROUNDING
+        return has_cores(left, self.resources.cpu)
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Those of the kind that there are engines for."""
@@ -52,6 +52,10 @@ class Request(msgspec.Struct, frozen=True):
         if self.is_contained(report) and report.container_trouble:
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
+
+
+def has_cores(left: float, wanted: float) -> bool:
+    return wanted <= left + _ROUNDING
 
 
 def cpu_pool(report: NodeReport) -> Device | None:

@@ -331,6 +331,19 @@ def test_a_parked_worker_whose_gpu_is_taken_waits_and_another_is_started_where_t
     assert not returns(wants, msgspec.structs.replace(ON_A_GPU, memory_bytes=9 * GIB), report, book.used("a"), limits)
 
 
+def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -> None:
+    report = node("a", cpu(1.0, 80 * GIB), gpu("GPU-0"))
+    book, limits = LeaseBook(), Limits()
+    for number in range(39):  # of forty that fit, and whose cores add up to a bit more than 7.8
+        book.grant(f"w{number}", "a", DeviceShare("cpu", 0.2, GIB))
+    neighbour = msgspec.structs.replace(ON_A_GPU, trust_domain="y")
+    book.grant("neighbour", "a", neighbour, ParkedMemory(GIB, 300 << 20))
+    wants = Resources(cpu=0.2, gpu=("any",), memory_bytes=GIB, trust_domain="x")
+    found = place(wants, [report], book, limits)
+    assert isinstance(found, Placement)
+    assert returns(wants, found.share, report, book.used("a"), limits)
+
+
 def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> None:
     report = node("a", cpu(), gpu("GPU-0"))
     book = LeaseBook()
