@@ -163,7 +163,7 @@ class _Step:
             decision = ScaleDecision(count, f"revision {number} takes over: {count} to begin with", want=count)
         else:
             calls = None if demand is None else demand.calls
-            count = rollout.workers_for_retired(calls, workers.held, now - view.served_at)
+            count = rollout.workers_for_retired(demand, workers, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
         view.last = decision
         one = Decided(key, role, view, decision, demand, record)

@@ -5,8 +5,9 @@
 2. When as many of `active` are READY, so that capacity does not dip, `serving` moves; at once when it fails to start
    itself. That it has nobody READY is no reason: on the only GPU it gave way to `active`, which has yet to show that it
    starts. While `active` fails to start nothing moves: calls stay with what works.
-3. A retired revision keeps its workers while anything is queued or running for it, and for LINGER_S after `serving`
-   moved: gateways learn of the move a moment later, and a call that one of them still sent there would find nobody.
+3. A retired revision keeps its workers while anything is queued for it, and those that run something until it has
+   ended; and all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that
+   one of them still sent there would find nobody.
 
 A try of `active` that takes the place of the only worker of `serving` costs calls. So one failure opens its circuit,
 the place goes back, and the next try takes it only when the old worker was idle for as long as the circuit was open.
@@ -19,6 +20,8 @@ import enum
 import msgspec
 
 from gpufn.revision import Function
+
+from .policy import Demand, Workers
 
 LINGER_S = 2.0
 
@@ -51,11 +54,14 @@ def workers_for_next(serving: Standing, most: int | None) -> int:
     return max(1, needed if most is None else min(needed, most))
 
 
-def workers_for_retired(calls: int | None, held: int, retired_for_s: float) -> int:
+def workers_for_retired(demand: Demand | None, workers: Workers, retired_for_s: float) -> int:
     """Unknown changes nothing; with calls there is always somebody to take them."""
-    if calls is None or (not calls and retired_for_s < LINGER_S):
-        return held
-    return max(held, 1) if calls > 0 else 0
+    if demand is None:
+        return workers.held
+    least = 1 if demand.calls else 0
+    if demand.queued or retired_for_s < LINGER_S:
+        return max(workers.held, least)
+    return max(workers.held - workers.idle, least) if demand.running else 0
 
 
 def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:

@@ -17,7 +17,7 @@ from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, Wo
 from gpufn_gateway.controller import policy
 from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServing, Start
 from gpufn_gateway.controller.plan import plan
-from gpufn_gateway.controller.policy import Demand, ScaleDecision
+from gpufn_gateway.controller.policy import Demand, ScaleDecision, Workers
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
 from gpufn_gateway.controller.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
@@ -361,7 +361,10 @@ def test_how_many_workers_the_next_and_a_retired_revision_have() -> None:
     long_ago, just_now = LINGER_S, 0.0
     for since, wanted in ((long_ago, [2, 0, 1, 3]), (just_now, [2, 2, 1, 3])):
         pairs = ((None, 2), (0, 2), (1, 0), (1, 3))
-        assert [workers_for_retired(calls, held, since) for calls, held in pairs] == wanted
+        assert [
+            workers_for_retired(None if queued is None else Demand(queued=queued, running=0), Workers(held), since)
+            for queued, held in pairs
+        ] == wanted
 
 
 def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn_of_it() -> None:
@@ -374,6 +377,23 @@ def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn
     assert [action for action in plan(moved, 100.1).actions if isinstance(action, Drain)] == []
     moved.on_depths({}, 102.1, 102.1)
     assert Drain("w0", "revision 1 is retired, 0 calls left") in plan(moved, 102.1).actions
+
+
+@pytest.mark.parametrize(("calls", "go"), [(1, ["w1", "w2"]), (2, [])])
+def test_of_a_retired_revision_that_runs_a_long_call_those_go_who_are_idle_when_nothing_is_queued(
+    calls: int, go: list[str]
+) -> None:
+    """They had their GPUs for as long as the call took, and the new revision none."""
+    moved = world(3)
+    plan(moved, 100.0)
+    moved.on_revision(("f", 2), revision("f", 2))
+    moved.on_function("f", function("f", serving=2))
+    at_work = WorkerReport("w0", "f", 1, WorkerState.READY, 1, in_use=1)
+    idle = [WorkerReport(name, "f", 1, WorkerState.READY, 1, idle_since=0.0) for name in ("w1", "w2")]
+    now = 100.0 + LINGER_S
+    moved.on_runner_report(RunnerReport("a", "r", now, (at_work, *idle)), now)
+    moved.on_depths({("f", 1): calls}, now, now)
+    assert [action.worker for action in plan(moved, now).actions if isinstance(action, Drain)] == go
 
 
 def test_a_step_over_one_function_leaves_the_others_alone() -> None:
