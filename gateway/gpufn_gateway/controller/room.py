@@ -99,7 +99,7 @@ class Room:
         gone: list[WorkerView] = []
         found: Return | Placement | NoRoom = NoRoom()
         for worker in candidates:
-            if worker.assignment.worker in self._leaving or not self._can_spare(worker, gone):
+            if worker.assignment.worker in self._leaving or not self._can_spare(worker, need, gone):
                 continue
             trial.release(worker.assignment.worker)
             gone.append(worker)
@@ -208,14 +208,18 @@ class Room:
             explain=explain,
         )
 
-    def _can_spare(self, worker: WorkerView, gone: list[WorkerView]) -> bool:
+    def _can_spare(self, worker: WorkerView, need: Need, gone: list[WorkerView]) -> bool:
         """min_workers hold against others as well; a revision that is being replaced has none, and no worker that is
-        parked is one of them."""
+        parked is one of them. Nor do they hold, while they are idle, against calls that came before they served: those
+        would wait for ever."""
         function = self._world.functions.get(worker.key[0])
         record = self._world.revisions.get(worker.key)
         if worker.state is WorkerState.PARKED or function is None or record is None:
             return True
         if worker.key[1] != function.active:
+            return True
+        is_before_it = need.key[0] == function.name and need.key[1] != function.serving
+        if is_before_it and self._world.idle_for(worker, self._now) is not None:
             return True
         view = self._world.view(worker.key)
         leaving = self._leaving | {other.assignment.worker for other in gone}

@@ -171,6 +171,19 @@ def test_a_retired_revision_finishes_what_is_queued_for_it() -> None:
     assert sim.workers("f", 1) == 0
 
 
+@pytest.mark.parametrize("least", [0, 1])
+def test_on_a_single_gpu_what_is_queued_for_the_old_revision_runs_before_the_new_one_is_kept_warm(least: int) -> None:
+    sim = Sim(node("a", cpu(), gpu("g0")), service_s=3.0)
+    scaling = ScalingPolicy(min_workers=least, max_workers=1)
+    for number in (1, 2):
+        sim.deploy(revision(number=number, scaling=scaling, resources=Resources(gpu=("any",))))
+        sim.call("f", 5 * (2 - number))
+        sim.run(4)
+    sim.run(40)
+    assert (sim.world.functions["f"].serving, sim.done["f"]) == (2, 5)
+    assert (sim.workers("f", 1), sim.workers("f", 2)) == (0, least)
+
+
 def test_a_revision_that_cannot_start_gets_no_calls_and_says_why() -> None:
     sim = Sim(fails=lambda key: key[1] == 2)
     sim.deploy(revision(scaling=ScalingPolicy(min_workers=1)))
