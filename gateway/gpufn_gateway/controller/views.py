@@ -7,6 +7,8 @@ import statistics
 from collections import deque
 from collections.abc import Collection
 
+import msgspec
+
 from gpufn.protocol.reports import NodeReport, RevisionTraffic, WorkerEvent
 from gpufn.revision import RevisionKey
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
@@ -165,7 +167,10 @@ class RevisionView:
         """Against a cold start."""
         return max(_LEAST_SAVED_S, (_median(self.cold_starts) or 1.0) - (_median(self.resumes) or 0.0))
 
-    def started_in(self, start: ColdStart) -> None:
+    def started_in(self, start: ColdStart, known_s: float) -> None:
+        """`known_s` is for how long its Assignment has been known here: to place it took no longer, whatever follows
+        from the clocks of two hosts."""
+        start = msgspec.structs.replace(start, place_s=min(start.place_s, known_s))
         if not is_duration(start.total_s):
             return
         if start.resume_s is None:

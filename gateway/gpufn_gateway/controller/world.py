@@ -156,7 +156,7 @@ class World:
             case WorkerEventKind.READY:
                 view.circuit.became_ready()
                 if event.cold_start is not None:
-                    view.started_in(event.cold_start)
+                    view.started_in(event.cold_start, 0.0 if worker is None else now - worker.since)
                 if worker is not None:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
@@ -365,7 +365,7 @@ class World:
             view = self.view(worker.key)
             view.circuit.became_ready()  # its event may have been lost: events are sent once
             if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
-                view.started_in(report.cold_start)
+                view.started_in(report.cold_start, now - worker.since)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY
         worker.reported = report.state
         worker.slots = report.slots

@@ -455,6 +455,20 @@ def test_times_that_cannot_be_are_not_learned_from(run_seconds: float) -> None:
     assert (0 < view.service_s < 5, list(view.cold_starts)) == (True, [])
 
 
+@pytest.mark.parametrize("event_is_lost", [False, True])
+def test_a_node_whose_clock_is_ahead_does_not_make_starts_look_long(event_is_lost: bool) -> None:
+    """With a cold start of an hour, no queue was worth a second worker."""
+    begun = world()
+    begun.on_assignment("w", assignment("w"), 100.0)
+    cold_start = ColdStart(place_s=3600.0, load_s=0.3)
+    if event_is_lost:
+        report = WorkerReport("w", "f", 1, WorkerState.READY, 1, cold_start=cold_start)
+        begun.on_runner_report(RunnerReport("a", "r", 3700.0, (report,)), 100.5)
+    else:
+        begun.on_event(WorkerEvent(WorkerEventKind.READY, "w", "f", 1, "a", 3700.0, cold_start=cold_start), 100.5)
+    assert begun.view(("f", 1)).cold_start_s == pytest.approx(0.8)
+
+
 def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
