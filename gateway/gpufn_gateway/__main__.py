@@ -123,9 +123,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     bus = await Bus.connect(settings.nats_url, name=name, patience_s=_BUS_PATIENCE_S)
     stack.push_async_callback(bus.close)
     await check_server(bus)
-    storage = Storage(bus)
-    await storage.ensure()
     buckets = await Buckets.open(bus)
+    storage = Storage(bus, buckets)
+    await storage.ensure()
 
     access = Access(loopback=is_loopback(settings.host))
     registry = Registry(clock, access)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import msgspec
@@ -48,3 +48,8 @@ class Buckets:
             engines=await KeyValue.open(bus, subjects.ENGINES),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S),
         )
+
+    async def ensure(self) -> None:
+        """Create those that the bus has lost."""
+        for bucket in fields(self):
+            await getattr(self, bucket.name).ensure()

@@ -15,6 +15,7 @@ import msgspec
 from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, Watch
+from gpufn.bus.leases import Fence
 from gpufn.clock import Clock
 from gpufn.engine import EngineManifest
 from gpufn.errors import FunctionNotFound, PlatformError, RevisionNotFound
@@ -78,7 +79,7 @@ class Registry:
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
-        self._epoch = 0
+        self._fence = Fence()
         self._controller_heard_at: float | None = None
         self._targets: dict[str, Target] = {}
         self._signatures: dict[tuple[str, int, str], Signature] = {}
@@ -136,10 +137,10 @@ class Registry:
             self._access.put(_api_key.decode(entry.value))
 
     def take_controller_report(self, report: ControllerReport) -> None:
-        if report.epoch < self._epoch:
+        now = self._clock.monotonic()
+        if not self._fence.lets_in(report.epoch, now):
             return  # from a controller that does not know yet that it leads no more
-        self._epoch = report.epoch
-        self._controller_heard_at = self._clock.monotonic()
+        self._controller_heard_at = now
         told = {status.function: status for status in report.functions}
         self.statuses = {**self.statuses, **told} if report.partial else told
         for status in report.functions:

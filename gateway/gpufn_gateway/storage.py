@@ -10,6 +10,7 @@ from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import GpufnError
 from gpufn.protocol import subjects
+from gpufn_gateway.buckets import Buckets
 
 log = logging.getLogger(__name__)
 
@@ -17,8 +18,9 @@ _RETRY_S: Final = 0.25
 
 
 class Storage:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, buckets: Buckets) -> None:
         self._bus = bus
+        self._buckets = buckets
         self._task: asyncio.Task[None] | None = None
         self.is_ready = False
         bus.on_reconnect(self._on_reconnect)
@@ -28,6 +30,7 @@ class Storage:
         await streams.ensure_streams(self._bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(self._bus, bucket)
+        await self._buckets.ensure()
         await objects.ensure_bucket(self._bus, subjects.RESULT_FILES, expires=True)
         self.is_ready = True
 

@@ -8,6 +8,7 @@ from gpufn.bus.kv import Entry
 from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function
+from gpufn_gateway.registry import CONTROLLER_FRESH_S
 
 CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
 BROKEN = ErrorInfo(
@@ -53,6 +54,15 @@ def test_spellings_do_not_fill_the_memory(gateway: Any, monkeypatch: pytest.Monk
     for name in ("embed", "EMBED", "_embed", "Embed", "eMbed"):
         assert gateway.registry.resolve(name).name == "embed"
     assert len(gateway.registry._targets) <= 2
+
+
+def test_a_controller_is_heard_whose_bus_has_begun_anew_and_counts_from_one(gateway: Any, make: Any) -> None:
+    gateway.report(make.status("a", ready=2), epoch=70_000)
+    gateway.clock.now += CONTROLLER_FRESH_S + 1
+    gateway.report(make.status("a", ready=0), epoch=3)
+    assert gateway.registry.hears_controller()
+    gateway.report(make.status("a", ready=1), epoch=2)
+    assert gateway.registry.statuses["a"].workers.ready == 0
 
 
 def test_reports_replace_or_add(gateway: Any, make: Any) -> None:

@@ -7,6 +7,8 @@ import msgspec
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.decoded import decoded
+from gpufn.bus.leases import Fence
+from gpufn.clock import Clock
 from gpufn.protocol import subjects
 from gpufn.protocol.reports import ControllerReport, FunctionStatus
 from gpufn.revision import Revision
@@ -16,10 +18,11 @@ _report = msgspec.msgpack.Decoder(ControllerReport)
 
 
 class Circuits:
-    def __init__(self, bus: Bus, caller: Caller) -> None:
+    def __init__(self, bus: Bus, caller: Caller, clock: Clock) -> None:
         self._bus = bus
         self._caller = caller
-        self._epoch = 0
+        self._clock = clock
+        self._fence = Fence()
         self._statuses: dict[str, FunctionStatus] = {}
 
     def start(self) -> None:
@@ -32,9 +35,8 @@ class Circuits:
             raise failure
 
     def _on_report(self, report: ControllerReport) -> None:
-        if report.epoch < self._epoch:
+        if not self._fence.lets_in(report.epoch, self._clock.monotonic()):
             return  # from a controller that does not know yet that it leads no more
-        self._epoch = report.epoch
         told = {status.function: status for status in report.functions}
         self._statuses = {**self._statuses, **told} if report.partial else told
         for status in report.functions:

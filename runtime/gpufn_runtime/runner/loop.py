@@ -82,7 +82,7 @@ class Runner:
         self._parcels = NodeParcels(home.parcels)
         self._meter = Meter(usage, node, clock)
         self._settler = Settler(bus, clock, self._parcels)
-        self._circuits = Circuits(bus, self._caller)
+        self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
         self._lane = Lane(home.lane_socket, self._on_offer, self._on_withdrawn)

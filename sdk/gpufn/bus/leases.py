@@ -17,6 +17,28 @@ from gpufn.bus.kv import KeyValue
 from gpufn.errors import BusUnavailable, Conflict
 
 
+class Fence:
+    """Who takes orders, or reports, lets in those of the newest term that was heard of lately.
+
+    Lately, for the bus may begin anew and count from one: a holder that leads no more has found that out by then.
+
+    >>> fence = Fence()
+    >>> [fence.lets_in(epoch, now) for epoch, now in ((7, 0.0), (6, 5.0), (7, 6.0), (2, 12.0), (1, 13.0))]
+    [True, False, True, True, False]
+    """
+
+    def __init__(self, ttl_s: float = 5.0) -> None:
+        self._ttl_s = ttl_s
+        self._epoch = 0
+        self._heard_at = 0.0
+
+    def lets_in(self, epoch: int, now: float) -> bool:
+        if epoch < self._epoch and now - self._heard_at <= self._ttl_s:
+            return False
+        self._epoch, self._heard_at = epoch, now
+        return True
+
+
 class Lease:
     def __init__(self, kv: KeyValue, name: str, holder: str, ttl_s: float = 5.0) -> None:
         self._kv = kv

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import asyncio
+
+from gpufn.bus.connection import Bus
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.leases import Lease
+from gpufn.protocol import subjects
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.storage import Storage
+
+
+def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: EmbeddedServer) -> None:
+    """Most buckets are made again by who watches them; nobody watches the leases."""
+
+    async def main() -> None:
+        bus = await Bus.connect(nats.url, name="test")
+        try:
+            buckets = await Buckets.open(bus)
+            storage = Storage(bus, buckets)
+            await bus.js(f"STREAM.DELETE.KV_{subjects.LEASES}")
+            await storage.ensure()
+            assert await Lease(buckets.leases, "controller", "a").try_acquire(0.0)
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
