@@ -18,6 +18,7 @@ from gpufn.device import DeviceType, Health
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.protocol import subjects
 from gpufn.protocol.reports import DeviceReport, NodeReport
+from gpufn_gateway.heard import Heard
 
 FRESH_S: Final = 10.0
 _LABELS: Final = ["node", "gpu", "kind"]
@@ -61,8 +62,7 @@ class DeviceReports(Collector):
 
     def __init__(self, nodes: Callable[[], Iterable[NodeReport]], clock: Clock) -> None:
         self._nodes = nodes
-        self._clock = clock
-        self._last: dict[str, tuple[float, DeviceReport]] = {}  # heard at, by our own clock
+        self._last = Heard[DeviceReport](clock, FRESH_S)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -70,12 +70,12 @@ class DeviceReports(Collector):
         bus.subscribe(subjects.DEVICE_REPORTS, decoded(msgspec.msgpack.Decoder(DeviceReport), self.take))
 
     def take(self, report: DeviceReport) -> None:
-        self._last[report.node] = self._clock.monotonic(), report
+        self._last.take(report.node, report)
 
     def of(self, node: str) -> tuple[DeviceMetrics, ...]:
         """Empty when the node has no GPUs, or has not told lately."""
-        heard_at, report = self._last.get(node, (0.0, None))
-        return () if report is None or self._clock.monotonic() - heard_at > FRESH_S else report.devices
+        report = self._last.of(node)
+        return () if report is None else report.devices
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -28,6 +28,7 @@ from gpufn.spec import MethodSpec, function_name
 from gpufn_gateway.auth import Access
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.device_reports import DeviceReports
+from gpufn_gateway.heard import Heard
 from gpufn_gateway.signature import Signature
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Registry:
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses: dict[str, FunctionStatus] = {}
-        self._nodes: dict[str, tuple[float, NodeReport]] = {}  # heard at, by our own clock
-        self._runners: dict[str, tuple[float, RunnerReport]] = {}
+        self._nodes = Heard[NodeReport](clock, NODE_FRESH_S)
+        self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_deleted: list[Callable[[str], None]] = []
@@ -147,10 +148,10 @@ class Registry:
             self.on_status(status)
 
     def take_node_report(self, report: NodeReport) -> None:
-        self._nodes[report.node] = self._clock.monotonic(), report
+        self._nodes.take(report.node, report)
 
     def take_runner_report(self, report: RunnerReport) -> None:
-        self._runners[report.node] = self._clock.monotonic(), report
+        self._runners.take(report.node, report)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -212,12 +213,10 @@ class Registry:
         return heard is not None and self._clock.monotonic() - heard <= CONTROLLER_FRESH_S
 
     def live_nodes(self) -> list[NodeReport]:
-        oldest = self._clock.monotonic() - NODE_FRESH_S
-        return [report for _, (heard_at, report) in sorted(self._nodes.items()) if heard_at >= oldest]
+        return self._nodes.all()
 
     def live_runners(self) -> list[RunnerReport]:
-        oldest = self._clock.monotonic() - NODE_FRESH_S
-        return [report for heard_at, report in self._runners.values() if heard_at >= oldest]
+        return self._runners.all()
 
     def why_not_ready(self) -> str | None:
         """What is missing until a call would be served; None when nothing is."""
