@@ -25,6 +25,10 @@ class Holdings:
     def host_memory(self, node: str) -> HostMemory:
         return self._host_memory.setdefault(node, HostMemory())
 
+    def forget(self, node: str) -> None:
+        """It has gone, and none of its workers is known any more."""
+        self._host_memory.pop(node, None)
+
     def begin(self, worker: WorkerView) -> None:
         assignment, share = worker.assignment, worker.assignment.share
         if worker.promised_bytes:

@@ -232,7 +232,9 @@ class Controller:
         elif self._led and not leads:
             log.warning("another controller leads now", extra={"controller": self._name})
         self._led = leads
+        self.world.forget_nodes(now)
         if not leads:
+            self.world.forget_unused()
             return
         asked_at = self._clock.monotonic()
         depths: dict[RevisionKey, int] | None = None

@@ -19,6 +19,7 @@ from .window import Average, Peak, Rate
 
 NODE_LOST_S = 10.0
 RUNNER_LOST_S = 20.0  # one that was killed is back long before, and its workers with it
+NODE_FORGOTTEN_S = 3600.0
 REPORT_STALE_S = 5.0  # a runner reports each second; after five it is not known who is idle
 OF_PARKING = ("park", "resume")  # phases in which a start does not fail
 _ARRIVALS_S = 6.0
@@ -100,6 +101,9 @@ class NodeView:
     def is_runner_lost(self, now: float) -> bool:
         """Though its process may be there: what it does not tell, it does not serve."""
         return now - self.runner_seen_at > RUNNER_LOST_S
+
+    def has_gone(self, now: float) -> bool:
+        return now - max(self.seen_at, self.runner_seen_at) > NODE_FORGOTTEN_S
 
     def tells_of_workers(self, now: float) -> bool:
         """Whether its runner has told lately how they are."""

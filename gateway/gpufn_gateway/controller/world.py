@@ -209,6 +209,18 @@ class World:
             node.forgive(now)
         self.depths.forget()
 
+    def forget_nodes(self, now: float) -> None:
+        """Those that will not come back."""
+        in_use = {worker.assignment.node for worker in self.workers.values()}
+        for name in [name for name, node in self.nodes.items() if name not in in_use and node.has_gone(now)]:
+            del self.nodes[name]
+            self.holdings.forget(name)
+
+    def forget_unused(self) -> None:
+        """Who stands by knows of no calls, and so of no reason to remember a revision that has no workers."""
+        for key, view in list(self.views.items()):
+            self._forget_if_unused(key, view, 0)
+
     def take_over(self, now: float) -> None:
         """We lead from now on: the workers that there are become the floor for one window (see `plan`)."""
         for view in self.views.values():

@@ -19,6 +19,7 @@ from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServi
 from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.policy import Demand, ScaleDecision, Workers
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
+from gpufn_gateway.controller.views import NODE_FORGOTTEN_S
 from gpufn_gateway.controller.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
 
@@ -173,6 +174,29 @@ def test_an_agent_that_is_away_holds_up_no_rollout() -> None:
     rolling.on_runner_report(RunnerReport("a", "r", 112.0, workers), 112.0)
     rolling.on_depths({("f", 1): 1}, 112.0, 112.0)
     assert plan(rolling, 112.0).actions == (MoveServing("f", 2, "1 of the new revision ready"),)
+
+
+def test_a_node_that_has_been_away_for_an_hour_is_forgotten_unless_it_has_a_worker() -> None:
+    """Hosts come back under new names, a container's with each start."""
+    known = world()
+    known.on_runner_report(RunnerReport("a", "r", 100.0), 100.0)
+    known.on_assignment("w", assignment("w", node="b"), 100.0)
+    known.forget_nodes(100.0 + NODE_FORGOTTEN_S)
+    assert known.nodes.keys() == {"a", "b"}
+    known.forget_nodes(101.0 + NODE_FORGOTTEN_S)
+    assert known.nodes.keys() == {"b"}
+    known.on_assignment("w", None, 101.0 + NODE_FORGOTTEN_S)
+    known.forget_nodes(101.0 + NODE_FORGOTTEN_S)
+    assert known.nodes == {}
+
+
+def test_who_stands_by_remembers_no_revision_that_nobody_uses_any_more() -> None:
+    known = world(1)
+    known.on_assignment("old", assignment("old", number=7), 100.0)
+    known.on_assignment("old", None, 101.0)
+    assert known.numbers("f") == {1, 7}
+    known.forget_unused()
+    assert known.numbers("f") == {1}
 
 
 def test_a_lost_node_gets_no_workers() -> None:
