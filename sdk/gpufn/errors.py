@@ -13,7 +13,7 @@
     │  └─ QueueFull            NoCapacity           RateLimited
     ├─ InvocationEnded         it did not finish
     │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
-    ├─ FunctionStartFailed     its workers fail to start; the last error is the message
+    ├─ FunctionStartFailed     its workers fail to start; the message names the function, and ends with the last error
     ├─ BuildFailed             no engine could be made: stage, node, log
     └─ PlatformError           ours to mend
        └─ BusUnavailable       ArtifactUnavailable  WorkerLost  DeviceFailed  ProtocolMismatch  GatewayUnavailable

@@ -3,6 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
+import msgspec
+
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.reports import FunctionStatus
 
@@ -21,6 +23,12 @@ def start_failure(revision: int, status: FunctionStatus) -> Refused | None:
     """Set while the circuit of this very revision is open and nobody else serves it."""
     if status.start_error is None or status.serving != revision or status.workers.ready:
         return None
-    name, error = status.function, status.start_error
-    where = f" (`gpufn logs {name}` has the traceback)" if error.traceback else ""
-    return Refused(f"{name} cannot start: {error.summary}{where}")
+    return Refused(told(status.function, status.start_error).message)
+
+
+def told(function: str, error: ErrorInfo) -> ErrorInfo:
+    """A start's error as its caller hears it: of which function it is, and the user's exception with its type, without
+    which a `KeyError` is a word in quotes. The type stands in the words alone: no call of the function raised it."""
+    where = f" (`gpufn logs {function}` has the traceback)" if error.traceback else ""
+    message = f"{function} cannot start: {error.summary}{where}"
+    return msgspec.structs.replace(error, message=message, error_type=None, error_bases=())

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 
+from gpufn import start_failures
 from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.reports import FunctionStatus
@@ -211,7 +212,7 @@ class _Step:
             self.needs = [need for need in self.needs if need is not serving.need]  # room is the new revision's now
         else:
             failure = following.view.circuit.last_error
-            told = f": {failure.message}" if failure is not None else ""
+            told = f": {failure.summary}" if failure is not None else ""
             self.notes[function.name] = f"revision {function.active}: {why}{told}"
 
     def _end_queued(self, one: Decided) -> None:
@@ -223,7 +224,8 @@ class _Step:
         elif one.view.ended_at_opening < circuit.openings and circuit.last_error is not None and one.demand is not None:
             one.view.ended_at_opening = circuit.openings
             if one.demand.calls:
-                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, circuit.last_error))
+                error = start_failures.told(one.key[0], circuit.last_error)
+                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, error))
 
     # 3
 

@@ -84,7 +84,7 @@ class Teller:
         return Waiting(WaitReason.NO_CAPACITY, str(no_room))
 
     def _crash_looping(self, view: RevisionView) -> Waiting:
-        last = view.circuit.last_error.message if view.circuit.last_error is not None else "unknown"
+        last = view.circuit.last_error.summary if view.circuit.last_error is not None else "unknown"
         retry_in_s = view.circuit.retry_in_s(self._now)
         return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
 

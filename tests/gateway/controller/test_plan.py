@@ -441,6 +441,34 @@ def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(re
     assert sum(isinstance(action, EndQueued) for action in plan(failing, 100.0).actions) == ends
 
 
+def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_of_its_exception() -> None:
+    failing = world(0, ScalingPolicy(max_workers=4))
+    circuit = failing.view(("f", 1)).circuit
+    for at in (0.0, 1.0, 2.0, 50.0):
+        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError", traceback="..."))
+    failing.on_depths({("f", 1): 3}, 100.0, 100.0)
+    planned = plan(failing, 100.0)
+    waiting = planned.statuses["f"].waiting
+    assert waiting is not None
+    assert waiting.detail == "its workers fail to start: KeyError: 'WEIGHTS'"
+    (ended,) = [action for action in planned.actions if isinstance(action, EndQueued)]
+    assert ended.error == ErrorInfo(
+        "function_start_failed",
+        "f cannot start: KeyError: 'WEIGHTS' (`gpufn logs f` has the traceback)",
+        traceback="...",
+    )
+
+
+def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_exception() -> None:
+    two = world(1, ScalingPolicy(min_workers=1, max_workers=4))
+    two.on_revision(("f", 2), revision("f"))
+    two.on_function("f", msgspec.structs.replace(function("f"), active=2, latest=2))
+    circuit = two.view(("f", 2)).circuit
+    for at in (97.0, 98.0, 99.0):
+        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'", error_type="KeyError"))
+    assert plan(two, 100.0).statuses["f"].reason.endswith("calls stay with the old one: KeyError: 'WEIGHTS'")
+
+
 def test_the_calls_of_a_deleted_function_end_as_cancelled() -> None:
     deleted = world(1)
     deleted.on_function("f", None)
