@@ -30,7 +30,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from gpufn import _shadows
-from gpufn._function import Function, FunctionClass
+from gpufn._function import Function, FunctionClass, declared_in
 from gpufn.errors import GpufnError, InvalidBundle
 from gpufn.ids import Digest, digest_of
 from gpufn.spec import Packaging
@@ -116,6 +116,10 @@ def load(path: Path) -> Project:
         raise InvalidBundle(f"cannot import {path}: {why}") from error
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise InvalidBundle(f"{path} has the name of another module, {name} ({module.__file__}): rename the file")
+    if hidden := _hidden_in(module):
+        raise InvalidBundle(
+            f"{hidden} has a decorator above @gpu_function, which hides it: write @gpu_function above the others"
+        )
     return Project(module, root, frozenset(sys.modules) - before)
 
 
@@ -262,6 +266,16 @@ def _import_name(file: Path) -> tuple[Path, str]:
     if not all(name.isidentifier() for name in names):
         raise InvalidBundle(f"{'.'.join(names)} cannot be imported: use letters, digits and underscores in the name")
     return root, ".".join(names)
+
+
+def _hidden_in(module: ModuleType) -> str | None:
+    """The name of a function whose name stands for something else, which holds it: what a decorator made of it."""
+    for function in declared_in(module.__name__):
+        named = vars(module).get(function.raw.__qualname__)
+        is_declared = named is function.raw or isinstance(named, (Function, FunctionClass))
+        if callable(named) and not is_declared and getattr(function.raw, "__globals__", vars(module)) is vars(module):
+            return function.__qualname__
+    return None
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:

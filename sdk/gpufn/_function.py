@@ -41,6 +41,13 @@ def declared_here(name: str) -> list[Function[..., Any, Any] | FunctionClass]:
     return [function for function in found if isinstance(function, (Function, FunctionClass))]
 
 
+def declared_in(module: str) -> list[Function[..., Any, Any] | FunctionClass]:
+    """Those that this module's code declared, whatever its names are bound to by now."""
+    places = [place for places in _declared_here.values() for place in places.items()]
+    found = (reference() for (name, _), reference in places if name == module)
+    return [function for function in found if isinstance(function, (Function, FunctionClass))]
+
+
 class _Declared:
     """What Function and FunctionClass share: the user's object, its settings, its spec, and how it is pickled."""
 

@@ -137,6 +137,28 @@ def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: 
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("wraps", ["@functools.wraps(f)", ""])
+def test_a_function_that_another_decorator_hides_is_told_rather_than_left_out(project: Project, wraps: str) -> None:
+    timed = f"import functools\ndef timed(f):\n    {wraps}\n    def inner(*a): return f(*a)\n    return inner\n"
+    app = "from gpufn import gpu_function\nfrom timed import timed\n@gpu_function\ndef seen(): ...\n"
+    root = project({"timed.py": timed, "app.py": f"{app}@timed\n@gpu_function\ndef hidden(): ..."})
+    with pytest.raises(InvalidBundle) as caught:
+        _bundle.load(root / "app.py")
+    assert caught.value.message == (
+        "hidden has a decorator above @gpu_function, which hides it: write @gpu_function above the others"
+    )
+
+
+def test_a_decorator_below_and_a_function_under_another_name_hide_nothing(project: Project) -> None:
+    timed = (
+        "import functools\ndef timed(f):\n    @functools.wraps(f)\n    def inner(*a): return f(*a)\n    return inner\n"
+    )
+    app = "from gpufn import gpu_function\nfrom timed import timed\n@gpu_function\n@timed\ndef seen(): ...\n"
+    other = "def plain(): ...\nremote = gpu_function(plain)\nkept = {'other': gpu_function(plain)}\n"
+    loaded = _bundle.load(project({"timed.py": timed, "app.py": app + other}) / "app.py")
+    assert [function.name for function in loaded.functions] == ["seen", "plain"]
+
+
 def test_an_option_that_there_is_not_shows_the_users_line_in_a_folder_that_has_this_package_in_it(
     project: Project,
 ) -> None:
