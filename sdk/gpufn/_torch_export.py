@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufn import _bundle
+from gpufn._function import Function, FunctionClass
 from gpufn.errors import GpufnError, InvalidSpec
 
 
@@ -22,6 +23,9 @@ def main(file: str, factory: str, onnx: str) -> None:
     make = getattr(project.module, factory, None)
     if not callable(make):
         raise InvalidSpec(f"{file} has no function {factory}")
+    if isinstance(make, (Function, FunctionClass)):
+        deploys = f"`gpufn deploy {file} --name {make.name}` deploys it"
+        raise InvalidSpec(f"{factory} makes no model, it is a @gpu_function: {deploys}")
     try:
         import torch  # noqa: PLC0415
     except ImportError as error:

@@ -191,12 +191,13 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),
+        (["deploy", "f.py:add_up"], 1, "add_up makes no model, it is a @gpu_function: `gpufn deploy f.py --name"),
     ],
 )
 def test_wrong_options_are_said_before_anything_is_sent(
     platform: StubGateway, project: Project, arguments: list[str], code: int, message: str
 ) -> None:
-    project({"app.py": "x = 1"})
+    project({"app.py": "x = 1", "f.py": "from gpufn import gpu_function\n@gpu_function\ndef add_up(): ..."})
     result = _gpufn(*arguments)
     assert (result.exit_code, result.stdout) == (code, "")
     assert message in result.stderr.replace("│ ", "").replace("\n", " ")
