@@ -421,6 +421,24 @@ def test_what_the_system_refuses_is_one_line(gateway: StubGateway, tmp_path: Pat
     assert (result.exit_code, result.stderr) == (1, f"gpufn: {out}: No such file or directory\n")
 
 
+@pytest.mark.parametrize(("out", "why"), [("no/out.png", "No such file or directory"), (".", "Is a directory")])
+def test_a_file_that_cannot_be_written_is_told_before_the_call_whose_result_it_would_lose(
+    gateway: StubGateway, tmp_path: Path, out: str, why: str
+) -> None:
+    result = _gpufn("invoke", "f", "-o", str(tmp_path / out))
+    assert (result.exit_code, result.stderr) == (1, f"gpufn: {tmp_path / out}: {why}\n")
+    assert gateway.requests == []
+
+
+def test_a_result_goes_to_the_file_with_json_too(gateway: StubGateway, tmp_path: Path) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    gateway.on("POST /v1/functions/f/invoke", b"png", content_type="image/png")
+    out = tmp_path / "out.png"
+    result = _gpufn("invoke", "f", "-o", str(out), "--json")
+    assert (result.exit_code, json.loads(result.stdout)["output"]) == (0, str(out))
+    assert out.read_bytes() == b"png"
+
+
 def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f/logs", b"")
     result = _gpufn("logs", "f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mimetypes
 import os
 import sys
@@ -52,14 +53,24 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
     return body, media.JSON
 
 
+def check_output(output: Path | None) -> None:
+    """Before the call: the result of one that nobody submitted is lost when it cannot be written."""
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        number = errno.EISDIR if output.is_dir() else errno.ENOENT
+        raise OSError(number, os.strerror(number), str(output))
+
+
 def show(answer: Answer, output: Path | None, *, json: bool) -> None:
     answer = _readable(answer)
     kind = answer.content_type.partition(";")[0]
-    if json:
+    if output:
+        output.write_bytes(answer.body)
+    if json and output:
+        print_json({"invocation": answer.invocation, "timings_ms": answer.timings, "output": str(output)})
+    elif json:
         value = msgspec.Raw(answer.body) if kind == media.JSON else answer.body  # bytes become base64
         print_json({"invocation": answer.invocation, "timings_ms": answer.timings, "result": value})
     elif output:
-        output.write_bytes(answer.body)
         say(f"{len(answer.body)} bytes of {answer.content_type} in {output}", err=True)
     else:
         _print(answer, kind)

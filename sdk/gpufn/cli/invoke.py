@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, check_output, show
 from gpufn.cli._render import Json, print_json_line, step
 from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
@@ -34,11 +34,12 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     """Call a function and print its result.
 
     A generator's items are printed as they come, one per line. With --json the result, a generator's as a list, comes
-    at the end with its invocation's id and timings.
+    at the end with its invocation's id and timings; with --output it is in the file alone.
     """
     from gpufn._client import Client  # noqa: PLC0415
 
     body, content_type = body_of(arguments, data, file)
+    check_output(output)
     with Client() as client:
         if not json and _streams(client, name):
             with contextlib.ExitStack() as stack:
