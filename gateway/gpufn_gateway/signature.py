@@ -17,6 +17,7 @@ import msgspec
 
 from gpufn.errors import InvalidInput
 from gpufn.spec import MethodSpec
+from gpufn_gateway.enum_values import told_values
 
 LARGEST_CHECKED: Final = 1 << 20
 MAX_DEPTH: Final = 64
@@ -46,6 +47,7 @@ class Signature:
         self._hint = _BYTES_HINT if takes_bytes else _JSON_HINT
         properties = schema.get("properties")
         self.names: tuple[str, ...] = tuple(properties) if isinstance(properties, Mapping) else ()
+        self._schema = schema
         self._decode = _decoder(schema).decode
         self._takes_nothing_required = not schema.get("required")
 
@@ -82,7 +84,9 @@ class Signature:
             return InvalidInput(f"{field}: there is no such argument{takes}", field=field)
         if not path:
             return InvalidInput(f"the body must be a JSON object of keyword arguments: {_plain(what)}")
-        return InvalidInput(f"{path}: {_plain(what)}", field=path)
+        values = told_values(self._schema, path) if "enum value" in what else ""
+        takes = f"; it takes {values}" if values else ""
+        return InvalidInput(f"{path}: {_plain(what)}{takes}", field=path)
 
 
 def depth_of(body: bytes) -> int:

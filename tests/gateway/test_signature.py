@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpufn.errors import InvalidInput
+from gpufn_gateway.enum_values import told_values
 from gpufn_gateway.signature import LARGEST_CHECKED, Signature, depth_of
 
 
@@ -41,9 +42,9 @@ POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required":
             "[]",
             "a: expected int | str, got array",
         ),
-        ({"enum": ["x", "y"]}, ['"x"'], '"z"', "a: invalid enum value 'z'"),
-        ({"enum": [1, "x", None]}, ["1", '"x"', "null"], "2", "a: invalid enum value 2"),
-        ({"const": "x"}, ['"x"'], '"y"', "a: invalid enum value 'y'"),
+        ({"enum": ["x", "y"]}, ['"x"'], '"z"', 'a: invalid enum value \'z\'; it takes "x", "y"'),
+        ({"enum": [1, "x", None]}, ["1", '"x"', "null"], "2", 'a: invalid enum value 2; it takes 1, "x", null'),
+        ({"const": "x"}, ['"x"'], '"y"', "a: invalid enum value 'y'; it takes \"x\""),
         ({"type": "integer", "minimum": 1, "maximum": 5}, ["1", "5"], "6", "a: expected int <= 5"),
         ({"type": "number", "exclusiveMinimum": 0}, ["0.1"], "0", "a: expected float > 0.0"),
         ({"type": "string", "maxLength": 2}, ['"xx"'], '"xxx"', "a: expected str of length <= 2"),
@@ -101,6 +102,56 @@ def test_each_keyword_is_checked(schema: Any, good: list[str], bad: str, message
 )
 def test_what_is_not_known_is_left_to_the_worker(schema: Any) -> None:
     of(schema).check(b'{"a":"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"}')
+
+
+COLOR = {"enum": ["red", "green"]}
+INSIDE = {
+    "$defs": {"Color": COLOR, "Node": {"type": "object", "properties": {"color": {"$ref": "#/$defs/Color"}}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "bad", "path"),
+    [
+        ({"$ref": "#/$defs/Color"}, '"blue"', "a"),
+        ({"anyOf": [{"$ref": "#/$defs/Color"}, {"type": "null"}]}, '"blue"', "a"),
+        ({"$ref": "#/$defs/Node"}, '{"color":"blue"}', "a.color"),
+        ({"type": "array", "items": {"$ref": "#/$defs/Node"}}, '[{},{"color":"blue"}]', "a[1].color"),
+        ({"type": "object", "additionalProperties": COLOR}, '{"k":"blue"}', "a[...]"),
+        (
+            {"type": "array", "prefixItems": [{}, COLOR], "items": False, "minItems": 2, "maxItems": 2},
+            '[1,"blue"]',
+            "a[1]",
+        ),
+    ],
+)
+def test_an_enum_tells_its_values_wherever_it_stands(schema: Any, bad: str, path: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        of(schema, **INSIDE).check(f'{{"a":{bad}}}'.encode())
+    assert caught.value.message == f'{path}: invalid enum value \'blue\'; it takes "red", "green"'
+    assert caught.value.field == path
+
+
+def test_of_a_long_enum_the_first_values_are_told() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        of({"enum": [f"v{number}" for number in range(1000)]}).check(b'{"a":"z"}')
+    assert caught.value.message.endswith('; it takes "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", ...')
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"anyOf": [{"$ref": "#/$defs/Loop"}, COLOR]}, '"red", "green"'),
+        ({"$ref": "#/$defs/Missing"}, ""),
+        ({"$ref": 1}, ""),
+        ({"enum": 7}, ""),
+        ({"anyOf": 7}, ""),
+        ({"enum": ["x" * 1000]}, ""),
+    ],
+)
+def test_a_schema_that_is_none_or_goes_in_circles_holds_nobody_up(schema: Any, told: str) -> None:
+    root = {"properties": {"a": schema}, "$defs": {"Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}] * 2}}}
+    assert told_values(root, "a") == told
 
 
 def test_references_are_followed_and_may_go_in_circles() -> None:
