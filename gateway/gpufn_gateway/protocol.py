@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol, with the limits that it lacks: how large a request's head may be, and how long a client
-may stall, in sending and in reading. Costs the ordinary request, which arrives whole, one addition and one look at the
-clock. What is no HTTP is refused in the words of all our errors, and a client that asks to change the protocol is
-served on in this one.
+"""uvicorn's HTTP protocol, with the limits that it lacks: how large a request's head may be and what stands beside its
+body, how many requests may come ahead of their turn, and how long a client may stall, in sending and in reading. Costs
+the ordinary request, which arrives whole, one addition and one look at the clock. What is no HTTP is refused in the
+words of all our errors, and a client that asks to change the protocol is served on in this one.
 
 `sweep` hangs up on those that stalled; something calls it about once a second.
 """
@@ -14,10 +14,11 @@ import fcntl
 import http
 import struct
 import termios
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn.errors import RequestError
@@ -29,6 +30,7 @@ from gpufn_gateway.unread import Unread
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+_MOST_AHEAD = 16  # requests that wait for their turn while more are read
 _HEAD_S = 10.0  # a head must be complete so long after its first byte
 _BODY_IDLE_S = 10.0  # and its body must not pause for longer
 _FIRST_BYTE_S = 30.0  # browsers connect ahead of need
@@ -56,28 +58,43 @@ class _Phase(enum.Enum):
     BODY = enum.auto()
 
 
+class _Flow(FlowControl):
+    """Reads on only while few requests wait for their turn: each takes a hundred times the bytes that it came in.
+    uvicorn would after each answer, and whenever a body is asked for."""
+
+    def __init__(self, transport: asyncio.Transport, ahead: Sized) -> None:
+        super().__init__(transport)
+        self._ahead = ahead
+
+    def resume_reading(self) -> None:
+        if len(self._ahead) <= _MOST_AHEAD:
+            super().resume_reading()
+
+
 class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
         self._phase = _Phase.BETWEEN
-        self._head_bytes = 0
+        self._head_bytes = 0  # or those that stand beside its body, since the last part of that
         self._head_since = 0.0
         self._last_data = 0.0
-        self._completed = False  # a request, by the data that is being parsed
+        self._got_on = False  # with a request, by the data that is being parsed
         self._asks_for_upgrade = False  # the request that is being parsed
         self._unread = Unread()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         self.transport = JoinedWrites(transport)  # type: ignore[assignment]
         self._last_data = self.loop.time()
 
     def data_received(self, data: bytes) -> None:
-        self._completed = False
+        self._got_on = False
         self._last_data = self.loop.time()
         self._feed(data)
-        # Of data that ended another request nobody knows how much belongs to this head; it is one read at most.
-        if self._phase is _Phase.HEAD and not self._completed and not self.transport.is_closing():
+        # Of data that ended another request nobody knows how much belongs to this head; it is one read at most. Beside
+        # a body stand the lengths of its chunks, with whatever its sender adds to them, and fields after the last one.
+        if self._phase is not _Phase.BETWEEN and not self._got_on and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_TOO_LARGE)
@@ -114,17 +131,26 @@ class GuardedProtocol(HttpToolsProtocol):
         self._asks_for_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._asks_for_upgrade:
             return
-        self._phase = _Phase.BODY
+        self._get_on(_Phase.BODY)
         super().on_headers_complete()
         if (length := _length(self.headers)) >= LEAST_BYTES:
             self.cycle.receive = LargeBody(self, self.cycle, length)  # type: ignore[method-assign, assignment]
+        self.headers = []  # the request has its own; fields behind its body come here, and are nobody's
+
+    def on_body(self, body: bytes) -> None:
+        self._get_on(_Phase.BODY)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._asks_for_upgrade:
             return
-        self._phase = _Phase.BETWEEN
-        self._completed = True
+        self._get_on(_Phase.BETWEEN)
         super().on_message_complete()
+
+    def _get_on(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._got_on = True
+        self._head_bytes = 0
 
     def data_came(self) -> None:
         """Of a body that is read past the parser."""
@@ -138,7 +164,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def has_stalled(self, now: float) -> bool:
         """True when the rest of a request, or the first of one, is overdue. `now` on the loop's clock."""
         if self._phase is _Phase.HEAD:
-            return now - self._head_since > _HEAD_S
+            return not self.flow.read_paused and now - self._head_since > _HEAD_S
         if self._phase is _Phase.BODY:
             return not self.flow.read_paused and now - self._last_data > _BODY_IDLE_S
         return self.cycle is None and now - self._last_data > _FIRST_BYTE_S
@@ -150,10 +176,13 @@ class GuardedProtocol(HttpToolsProtocol):
         return self._unread.is_left(here, in_kernel, now)
 
     def _refuse(self, refusal: bytes) -> None:
+        has_begun = False
         if self.cycle is not None and not self.cycle.response_complete:
+            has_begun = self.cycle.response_started
             self.cycle.disconnected = True  # an earlier request's answer has nowhere to go
             self.cycle.message_event.set()
-        self.transport.write(refusal)
+        if not has_begun:
+            self.transport.write(refusal)
         self.transport.close()
 
 

@@ -142,3 +142,91 @@ async def test_a_request_to_change_the_protocol_is_served_in_this_one() -> None:
             writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + headers + b"content-length: 3\r\n\r\nabc")
             assert (await reader.readuntil(b"0000003")).startswith(b"HTTP/1.1 200 OK\r\n")
         writer.close()
+
+
+async def test_fields_behind_a_body_are_no_headers() -> None:
+    """Whoever stands in front of the gateway has judged the headers, and not those."""
+    seen: list[dict[bytes, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30)).read({}, receive)
+        seen.append(dict(scope["headers"]))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    async with serving(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = (
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nauthorization: me\r\n\r\n"
+        )
+        for _ in range(2):
+            writer.write(request)
+            await reader.readuntil(b"ok")
+        writer.close()
+    assert seen == [{b"host": b"x", b"transfer-encoding": b"chunked"}] * 2
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\n" + b"a:b\r\n" * 200_000, b"0\r\na: " + b"b" * 1_000_000, b"1;" + b"a" * 1_000_000]
+)
+async def test_what_stands_beside_a_body_may_be_as_large_as_a_head(endless: bytes) -> None:
+    async with reading() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + endless)
+        with contextlib.suppress(ConnectionError):  # it is closed while we write on
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert reader.at_eof() or reader.exception() is not None
+        writer.close()
+
+
+async def test_a_body_in_chunks_may_be_larger_than_a_head() -> None:
+    async with reading() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        for _ in range(50):
+            writer.write(b"4000\r\n" + bytes(0x2000))
+            writer.write(bytes(0x2000) + b"\r\n" + b"1\r\na\r\n" * 10)
+        writer.write(b"0\r\n\r\n")
+        await reader.readuntil(b"%07d" % (50 * (0x4000 + 10)))
+        writer.close()
+
+
+async def test_requests_that_come_ahead_of_their_turn_wait_with_their_client() -> None:
+    """uvicorn reads on after each answer, and a request that waits takes a hundred times its own bytes."""
+    waiting: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        waiting.append(max(len(each.pipeline) for each in list[Any](server.server_state.connections)))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    count, in_one_read = 400, (256 << 10) // 4096
+    async with serving(app) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((b"GET / HTTP/1.1\r\nx: " + b"a" * 4096 + b"\r\n\r\n") * count)
+        for _ in range(count):
+            await reader.readuntil(b"\r\n\r\nok")
+        writer.close()
+    assert len(waiting) == count
+    assert max(waiting) < 2 * in_one_read
+
+
+async def test_garbage_is_not_mixed_into_an_answer_that_has_begun() -> None:
+    begun = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9999")]})
+        await send({"type": "http.response.body", "body": b"ab", "more_body": True})
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await begun.wait()
+        await reader.readuntil(b"ab")
+        writer.write(b"\x00 garbage\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
