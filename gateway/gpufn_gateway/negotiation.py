@@ -10,6 +10,7 @@ from gpufn.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, media_type
 # In the order of what keeps most.
 _ARGUMENTS: Final = (NATIVE, MSGPACK, JSON)
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
+_QUALITY = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
 _CACHE_SIZE = 512
 
 _kinds: dict[bytes | None, str] = {None: JSON}
@@ -37,10 +38,11 @@ def wanted(accept: bytes | None) -> str:
     want = _accepts.get(accept)
     if want is None:
         assert accept is not None
-        types = [media_type(part) for part in accept.decode("latin-1").split(",") if part.strip()]
-        known = [each for each in _ARGUMENTS if each in types]
-        if known:
-            want = known[0]
+        parts = [part for part in accept.decode("latin-1").split(",") if part.strip()]
+        qualities = {media_type(part): quality for part in parts if (quality := _quality(part)) > 0.0}
+        types = list(qualities)
+        if known := [each for each in _ARGUMENTS if each in qualities]:
+            want = max(known, key=qualities.__getitem__)  # the first of those that it likes best
         elif ITEMS in types:
             want = NATIVE
         elif EVENTS in types:
@@ -49,6 +51,19 @@ def wanted(accept: bytes | None) -> str:
             want = next((clean(each) for each in types if "*" not in each), "")
         _remember(_accepts, accept, want)
     return want
+
+
+def _quality(part: str) -> float:
+    """How much of a preference this part of `Accept` is, up to 1; 0 is what the sender does not take.
+
+    >>> _quality("text/html"), _quality("text/html; charset=utf-8;q=0.5"), _quality("text/html;q=0")
+    (1.0, 0.5, 0.0)
+    """
+    for parameter in part.lower().split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q" and _QUALITY.fullmatch(value.strip()):
+            return float(value)
+    return 1.0
 
 
 def clean(content_type: str) -> str:
