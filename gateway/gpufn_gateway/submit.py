@@ -42,10 +42,8 @@ class Submissions:
         self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, *, invocation: str | None = None
     ) -> None:
         """Answer 202 once the call is stored. `invocation` is the client's own id: known already, it is that call."""
-        if invocation is not None:
-            invocation = invocation.lower()
-            if not is_invocation_id(invocation):
-                raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
+        if invocation is not None and not is_invocation_id(invocation):
+            raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
         call = await self._calls.prepare(name, headers, receive, waits=False)
         key = headers.get(b"idempotency-key")
         own = invocation or id_of_key(call.target.name, call.principal, key)

@@ -98,6 +98,22 @@ async def test_a_key_with_another_body_is_refused(nats: Any, make: Any, problem:
         assert (await gateway.http.get(here)).json()["state"] == "queued"
 
 
+async def test_a_call_is_found_under_the_id_that_its_client_wrote(nats: Any, make: Any) -> None:
+    """Most makers of ULIDs write them in capitals."""
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("capitals"), DIGEST)
+        own = "01ARZ3NDEKTSV4RRFFQ69G5FAX"
+        await gateway.http.put(f"/v1/functions/capitals/invocations/{own}", content=GOOD)
+        here = f"/v1/invocations/{own}"
+        assert (await gateway.http.get(here)).status_code == 200
+        assert (await gateway.http.get(f"{here}/result")).status_code == 202
+        await die(gateway, own.lower())
+        assert (await gateway.http.get(f"{here}/result")).status_code == 500
+        assert (await gateway.http.get(f"{here}/events", headers={"last-event-id": "12"})).status_code == 204
+        assert (await gateway.http.get(f"/v1/dlq/capitals/{own}")).json()["id"] == own.lower()
+        assert (await gateway.http.delete(here)).json()["cancelled"] is False
+
+
 async def test_an_invoke_with_a_key_can_be_taken_up_again(nats: Any, make: Any, connection: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("again"), DIGEST)

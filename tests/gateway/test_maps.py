@@ -72,6 +72,17 @@ async def test_items_are_calls_in_the_queue(nats: Any, make: Any) -> None:
         assert depths["queued", 1].asynchronous == 3
 
 
+async def test_a_map_is_found_under_the_id_that_its_client_wrote(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("capitals"), DIGEST)
+        own = new_map_id().upper()
+        await put(gateway, "capitals", own, 0, lines("a"), last=True)
+        assert (await gateway.http.get(f"/v1/maps/{own}")).json()["accepted"] == 1
+        assert (await gateway.http.get(f"/v1/invocations/{own}-0")).json()["state"] == "queued"
+        assert (await gateway.http.delete(f"/v1/maps/{own}")).json()["cancelled"] is True
+        assert [outcome["index"] for outcome in await read(gateway, own)] == [0]
+
+
 async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("again"), DIGEST)

@@ -10,7 +10,7 @@ from gpufn_gateway import call_views, negotiation
 from gpufn_gateway.auth import DEPLOY, READ
 from gpufn_gateway.dead_letters import MOST_AT_ONCE, DeadLetters
 from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import json_answer, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, json_answer, number, principal_of
 
 
 class DeadLetterRoutes:
@@ -43,19 +43,19 @@ class DeadLetterRoutes:
 
     async def show(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        letter, _ = await self._letters.read(_name(request), request.path_params["id"])
+        letter, _ = await self._letters.read(_name(request), call_id_in(request))
         return json_answer(call_views.letter(letter))
 
     async def payload(self, request: Request) -> Response:
         principal_of(request).need_invoke(_name(request))
-        letter, payload = await self._letters.read(_name(request), request.path_params["id"])
+        letter, payload = await self._letters.read(_name(request), call_id_in(request))
         headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
         return Response(payload, 200, headers, negotiation.clean(letter.content_type))
 
     async def replay(self, request: Request) -> Response:
         principal = principal_of(request)
         principal.need_invoke(_name(request))
-        record = await self._letters.replay(_name(request), request.path_params["id"], principal.owner)
+        record = await self._letters.replay(_name(request), call_id_in(request), principal.owner)
         links = call_views.links(record.id)
         return json_answer({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
@@ -66,7 +66,7 @@ class DeadLetterRoutes:
 
     async def drop(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        await self._letters.drop(_name(request), request.path_params["id"])
+        await self._letters.drop(_name(request), call_id_in(request))
         return Response(status_code=204)
 
     async def drop_all(self, request: Request) -> Response:

@@ -16,7 +16,7 @@ from gpufn.protocol.records import CallRecord
 from gpufn.protocol.subjects import is_function_name
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ
-from gpufn_gateway.routes.requests import headers_of, json_answer, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, headers_of, json_answer, number, principal_of
 from gpufn_gateway.sse import EVENT_HEADERS, Events, pump
 from gpufn_gateway.submit import Submissions
 
@@ -42,15 +42,15 @@ class InvocationRoutes:
         return _Submit(self._submissions, request)
 
     async def show(self, request: Request) -> Response:
-        return json_answer(await self._submissions.status(request.path_params["id"], principal_of(request)))
+        return json_answer(await self._submissions.status(call_id_in(request), principal_of(request)))
 
     async def cancel(self, request: Request) -> Response:
-        record, cancelled = await self._submissions.cancel(request.path_params["id"], principal_of(request))
+        record, cancelled = await self._submissions.cancel(call_id_in(request), principal_of(request))
         return json_answer({**await self._submissions.view(record), "cancelled": cancelled})
 
     async def result(self, request: Request) -> Response | _Result:
         wait_s = number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
-        record, body = await self._submissions.result(request.path_params["id"], principal_of(request), wait_s)
+        record, body = await self._submissions.result(call_id_in(request), principal_of(request), wait_s)
         if record.state.ended:
             return _Result(self._submissions, record, body)
         return json_answer(await self._submissions.view(record), 202)
@@ -58,7 +58,7 @@ class InvocationRoutes:
     async def events(self, request: Request) -> Response | _Events:
         text = request.headers.get("last-event-id", "")
         seen = int(text) if text.isdecimal() and len(text) < 10 else -1
-        events = await self._submissions.events(request.path_params["id"], principal_of(request), seen)
+        events = await self._submissions.events(call_id_in(request), principal_of(request), seen)
         return Response(status_code=204) if events is None else _Events(events)  # 204: do not come again
 
     async def calls(self, request: Request) -> Response:
@@ -73,9 +73,8 @@ class _Submit:
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        params = self._request.path_params
-        headers = headers_of(self._request)
-        await self._submissions.submit(params["fn"], headers, receive, send, invocation=params["id"])
+        name, invocation = self._request.path_params["fn"], call_id_in(self._request)
+        await self._submissions.submit(name, headers_of(self._request), receive, send, invocation=invocation)
 
 
 class _Result:

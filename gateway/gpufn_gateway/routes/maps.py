@@ -15,7 +15,7 @@ from gpufn_gateway.auth import READ
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.outcomes import Cursor, Outcomes
 from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import flag, headers_of, json_answer, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of
 from gpufn_gateway.sse import pump
 
 
@@ -41,22 +41,22 @@ class MapRoutes:
         closes = flag(request, "last")
         headers = headers_of(request)
         view, limits = await self._maps.accept(
-            params["fn"], params["id"].lower(), int(text), headers, request.receive, closes=closes
+            params["fn"], call_id_in(request), int(text), headers, request.receive, closes=closes
         )
         told = {name.decode(): value.decode() for name, value in limits}
         return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}", **told})
 
     async def show(self, request: Request) -> Response:
-        return json_answer(await self._maps.status(request.path_params["id"], principal_of(request)))
+        return json_answer(await self._maps.status(call_id_in(request), principal_of(request)))
 
     async def cancel(self, request: Request) -> Response:
-        status, cancelled = await self._maps.cancel(request.path_params["id"], principal_of(request))
+        status, cancelled = await self._maps.cancel(call_id_in(request), principal_of(request))
         return json_answer({**status, "cancelled": cancelled})
 
     async def outcomes(self, request: Request) -> _Outcomes:
         after = Cursor.read(request.query_params.get("after"))
         encoding = outcomes.wanted(request.headers.get("accept", ""))
-        ends = await self._maps.outcomes(request.path_params["id"], principal_of(request), after, encoding)
+        ends = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
         return _Outcomes(ends, encoding)
 
     async def index(self, request: Request) -> Response:

@@ -35,6 +35,11 @@ def headers_of(request: Request) -> dict[bytes, bytes]:
     return dict(request.scope["headers"])
 
 
+def call_id_in(request: Request) -> str:
+    """The path's `{id}`, of a call or a map, as it is kept: a client that chose it may write a ULID in capitals."""
+    return str(request.path_params["id"]).lower()
+
+
 def digest_in(request: Request, what: str) -> str:
     """The path's `{digest}`, of `what`. Raises InvalidInput."""
     return checked_digest(request.path_params["digest"], what)
