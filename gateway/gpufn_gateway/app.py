@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 
 from gpufn.errors import GatewayUnavailable, GpufnError
 from gpufn_gateway import oip, problems
@@ -46,6 +46,7 @@ class App:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
+        self._routes = routes
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,9 +86,14 @@ class App:
             await self._router(scope, receive, send)
         except HTTPException as error:
             if error.status_code == 405:
-                raise _not_allowed(scope, (error.headers or {}).get("Allow", "")) from None
+                raise _not_allowed(scope, self._methods_at(scope)) from None
             reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             raise RouteError(error.status_code, reason) from None
+
+    def _methods_at(self, scope: Scope) -> str:
+        """Of all routes with this path: each has some, and Starlette tells those of the first."""
+        matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
+        return ", ".join(set().union(*(route.methods or () for route in matching)))
 
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)

@@ -10,7 +10,7 @@ from gpufn.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, media_type
 # In the order of what keeps most.
 _ARGUMENTS: Final = (NATIVE, MSGPACK, JSON)
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
-_QUALITY = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+_NO_QUALITY = re.compile(r"\s*[qQ]\s*=\s*0(\.0{0,3})?\s*")
 _CACHE_SIZE = 512
 
 _kinds: dict[bytes | None, str] = {None: JSON}
@@ -39,10 +39,10 @@ def wanted(accept: bytes | None) -> str:
     if want is None:
         assert accept is not None
         parts = [part for part in accept.decode("latin-1").split(",") if part.strip()]
-        qualities = {media_type(part): quality for part in parts if (quality := _quality(part)) > 0.0}
-        types = list(qualities)
-        if known := [each for each in _ARGUMENTS if each in qualities]:
-            want = max(known, key=qualities.__getitem__)  # the first of those that it likes best
+        types = [media_type(part) for part in parts if not _is_refused(part)]
+        known = [each for each in _ARGUMENTS if each in types]
+        if known:
+            want = known[0]
         elif ITEMS in types:
             want = NATIVE
         elif EVENTS in types:
@@ -53,17 +53,13 @@ def wanted(accept: bytes | None) -> str:
     return want
 
 
-def _quality(part: str) -> float:
-    """How much of a preference this part of `Accept` is, up to 1; 0 is what the sender does not take.
+def _is_refused(part: str) -> bool:
+    """A part of `Accept` may name what the sender does not take; how much it likes the others is not asked.
 
-    >>> _quality("text/html"), _quality("text/html; charset=utf-8;q=0.5"), _quality("text/html;q=0")
-    (1.0, 0.5, 0.0)
+    >>> _is_refused("text/html;q=0.1"), _is_refused("text/html; charset=utf-8; q=0.0")
+    (False, True)
     """
-    for parameter in part.lower().split(";")[1:]:
-        name, _, value = parameter.partition("=")
-        if name.strip() == "q" and _QUALITY.fullmatch(value.strip()):
-            return float(value)
-    return 1.0
+    return any(_NO_QUALITY.fullmatch(parameter) for parameter in part.split(";")[1:])
 
 
 def clean(content_type: str) -> str:

@@ -191,7 +191,8 @@ def _default(value: Any) -> Any:
     try:
         plain = msgspec.to_builtins(value)
         json.dumps(plain, allow_nan=False)
-    except (TypeError, ValueError):
+        msgspec.msgpack.encode(plain)  # as which it travels: numbers of 64 bits
+    except (TypeError, ValueError, OverflowError):
         return _NO_JSON
     return plain
 

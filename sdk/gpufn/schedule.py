@@ -71,6 +71,12 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             msgspec.structs.force_setattr(self, "priority", Priority(self.priority))
         if not isinstance(self.arguments, dict):
             raise InvalidSpec(f"schedule: arguments are named, such as {{'full': True}}, not {self.arguments!r}")
+        try:
+            msgspec.msgpack.encode(self.arguments)
+        except OverflowError:
+            raise InvalidSpec("schedule: a number in its arguments has more than 64 bits") from None
+        except TypeError:
+            pass  # the function's signature says it better
         if self.cron:
             _check(self.cron, self.timezone)
 

@@ -412,10 +412,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def spec_from_json(data: bytes | Mapping[str, Any]) -> FunctionSpec:
     """A validated FunctionSpec; InvalidSpec says which field is wrong."""
     try:
-        if isinstance(data, bytes):
-            return msgspec.json.decode(data, type=FunctionSpec)
-        return msgspec.convert(data, FunctionSpec)
+        is_json = isinstance(data, bytes)
+        spec = msgspec.json.decode(data, type=FunctionSpec) if is_json else msgspec.convert(data, FunctionSpec)
+        msgspec.msgpack.encode(spec)  # as which it is stored
     except msgspec.ValidationError as error:
         raise InvalidSpec(str(error)) from error
     except msgspec.DecodeError as error:
         raise InvalidSpec(f"the spec is not valid JSON: {error}") from error
+    except OverflowError:
+        raise InvalidSpec("a number in the spec has more than 64 bits") from None
+    return spec

@@ -162,6 +162,7 @@ def test_one_that_runs_once_is_due_once() -> None:
         ({"cron": "* * * * *", "timezone": "../../etc/passwd"}, "there is no time zone"),
         ({"cron": "* * * * *", "missed": "some"}, "missed is 'skip', 'once' or 'all'"),
         ({"cron": "* * * * *", "arguments": [1]}, "arguments are named"),
+        ({"cron": "* * * * *", "arguments": {"x": [1 << 64]}}, "a number in its arguments has more than 64 bits"),
         ({"cron": "* * * * " + "x" * 99 + " *"}, "unlike '* * * * " + "x" * 32 + "'"),
         ({"cron": "* * * * *", "priority": "urgent"}, "priority is 'hi', 'normal' or 'low', not 'urgent'"),
         ({}, "give a cron line"),

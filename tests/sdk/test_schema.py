@@ -108,10 +108,10 @@ def test_a_default_of_none_allows_null() -> None:
     assert _of(f).parameters["properties"]["x"] == {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
 
 
-def test_a_default_that_json_cannot_say_is_left_out() -> None:
-    def f(x: float = float("nan"), y: Any = object()) -> None: ...  # noqa: B008
+def test_a_default_that_cannot_travel_is_left_out() -> None:
+    def f(x: float = float("nan"), y: Any = object(), z: int = 1 << 64) -> None: ...  # noqa: B008
 
-    assert _of(f).parameters["properties"] == {"x": {"type": "number"}, "y": {}}
+    assert _of(f).parameters["properties"] == {"x": {"type": "number"}, "y": {}, "z": {"type": "integer"}}
 
 
 @pytest.mark.parametrize(("annotation", "allowed"), [("Any", True), ("int", {"type": "integer"})])

@@ -39,6 +39,7 @@ def test_it_is_refused_as_json_too() -> None:
         ({"methods": [{}], "is_class": True}, "f: '' is not the name of a method"),
         ({"methods": [{"name": "a"}]}, "f: a function has one method, without a name"),
         ({"methods": [{}, {}]}, "f: a function has one method, without a name"),
+        ({"methods": [{"parameters": {"maximum": 1 << 64}}]}, "a number in the spec has more than 64 bits"),
     ],
 )
 def test_a_spec_that_no_decorator_makes_is_refused(fields: dict[str, object], message: str) -> None:
