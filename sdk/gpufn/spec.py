@@ -412,8 +412,10 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def spec_from_json(data: bytes | Mapping[str, Any]) -> FunctionSpec:
     """A validated FunctionSpec; InvalidSpec says which field is wrong."""
     try:
-        is_json = isinstance(data, bytes)
-        spec = msgspec.json.decode(data, type=FunctionSpec) if is_json else msgspec.convert(data, FunctionSpec)
+        if isinstance(data, bytes):
+            spec = msgspec.json.decode(data, type=FunctionSpec)
+        else:
+            spec = msgspec.convert(data, FunctionSpec)
         msgspec.msgpack.encode(spec)  # as which it is stored
     except msgspec.ValidationError as error:
         raise InvalidSpec(str(error)) from error
