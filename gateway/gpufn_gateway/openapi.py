@@ -30,6 +30,7 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
         "node": {"type": "string"},
     },
 }
+_JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # which a result is not: its bytes are all of it
 _STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "expired"]
 
 
@@ -144,6 +145,8 @@ _ACCEPTED: dict[str, Any] = {
 def _invoke(name: str, revision: Revision, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, Any]:
     returns = _hoisted(method.returns, f"{name}.returns", schemas)
     content: dict[str, Any] = {media.JSON: {"schema": returns}}
+    if returns == _JSON_OF_BYTES:
+        content = {media.BYTES: {"schema": {}}}
     if method.kind.streams:
         content[media.EVENTS] = {"schema": {"type": "string"}}
     return {

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn import gpu_function
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import MethodSpec
@@ -178,11 +179,15 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
         "$defs": {"P": {"type": "object", "properties": {"next": {"$ref": "#/$defs/P"}}}},
     }
     items = {"type": "array", "items": {"type": "integer"}}
+
+    def raw(data: bytes) -> bytes: ...
+
+    (method,) = gpu_function(raw).spec().methods
     gateway.deploy(
         make.spec(
             "model",
             MethodSpec(name="rank", parameters=parameters, doc="Rank.\n\nMore."),
-            MethodSpec(name="raw", parameters={"type": "object"}, raw_parameter="data"),
+            msgspec.structs.replace(method, name="raw"),
             make.generator(name="count", returns=items),
             is_class=True,
         )
@@ -198,6 +203,8 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     assert hoisted["properties"]["next"] == {"$ref": "#/components/schemas/model.rank.arguments.P"}
     raw = document["paths"]["/v1/functions/model.raw/invoke"]["post"]["requestBody"]["content"]
     assert set(raw) == {"application/json", "application/octet-stream"}
+    made = document["paths"]["/v1/functions/model.raw/invoke"]["post"]["responses"]["200"]["content"]
+    assert made == {"application/octet-stream": {"schema": {}}}, "bytes are sent as they are"
     count = document["paths"]["/v1/functions/model.count/invoke"]["post"]["responses"]["200"]["content"]
     assert (count["application/json"]["schema"], set(count)) == (items, {"application/json", "text/event-stream"})
     assert "/v1/functions/embed/submit" in document["paths"]
