@@ -180,9 +180,9 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     }
     items = {"type": "array", "items": {"type": "integer"}}
 
-    def raw(data: bytes) -> bytes: ...
+    def thumbnail(picture: bytes) -> bytes: ...
 
-    (method,) = gpu_function(raw).spec().methods
+    (method,) = gpu_function(thumbnail).spec().methods
     gateway.deploy(
         make.spec(
             "model",
