@@ -180,7 +180,8 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     }
     items = {"type": "array", "items": {"type": "integer"}}
 
-    def thumbnail(picture: bytes) -> bytes: ...
+    def thumbnail(picture: bytes) -> bytes:
+        return picture
 
     (method,) = gpu_function(thumbnail).spec().methods
     gateway.deploy(
