@@ -8,6 +8,7 @@ from typing import Final
 
 from gpufn.bus.calls import Caller
 from gpufn.clock import Clock
+from gpufn_gateway.beats import Beats
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.lane import Lane
@@ -35,11 +36,12 @@ async def tick(
 ) -> None:
     """Until cancelled."""
     loop = asyncio.get_running_loop()
-    beat = 0
+    beats = Beats(clock.monotonic())
     while True:
         await asyncio.sleep(_TICK_S)
-        beat += 1
         now = clock.monotonic()
+        if (beat := beats.next(now)) is None:
+            continue
         try:
             invoke.tick(now)
             if beat % _CALLS == 0:
