@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpufn.image import ImageSpec
 
 _PIP = ("python3", "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--root-user-action=ignore")
 _APT = 'apt-get update -q && apt-get install -q -y --no-install-recommends "$@" && rm -rf /var/lib/apt/lists/*'
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NOTES = ("--->", "Removing intermediate container")
 _LOCK = "/gpufn/lock.txt"
 
 
@@ -63,23 +60,6 @@ def recipe(spec: ImageSpec, *, bases: str, worker_needs: Sequence[str]) -> Recip
         lines.append(_run(*_PIP, *worker_needs, *spec.pip))
     lines += [_copy(file.digest, file.path) for file in spec.files]
     return Recipe("\n".join(lines) + "\n", spec.file_digests)
-
-
-def failing_line(output: Iterable[str]) -> str:
-    """What to show of a step that failed: the last line that a package manager calls an error, else the last."""
-    lines = list(output)
-    said = [line for line in lines if line.lower().startswith(("error", "e: "))]
-    return (said or lines or ["it said nothing"])[-1]
-
-
-def lines_of(text: str) -> list[str]:
-    """What a build prints, without colours and without the builder's notes about its own containers.
-
-    >>> lines_of("\\x1b[91mERROR: no such package\\n\\x1b[0mRemoving intermediate container 7c2\\n ---> 1f\\n")
-    ['ERROR: no such package']
-    """
-    lines = (_COLOUR.sub("", line).strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith(_NOTES)]
 
 
 def _run(*words: str) -> str:

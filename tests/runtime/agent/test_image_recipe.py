@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from gpufn.image import ImageFile, ImageSpec
-from gpufn_runtime.agent.image_recipe import failing_line, lines_of, recipe
+from gpufn_runtime.agent.image_recipe import recipe
 
 FILE = "a" * 64
 LOCK = "b" * 64
@@ -55,24 +53,3 @@ def test_the_digest_is_that_of_all_that_is_built() -> None:
     made = {recipe(spec, bases="b:{python}", worker_needs=["msgspec==1"]).digest for spec in specs}
     made.add(recipe(specs[0], bases="b:{python}", worker_needs=["msgspec==2"]).digest)
     assert len(made) == len(specs) + 1
-
-
-@pytest.mark.parametrize(
-    ("output", "line"),
-    [
-        (
-            ["Collecting nosuch", "ERROR: No matching distribution found for nosuch", "[notice] pip"],
-            "ERROR: No matching",
-        ),
-        (["Reading lists", "E: Unable to locate package nosuch"], "E: Unable to locate package nosuch"),
-        (["sh: 1: nosuch: not found"], "sh: 1: nosuch: not found"),
-        ([], "it said nothing"),
-    ],
-)
-def test_of_a_step_that_fails_the_reason_is_shown(output: list[str], line: str) -> None:
-    assert failing_line(output).startswith(line)
-
-
-def test_colours_and_the_builder_s_notes_are_left_out() -> None:
-    text = " ---> Running in 7c2\n\x1b[91mERROR: no\x1b[0m\n\nRemoving intermediate container 7c2\n"
-    assert lines_of(text) == ["ERROR: no"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal as signals
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from gpufn.errors import PlatformError
 from gpufn.image import ImageSpec
 from gpufn.protocol.launch import WorkerConfig
 from gpufn_runtime.agent.mps.base import Mounts
+
+_SIGNALLED = 128  # an exit code above it names the signal
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,13 @@ class ContainerEnd(NamedTuple):
     code: int | None = None
     signal: int | None = None
     exceeded_bytes: int | None = None
+
+    @classmethod
+    def of(cls, code: int, *, exceeded_bytes: int | None = None) -> Self:
+        """As a shell tells it: above 128 of a signal, but for a code like that of `sys.exit(-1)`, which none has."""
+        if code - _SIGNALLED in signals.valid_signals():
+            return cls(signal=code - _SIGNALLED, exceeded_bytes=exceeded_bytes)
+        return cls(code=code, exceeded_bytes=exceeded_bytes)
 
 
 class Launcher(Protocol):

@@ -17,10 +17,12 @@ from typing import TypeVar
 import docker
 import docker.errors
 import requests
+import urllib3.exceptions
 
 from gpufn._threads import in_thread
-from gpufn.errors import BuildFailed, PlatformError
-from gpufn_runtime.agent.image_recipe import Recipe, failing_line, lines_of
+from gpufn.errors import PlatformError
+from gpufn_runtime.agent.image_output import BuildOutput
+from gpufn_runtime.agent.image_recipe import Recipe
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway
 from gpufn_runtime.agent.launchers.sandbox import Sandbox
 
@@ -30,7 +32,6 @@ _TIMEOUT_S = 60.0
 _WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen
 _TAIL_LINES = 40
 _NO_GPU_RUNTIME = "could not select device driver"
-_SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 
 _T = TypeVar("_T")
 
@@ -79,11 +80,8 @@ class Docker:
         def inspect(api: docker.APIClient) -> ContainerEnd:
             api.wait(container, timeout=_WAIT_TIMEOUT_S)
             found = api.inspect_container(container)
-            state, code = found["State"], int(found["State"]["ExitCode"])
-            exceeded = int(found["HostConfig"]["Memory"]) if state["OOMKilled"] else None
-            if code > _SIGNALLED:
-                return ContainerEnd(signal=code - _SIGNALLED, exceeded_bytes=exceeded)
-            return ContainerEnd(code=code, exceeded_bytes=exceeded)
+            exceeded = int(found["HostConfig"]["Memory"]) if found["State"]["OOMKilled"] else None
+            return ContainerEnd.of(int(found["State"]["ExitCode"]), exceeded_bytes=exceeded)
 
         return await self._ask(f"learn how container {container[:12]} ended", inspect)
 
@@ -144,8 +142,7 @@ class Docker:
         context = _context(recipe, files)
 
         def build(api: docker.APIClient) -> None:
-            output: list[str] = []
-            step = ""
+            output = BuildOutput()
             for part in api.build(
                 fileobj=context,
                 custom_context=True,
@@ -156,18 +153,10 @@ class Docker:
                 decode=True,
                 network_mode=self._build_network or None,
             ):
-                for line in lines_of(str(part.get("stream", part.get("status", "")))):
-                    if line.startswith("Step "):
-                        step, output = line.partition(" : ")[2], []
-                    else:
-                        output.append(line)
+                for line in output.lines(part):
                     loop.call_soon_threadsafe(say, line)
                 if "error" in part:
-                    # The builder's own line names the command once more, and a reason only when nothing ran.
-                    why = failing_line(output) if output else str(part["error"])
-                    raise BuildFailed(
-                        f"the image does not build: {why} (in: {step})", stage="image", log="\n".join(output)
-                    )
+                    raise output.failure(str(part["error"]))
 
         await self._ask(f"build image {tag}", build)
 
@@ -206,7 +195,12 @@ class Docker:
                     f"Docker at {self._host} has no runtime for GPUs: install nvidia-container-toolkit there."
                 ) from error
             raise PlatformError(f"Docker cannot {what}: {_said(error)}") from error
-        except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        except (
+            docker.errors.DockerException,
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+        ) as error:
             raise DaemonAway(f"Docker at {self._host} does not answer, so this node cannot {what}.") from error
 
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
