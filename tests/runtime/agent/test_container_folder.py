@@ -53,6 +53,21 @@ def test_what_comes_while_it_moves_is_moved_as_well(tmp_path: Path, monkeypatch:
     assert os.listdir(worker) == ["s"]
 
 
+def test_what_a_container_that_died_was_given_is_given_to_the_next_one(tmp_path: Path) -> None:
+    bundle, worker = tmp_path / "bundle", tmp_path / "w-1"
+    bundle.mkdir()
+    (bundle / "app.py").write_text("")
+    worker.mkdir()
+    (worker / "config.json").write_text("{}")
+    for name in ("c-1", "c-2"):
+        mounted = tmp_path / name
+        container_folder.make(mounted, UID)
+        container_folder.furnish(mounted, UID, os.fspath(bundle), {"net": (os.fspath(bundle),)})
+        container_folder.take_place(mounted, worker, UID)
+        assert sorted(os.listdir(worker)) == ["bundle", "config.json", "engines"]
+        assert os.listdir(worker / "bundle") == ["app.py"]
+
+
 def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
     container_folder.make(mounted, UID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 from gpufn.errors import PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.protocol.launch import CONTROL_NAME, TemplateReady
+from gpufn.protocol.launch import CONTROL_NAME, TemplateReady, WorkerConfig
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.environment import import_environment
 from gpufn_runtime.agent.images import Images
-from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway
+from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway, LaunchOrder
 from gpufn_runtime.agent.launchers.containers import ContainerLauncher
 from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.standbys import ContainerUse
@@ -36,6 +39,8 @@ class Daemon:
         self.goes_away = False  # when it is to remove one
         self.left: set[str] = set()  # containers of nobody
         self.stuck: set[str] = set()  # those of them that cannot be removed
+        self.cannot_pause = False
+        self.killed: set[str] = set()  # while they were paused: they end as they go on
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
@@ -53,8 +58,15 @@ class Daemon:
         process = self.processes[container] = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220  it takes no time
         return process.pid
 
-    async def pause(self, container: str) -> None: ...
-    async def unpause(self, container: str) -> None: ...
+    async def pause(self, container: str) -> None:
+        if self.cannot_pause:
+            raise PlatformError(f"Docker cannot pause container {container}: not supported.")
+
+    async def unpause(self, container: str) -> None:
+        if container in self.killed:
+            self._open[container].close()
+            for _ in range(9):  # until it is known
+                await asyncio.sleep(0)
 
     async def end_of(self, container: str) -> ContainerEnd:
         return ContainerEnd(0)
@@ -121,6 +133,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
             finally:
                 running.cancel()
                 await asyncio.wait([running])
+                Home(tmp_path).forget_running()
                 assert not daemon.processes
 
         (tmp_path / "run").mkdir()
@@ -132,10 +145,32 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 def _uses(*sizes: int) -> list[ContainerUse]:
     """The first was used last."""
     image = ImageSpec(base="base")
+    limits = Limits(999 * MIB, 0.1, env=frozenset(import_environment(0.1, {}).items()))
     return [
-        ContainerUse(f"f{size}", 1, image, "", Limits(999 * MIB, 0.1), frozenset({f"mib{size}"}), -float(place))
+        ContainerUse(f"f{size}", 1, image, "", limits, frozenset({f"mib{size}"}), -float(place))
         for place, size in enumerate(sizes)
     ]
+
+
+def _order(home: Path) -> LaunchOrder:
+    """Of a worker that fits what `_uses(100)` keeps."""
+    folder, bundle = home / "run" / "w" / "w-1", home / "bundle"
+    folder.mkdir(parents=True)
+    bundle.mkdir()
+    (bundle / "app.py").write_text("")
+    told = WorkerConfig(
+        worker="w-1",
+        function="f100",
+        revision=1,
+        spec=FunctionSpec(name="f100", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
+        bundle_dir=os.fspath(bundle),
+        socket="",
+        parcels=os.fspath(Home(home).parcels / "w-1"),
+        launched_at=1.0,
+        memory_limit_bytes=999 * MIB,
+    )
+    config, output = folder / "config.json", folder / "output"
+    return LaunchOrder("w-1", folder, config, output, {}, told, frozenset({"mib100"}), ImageSpec(base="base"))
 
 
 def _standing(launcher: ContainerLauncher) -> list[str]:
@@ -183,6 +218,31 @@ def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: A
         launcher.take_over([])
         await launcher.settled()
         assert daemon.left == set()
+
+    on_launcher(test)
+
+
+def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        daemon.cannot_pause = True
+        launcher.take_over([])
+        launcher.want(_uses(100))
+        await launcher.settled()
+        assert (_standing(launcher), daemon.made, len(daemon.processes)) == ([], 3, 0)
+
+    on_launcher(test)
+
+
+def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, tmp_path: Path) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        launcher.want(_uses(100))
+        await launcher.settled()
+        daemon.killed = set(daemon.processes)
+        launched = await launcher.launch(_order(tmp_path))
+        assert not launched.is_standby
+        assert launched.container not in daemon.killed
+        assert sorted(os.listdir(tmp_path / "run" / "w" / "w-1")) == ["a", "bundle", "config.json"]
+        await daemon.remove(launched.container)
 
     on_launcher(test)
 

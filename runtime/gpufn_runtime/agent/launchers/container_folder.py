@@ -43,6 +43,9 @@ def take_place(path: Path, worker: Path, uid: int) -> None:
     for _ in range(_TRIES):
         try:
             for name in os.listdir(worker) if worker.exists() else ():
+                if (path / name).is_dir():  # of a container that died as it was given this worker
+                    shutil.rmtree(worker / name)
+                    continue
                 os.rename(worker / name, path / name)
                 _give(path / name, uid)
             os.rename(path, worker)  # which succeeds when nothing is in the way

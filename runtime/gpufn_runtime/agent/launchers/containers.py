@@ -197,7 +197,7 @@ class ContainerLauncher:
 
     def _take(self, kind: Kind, modules: ModuleSet) -> Container | None:
         """One that has nothing in memory that the worker does not need, for that counts as the worker's."""
-        fitting = [each for each in self._standbys if each.kind == kind]
+        fitting = [each for each in self._standbys if each.kind == kind and each.is_open]
         covers = standbys.closest((each.modules for each in fitting), modules)
         found = next((each for each in fitting if each.modules == covers), None)
         if found is not None:
@@ -295,15 +295,15 @@ class ContainerLauncher:
     async def _add(self, kind: Kind, modules: ModuleSet) -> None:
         try:
             standby = await self._make(kind, modules)
+            try:
+                await standby.freeze()
+            except PlatformError:
+                await self._abandon(standby)
+                raise
         except PlatformError as error:
             count = self._failures[kind, modules] = self._failures.get((kind, modules), 0) + 1
             log.warning("no standby of %s (%d of %d): %s", kind.image, count, _MOST_FAILURES, error.message)
             return
-        try:
-            await standby.freeze()
-        except PlatformError:
-            await self._abandon(standby)
-            raise
         standby.when_gone(self._review)
         self._standbys.append(standby)
         self._making.discard(standby.name)
