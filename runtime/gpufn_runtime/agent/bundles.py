@@ -3,6 +3,8 @@
 1. asked for a digest that is not there, fetch the archive once, however many ask
 2. check every name in it, again (`gpufn.bundle_rules`): this process trusts no archive
 3. unpack to a hidden folder, flush, rename
+4. one in doubt, for a worker of it did not get ready, is compared with its archive: workers that are processes work in
+   it, and may have changed or removed what is there
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gpufn_runtime.agent import cache
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
+_Contents = dict[str, int]  # name → checksum
 
 
 class BundleCache:
@@ -34,7 +37,8 @@ class BundleCache:
     def __init__(self, root: Path, fetch: Callable[[Digest], Awaitable[bytes]]) -> None:
         self._root = root
         self._fetch = fetch
-        self._present: set[Digest] = set()
+        self._contents: dict[Digest, _Contents] = {}  # of those that were fetched
+        self._doubted: set[Digest] = set()
         self._under_way = cache.UnderWay("bundle")
 
     def sweep(self) -> None:
@@ -43,29 +47,59 @@ class BundleCache:
     def find(self, digest: Digest) -> Path | None:
         """The unpacked bundle, if it is here."""
         path = self._root / digest
-        if digest not in self._present:
-            if not path.is_dir():
-                return None
-            self._present.add(digest)
-        return path
+        return path if path.is_dir() else None
 
     async def get(self, digest: Digest) -> Path:
         """The unpacked bundle. Raises ArtifactUnavailable, InvalidBundle, BusUnavailable."""
-        if (path := self.find(digest)) is not None:
-            return path
-        await self._under_way.bring(digest, self._bring)
+        path = self.find(digest)
+        if path is None or digest in self._doubted:
+            await self._under_way.bring(digest, self._bring)
         return self._root / digest
+
+    def doubt(self, digest: Digest) -> None:
+        """Compare it with its archive when it is asked for."""
+        self._doubted.add(digest)
 
     async def keep(self, digests: Container[str]) -> None:
         """Remove all others."""
-        self._present = {digest for digest in self._present if digest in digests}
+        self._contents = {digest: contents for digest, contents in self._contents.items() if digest in digests}
+        self._doubted = {digest for digest in self._doubted if digest in digests}
         await cache.remove_others(self._root, digests, "bundle")
 
     async def _bring(self, name: str) -> None:
         digest = Digest(name)
-        data = await self._fetch(digest)
-        await asyncio.to_thread(unpack, data, digest, self._root)
-        self._present.add(digest)
+        path = self._root / digest
+        known = self._contents.get(digest)
+        if known is None or not await asyncio.to_thread(_is_whole, path, known):
+            data = await self._fetch(digest)
+            self._contents[digest] = await asyncio.to_thread(_restore, data, digest, self._root)
+        self._doubted.discard(digest)
+
+
+def _restore(data: bytes, digest: Digest, root: Path) -> _Contents:
+    """Have the archive `data` unpacked at `root/<digest>`, whatever is there. Raises as `unpack`."""
+    path = root / digest
+    if path.is_dir() and digest_of(data) == digest:
+        with open_bundle(data) as archive:
+            contents = _contents(archive)
+        if _is_whole(path, contents):
+            return contents
+        log.warning("bundle %s was changed by what ran in it, and is unpacked again", digest[:12])
+        cache.discard(path)
+    unpack(data, digest, root)
+    with open_bundle(data) as archive:
+        return _contents(archive)
+
+
+def _contents(archive: zipfile.ZipFile) -> _Contents:
+    return {entry.filename: entry.CRC for entry in archive.infolist() if not entry.is_dir()}
+
+
+def _is_whole(path: Path, contents: _Contents) -> bool:
+    try:
+        return all(zlib.crc32((path / name).read_bytes()) == checksum for name, checksum in contents.items())
+    except OSError:
+        return False
 
 
 def unpack(data: bytes, digest: Digest, root: Path) -> None:

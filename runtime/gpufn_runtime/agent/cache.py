@@ -45,6 +45,14 @@ def sweep(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def discard(path: Path) -> None:
+    """Remove it: at once it is no more to be found."""
+    old = _old(path)
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 async def remove_others(root: Path, keep: Container[str], what: str) -> None:
     """Every folder whose name is not in `keep`: at once they are no more to be found."""
     for name, path in _hide_others(root, keep).items():
@@ -57,8 +65,12 @@ def _hide_others(root: Path, keep: Container[str]) -> dict[str, Path]:
     with contextlib.suppress(FileNotFoundError):
         for path in list(root.iterdir()):
             if not path.name.startswith(".") and path.name not in keep:
-                hidden[path.name] = path.rename(root / f".old.{path.name}.{os.getpid()}")
+                hidden[path.name] = path.rename(_old(path))
     return hidden
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f".old.{path.name}.{os.getpid()}")
 
 
 def why_not_written(error: OSError) -> str:

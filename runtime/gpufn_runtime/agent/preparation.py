@@ -109,7 +109,7 @@ class Preparation:
         BusUnavailable."""
         if revision.spec.entry.packaging is Packaging.MODEL:
             return ""
-        return os.fspath(self._bundles.find(revision.bundle) or await self._bundles.get(revision.bundle))
+        return os.fspath(await self._bundles.get(revision.bundle))
 
     async def engines(self, revision: Revision, kind: str) -> dict[str, tuple[str, ...]]:
         """The folders of its engines for a DeviceKind, by the model's parameter, the best first. One that cannot be had
@@ -130,8 +130,11 @@ class Preparation:
         return tuple(folders)
 
     def doubt(self, revision: RevisionKey) -> None:
-        """A worker of it did not get ready: one of its engines may be damaged, though it looks as it did."""
+        """A worker of it did not get ready: its bundle or one of its engines may be damaged, though it looks as it
+        did."""
         if (known := self._known.get(revision)) is not None:
+            if known.bundle:
+                self._bundles.doubt(known.bundle)
             for by_kind in known.engines.values():
                 for keys in by_kind.values():
                     self._engines.doubt(keys)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 import stat
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +103,64 @@ def test_many_who_ask_at_once_cost_one_fetch_and_a_failure_is_tried_again(tmp_pa
         assert BundleCache(tmp_path / "bundles", fetch).find(digest) == paths[0]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_doubted_twice", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "fetches"),
+    [
+        (shutil.rmtree, 1),
+        (lambda path: (path / "pkg" / "mod.py").unlink(), 1),
+        (lambda path: _overwrite(path / "app.py", "# pp.pya\n"), 1),
+        (lambda path: (path / "written.txt").write_text("x"), 0),
+    ],
+    ids=["folder", "file", "content", "nothing"],
+)
+def test_what_a_function_did_to_its_bundle_is_made_good_once_it_is_in_doubt(
+    tmp_path: Path, damage: Callable[[Path], None], fetches: int, is_doubted_twice: bool
+) -> None:
+    data = archive("app.py", "pkg/mod.py")
+    digest = digest_of(data)
+    fetched: list[Digest] = []
+
+    async def fetch(digest: Digest) -> bytes:
+        fetched.append(digest)
+        return data
+
+    async def run() -> None:
+        bundles = BundleCache(tmp_path / "bundles", fetch)
+        path = await bundles.get(digest)
+        fetched.clear()
+        damage(path)
+        for _ in range(1 + is_doubted_twice):
+            bundles.doubt(digest)
+            assert await bundles.get(digest) == path
+        assert (path / "app.py").read_text() == "# app.py\n"
+        assert (path / "pkg" / "mod.py").read_text() == "# pkg/mod.py\n"
+        assert len(fetched) == fetches
+        assert [each.name for each in (tmp_path / "bundles").iterdir()] == [digest]
+
+    asyncio.run(run())
+
+
+def test_what_an_earlier_agent_left_is_compared_with_the_archive_once_it_is_in_doubt(tmp_path: Path) -> None:
+    data = archive("app.py")
+    digest = digest_of(data)
+    unpack(data, digest, tmp_path)
+    (tmp_path / digest / "app.py").unlink()
+
+    async def fetch(_: Digest) -> bytes:
+        return data
+
+    async def run() -> None:
+        bundles = BundleCache(tmp_path, fetch)
+        assert (await bundles.get(digest) / "app.py").exists() is False
+        bundles.doubt(digest)
+        assert (await bundles.get(digest) / "app.py").exists()
+
+    asyncio.run(run())
+
+
+def _overwrite(path: Path, text: str) -> None:
+    path.chmod(0o644)
+    path.write_text(text)

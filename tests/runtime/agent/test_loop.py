@@ -342,6 +342,21 @@ def test_workers_of_one_bundle_cost_one_fetch(on_node: Any) -> None:
     on_node(run)
 
 
+def test_when_a_worker_does_not_get_ready_its_bundle_is_made_good_before_the_next(on_node: Any) -> None:
+    async def run(node: Any) -> None:
+        revision = await node.deploy("exit 3")
+        await node.start()
+        file = node.home.bundles / revision.bundle / "app.py"
+        await node.until(file.exists)
+        content = file.read_text()
+        file.unlink()  # as a function may that removes what is in its folder
+        await node.event(await node.assign(), "exited")
+        await node.event(await node.assign(), "exited")
+        assert file.read_text() == content
+
+    on_node(run)
+
+
 def test_a_folder_that_only_the_runner_made_is_launched_at_start(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
