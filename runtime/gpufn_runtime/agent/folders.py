@@ -95,7 +95,19 @@ class WorkerFolder:
             if not isinstance(why[1], FileNotFoundError):
                 log.warning("%s: cannot remove %s: %s", self.worker, path, why[1])
 
+        if os.geteuid() != 0:
+            _open_all(self.path)
         shutil.rmtree(self.path, onerror=note)
+
+
+def _open_all(path: Path) -> None:
+    """For us to enter and to empty: a worker may have closed folders of its own, as some package managers do."""
+    for above, names, _ in os.walk(path):
+        for name in names:
+            folder = os.path.join(above, name)
+            if not os.path.islink(folder):
+                with contextlib.suppress(OSError):
+                    os.chmod(folder, 0o700)
 
 
 def all_folders(home: Home) -> list[WorkerFolder]:
