@@ -87,7 +87,9 @@ class Images:
             return
         ours = {tag for tag in await self._daemon.images(self._label) if tag.startswith(f"{self._name}:")}
         self._not_removed &= ours
-        for tag in ours - self._kept:
+        for tag in ours:
+            if tag in self._kept:  # by now: the one before took its time
+                continue
             self.forget(tag)
             try:
                 if await self._daemon.remove_image(tag):

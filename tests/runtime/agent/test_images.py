@@ -180,6 +180,26 @@ def test_what_was_asked_for_since_is_kept_as_well() -> None:
     run(test)
 
 
+def test_what_is_asked_for_while_others_are_removed_is_kept() -> None:
+    async def test(daemon: Daemon, images: Images) -> None:
+        daemon.may_end.set()
+        specs = {await images.get(spec, "", silent): spec for spec in (TORCH, NUMPY)}
+        asked_for: set[str] = set()
+        remove = daemon.remove_image
+
+        async def remove_slowly(tag: str) -> bool:
+            if not asked_for:
+                asked_for.add(await images.get(specs[next(iter(specs.keys() - {tag}))], "", silent))
+            return await remove(tag)
+
+        daemon.remove_image = remove_slowly  # type: ignore[method-assign]
+        images.keep([])
+        await images.collect()
+        assert daemon.tags == asked_for
+
+    run(test)
+
+
 def test_a_name_that_somebody_else_gave_to_one_of_ours_is_theirs() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.tags = {"ours:old", "theirs:kept", "ours-too:1"}
