@@ -16,6 +16,8 @@ from gpufn.image import FILES_FOLDER, ImageFile, ImageSpec
 if TYPE_CHECKING:
     from pathlib import Path  # 6 ms of a cold start
 
+_MOUNTED_OVER = ("/tmp/", "/gpufn/", "/dev/", "/proc/", "/sys/")  # noqa: S108  (of a worker's container)
+
 
 @dataclass(frozen=True)
 class Image:
@@ -72,6 +74,9 @@ class PreparedImage(NamedTuple):
 def prepare(image: Image, folder: Path) -> PreparedImage:
     """Reads the image's files; relative paths start at `folder`. Raises InvalidSpec."""
     contents: dict[str, bytes] = {}
+    for _, there in image.files:
+        if there.startswith(_MOUNTED_OVER):
+            raise InvalidSpec(f"image: no worker would see {there}: put the file elsewhere, such as below /opt")
 
     def take(path: str) -> str:
         try:

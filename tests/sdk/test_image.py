@@ -102,6 +102,15 @@ def test_a_file_that_is_not_there_is_named_at_deploy(tmp_path: Path) -> None:
         prepare(Image.python("3.12").add_file("nothing.txt", "/opt/x"), tmp_path)
 
 
+@pytest.mark.parametrize("there", ["/tmp/names.txt", "/gpufn/worker/names.txt", "/dev/shm/x", "/proc/x", "/sys/x"])
+def test_a_file_where_its_workers_would_not_see_it_is_refused(there: str, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("x")
+    with pytest.raises(InvalidSpec, match=f"no worker would see {there}"):
+        prepare(Image.python("3.12").add_file("names.txt", there), tmp_path)
+    for seen in ("/tmpl/names.txt", "/opt/tmp/names.txt"):
+        assert prepare(Image.python("3.12").add_file("names.txt", seen), tmp_path).spec.files[0].path == seen
+
+
 def test_what_travels_by_value_needs_the_same_python_in_its_image() -> None:
     from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
 
