@@ -584,6 +584,16 @@ def test_a_new_key_is_on_standard_output_alone(gateway: StubGateway) -> None:
     )
 
 
+@pytest.mark.parametrize("own", ["", "gpufn_k0"])
+def test_who_makes_the_first_key_is_told_that_all_need_one_now(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    monkeypatch.setenv("GPUFN_API_KEY", own)
+    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["admin"]}, status=201)
+    said = _gpufn("keys", "create").stderr
+    assert ("every request needs a key" in said, "it is not shown again" in said) == (not own, True)
+
+
 def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> None:
     limits = {"rate": 10.0, "burst": 100, "concurrency": 8, "queued": 1000, "gpu_s": 3600.0}
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["hi"], "limits": limits}, status=201)

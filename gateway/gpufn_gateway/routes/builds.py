@@ -20,9 +20,8 @@ from gpufn_gateway.auth import DEPLOY, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json
+from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json, seconds_to_wait
 
-_LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
 _LARGEST_CHANGE: Final = 2**53
 # A report quotes names out of somebody's model: its page runs nothing and loads nothing, whatever they say.
 _PAGE_HEADERS: Final = {
@@ -70,9 +69,10 @@ class BuildRoutes:
         """`?wait=30`: at the next change, after the one that `since` names (the view's `change`) or else from now."""
         principal_of(request).need(READ)
         build_id = request.path_params["id"]
-        wait_s = number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
         since = int(number(request, "since", self._builds.change(build_id), 0, _LARGEST_CHANGE))
-        return json_answer(build_view(self._builds, await self._builds.changed(build_id, since, wait_s)))
+        return json_answer(
+            build_view(self._builds, await self._builds.changed(build_id, since, seconds_to_wait(request)))
+        )
 
     async def cancel(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)

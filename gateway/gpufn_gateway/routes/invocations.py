@@ -16,11 +16,9 @@ from gpufn.protocol.records import CallRecord
 from gpufn.protocol.subjects import is_function_name
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ
-from gpufn_gateway.routes.requests import call_id_in, headers_of, json_answer, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, headers_of, json_answer, number, principal_of, seconds_to_wait
 from gpufn_gateway.sse import EVENT_HEADERS, Events, pump
 from gpufn_gateway.submit import Submissions
-
-_LONGEST_WAIT_S = 60.0  # proxies cut longer ones; the client asks again
 
 
 class InvocationRoutes:
@@ -49,7 +47,7 @@ class InvocationRoutes:
         return json_answer({**await self._submissions.view(record), "cancelled": cancelled})
 
     async def result(self, request: Request) -> Response | _Result:
-        wait_s = number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
+        wait_s = seconds_to_wait(request)
         record, body = await self._submissions.result(call_id_in(request), principal_of(request), wait_s)
         if record.state.ended:
             return _Result(self._submissions, record, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from gpufn_gateway.bodies import BodyReader
 T = TypeVar("T", bound=msgspec.Struct)
 
 _HEX = frozenset("0123456789abcdef")
+_LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 
 
@@ -80,6 +81,11 @@ def number(request: Request, name: str, default: float, low: float, high: float)
         bounds = f"from {low:g} on" if high == math.inf else f"from {low:g} to {high:g}"
         raise InvalidInput(f"{name} is a number {bounds}, not {text[:40]!r}", field=name)
     return value
+
+
+def seconds_to_wait(request: Request) -> float:
+    """`?wait=30`, of a request for what is not there yet. Raises InvalidInput."""
+    return number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
 
 
 def flag(request: Request, name: str) -> bool:

@@ -18,9 +18,8 @@ from typing import NoReturn
 
 import msgspec
 
-from gpufn.protocol.launch import CONTROL_SOCKET, EXIT_START_FAILED, ForkRequest, TemplateReady
+from gpufn.protocol.launch import CONTROL_SOCKET, EXIT_SIGNALLED, EXIT_START_FAILED, ForkRequest, TemplateReady
 
-_SIGNALLED = 128  # an exit code above it names the signal, as in a shell
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _READ_BYTES = 1 << 16
 
@@ -50,7 +49,7 @@ def _be_first(worker: int) -> NoReturn:
         pid, status = os.wait()
         if pid == worker:
             code = os.waitstatus_to_exitcode(status)
-            os._exit(code if code >= 0 else _SIGNALLED - code)
+            os._exit(code if code >= 0 else EXIT_SIGNALLED - code)
 
 
 def _wait_and_work(modules: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated
 
@@ -69,6 +70,8 @@ def create(  # noqa: PLR0917  Typer passes them by name
     else:
         say(f"key {key.id} ({', '.join(key.scopes)}); keep it, it is not shown again:", err=True)
         say(key.key or "")
+        if not os.environ.get("GPUFN_API_KEY"):  # or it could not have been made
+            say("it is the first: from now on every request needs a key. Set GPUFN_API_KEY", err=True)
 
 
 @app.command()

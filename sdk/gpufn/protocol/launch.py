@@ -71,6 +71,7 @@ CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 # The worker's exit codes that are not the user's.
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
+EXIT_SIGNALLED = 128  # above it, as a shell tells it: the signal that ended a contained worker
 
 CONNECT_S = 10.0  # a new worker looks for its runner, which hears of the assignment when the agent does, for so long
 RECONNECT_S = 30.0  # and one whose runner has gone for that: its supervisor starts it again within seconds

@@ -9,10 +9,8 @@ from typing import NamedTuple, Protocol, Self
 
 from gpufn.errors import PlatformError
 from gpufn.image import ImageSpec
-from gpufn.protocol.launch import WorkerConfig
+from gpufn.protocol.launch import EXIT_SIGNALLED, WorkerConfig
 from gpufn_runtime.agent.mps.base import Mounts
-
-_SIGNALLED = 128  # an exit code above it names the signal
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class ContainerEnd(NamedTuple):
     @classmethod
     def of(cls, code: int, *, exceeded_bytes: int | None = None) -> Self:
         """As a shell tells it: above 128 of a signal, but for a code like that of `sys.exit(-1)`, which none has."""
-        if code - _SIGNALLED in signals.valid_signals():
-            return cls(signal=code - _SIGNALLED, exceeded_bytes=exceeded_bytes)
+        if code - EXIT_SIGNALLED in signals.valid_signals():
+            return cls(signal=code - EXIT_SIGNALLED, exceeded_bytes=exceeded_bytes)
         return cls(code=code, exceeded_bytes=exceeded_bytes)
 
 
