@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Final
 
 from starlette.exceptions import HTTPException
@@ -60,12 +60,12 @@ class App:
                 name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
                 if name and "/" not in name:
                     if scope["method"] != "POST":
-                        raise _not_allowed(scope, "POST")
+                        raise _not_allowed(scope, {"POST"})
                     await call(name, scope, receive, send)
                     return
             if (asked := oip.inference_of(path)) is not None:
                 if scope["method"] != "POST":
-                    raise _not_allowed(scope, "POST")
+                    raise _not_allowed(scope, {"POST"})
                 await self._inference.serve(*asked, scope, receive, send)
                 return
             await self._route(path, scope, receive, send)
@@ -78,7 +78,7 @@ class App:
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
-            raise _not_allowed(scope, ", ".join(sorted(METHODS)))
+            raise _not_allowed(scope, METHODS)
         if path not in _OPEN:
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them
@@ -90,10 +90,10 @@ class App:
             reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             raise RouteError(error.status_code, reason) from None
 
-    def _methods_at(self, scope: Scope) -> str:
+    def _methods_at(self, scope: Scope) -> set[str]:
         """Of all routes with this path: each has some, and Starlette tells those of the first."""
         matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
-        return ", ".join(set().union(*(route.methods or () for route in matching)))
+        return set[str]().union(*(route.methods or () for route in matching))
 
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)
@@ -108,6 +108,6 @@ def _wording(path: str) -> Wording:
     return oip.OIP if path == oip.PREFIX or path.startswith(f"{oip.PREFIX}/") else OWN
 
 
-def _not_allowed(scope: Scope, allowed: str) -> RouteError:
-    listed = ", ".join(sorted(allowed.split(", ")))
+def _not_allowed(scope: Scope, allowed: Set[str]) -> RouteError:
+    listed = ", ".join(sorted(allowed))
     return RouteError(405, f"{scope['method']} is not allowed here; {listed} is.", allow=listed)

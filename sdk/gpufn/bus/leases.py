@@ -7,18 +7,22 @@
 The record carries its own time to live (`Nats-TTL`), so that acquiring and renewing are one compare-and-set publish
 each. `holder` names this process and no other, or two of them would think themselves one. The epoch is the revision at
 which this term began: a later holder's is always greater, so whoever takes orders refuses those with a smaller epoch
-than it has seen. The bucket leaves no markers behind expired records.
+than it knows of; of reports, `Fence` says which count. The bucket leaves no markers behind expired records.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from gpufn.bus import streams
 from gpufn.bus.kv import KeyValue
 from gpufn.errors import BusUnavailable, Conflict
 
+_TTL_S: Final = 5.0  # so long nobody hears of a holder that is gone
+
 
 class Fence:
-    """Who takes orders, or reports, lets in those of the newest term that was heard of lately.
+    """Who hears a holder's reports lets in those of the newest term that was heard of lately.
 
     Lately, for the bus may begin anew and count from one: a holder that leads no more has found that out by then.
 
@@ -27,7 +31,7 @@ class Fence:
     [True, False, True, True, False]
     """
 
-    def __init__(self, ttl_s: float = 5.0) -> None:
+    def __init__(self, ttl_s: float = _TTL_S) -> None:
         self._ttl_s = ttl_s
         self._epoch = 0
         self._heard_at = 0.0
@@ -40,7 +44,7 @@ class Fence:
 
 
 class Lease:
-    def __init__(self, kv: KeyValue, name: str, holder: str, ttl_s: float = 5.0) -> None:
+    def __init__(self, kv: KeyValue, name: str, holder: str, ttl_s: float = _TTL_S) -> None:
         self._kv = kv
         self._name = name
         self._holder = holder.encode()
