@@ -122,13 +122,16 @@ class Invoke:
                 flight.watcher = asyncio.get_running_loop().create_task(flight.watch(), name="client of a slow call")
 
     async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
-        self._calls.telemetry.of(call.target.name).ended(reply, self._calls.clock.time() - call.now)
+        took_s = self._calls.clock.time() - call.now
         about = reply_headers(reply, call.target.revision_header) + self._calls.limits(call)
-        if reply.kind is OutcomeKind.SUCCEEDED:
-            result = self._calls.result(reply, body)
-            await send_result(send, wording, reply.content_type, result, about)
-        else:
-            await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
+        try:
+            if reply.kind is OutcomeKind.SUCCEEDED:
+                result = self._calls.result(reply, body)
+                await send_result(send, wording, reply.content_type, result, about)
+            else:
+                await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
+        finally:
+            self._calls.telemetry.of(call.target.name).ended(reply, took_s)
 
     async def _failed(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording

@@ -77,7 +77,7 @@ class Arrivals:
 
     def offer(self, delivery: DirectDelivery) -> None:
         """A call that came by the lane: run it now or in a moment, or not here."""
-        has_room = self._places.room() > 0 and not self._places.takes_turns
+        has_room = self._places.has_room() and not self._places.takes_turns
         if has_room and not self.intake.others_wait(delivery.message.priority):
             self._start(delivery, delivery.message, delivery.body)
         else:

@@ -57,6 +57,8 @@ class Intake:
         self._clock = clock
         self._order = QueueOrder()
         self._polling = 0
+        self._offer_is_due = False
+        self._loop = asyncio.get_running_loop()
         self._standing: Pull | None = None
         self._polled: dict[QueueKind, Pull] = {}
         self._is_closed = False
@@ -79,7 +81,7 @@ class Intake:
             return
         self._polled = {kind: self._pull(kind) for kind in (*_ALWAYS, *others)}
         self._standing = self._polled.pop(STANDING)
-        self.offer()
+        self._offer()
         self.look()
         await self._find()  # what was rung for meanwhile
 
@@ -124,11 +126,18 @@ class Intake:
         self._polled.clear()
 
     def offer(self) -> None:
+        """Slots became free. Those of one turn of the loop are offered together, after what the turn writes."""
+        if not self._offer_is_due:
+            self._offer_is_due = True
+            self._loop.call_soon(self._offer)
+
+    def _offer(self) -> None:
         """Turn the room that no queue knows of into credits.
 
         A request for one credit costs the server as much as one for many. So while there is much room, and so credit,
         what becomes free is saved up until it is a quarter of all.
         """
+        self._offer_is_due = False
         if self._standing is None:
             return
         now = self._clock.time()
@@ -206,7 +215,7 @@ class Intake:
     def _on_empty(self, queue: QueueKind, unused: int) -> None:
         self._polling -= unused
         self._order.is_empty(queue)
-        self.offer()
+        self._offer()
         self._poll_highest()
 
     def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
@@ -218,7 +227,7 @@ class Intake:
         self._polling -= 1
         self._take(delivery)
         if self._order.to_poll() is not None:
-            self.offer()
+            self._offer()
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 

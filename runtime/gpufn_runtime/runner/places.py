@@ -67,6 +67,10 @@ class Places:
         """Calls that may come now: for the free slots, and to stand in line."""
         return self.free + self._longest_line() - len(self.line)
 
+    def has_room(self) -> bool:
+        """A call may come now."""
+        return self.free > len(self.line) or self.room() > 0
+
     def lane_room(self) -> int:
         """Calls that gateways may bring by the lane at a time."""
         return self.capacity() if self.line.is_short and not self.takes_turns else 0
