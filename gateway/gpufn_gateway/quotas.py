@@ -22,6 +22,7 @@ from gpufn.protocol.reports import KeyUse
 from gpufn.usage import Usage
 
 _MOST: Final = 1_000_000
+_LEAST_RATE: Final = 1e-6  # a call in 11 days; the seconds until a bucket is full still have 15 digits, as a header may
 _MOST_SECONDS: Final = 1_000_000_000
 _DAY_S: Final = 86_400
 _SHORTEST_RETRY_S: Final = 1.0
@@ -40,9 +41,9 @@ class Refusal(NamedTuple):
 
 def check(limits: KeyLimits) -> None:
     """Raises InvalidInput."""
-    if limits.rate is not None and not 0 < limits.rate <= _MOST:
+    if limits.rate is not None and not _LEAST_RATE <= limits.rate <= _MOST:
         raise InvalidInput(
-            f"a rate is more than 0 and at most {_MOST:,} calls per second, not {limits.rate:g}", field="limits.rate"
+            f"a rate is from {_LEAST_RATE:g} to {_MOST:,} calls per second, not {limits.rate:g}", field="limits.rate"
         )
     for name in ("burst", "concurrency", "queued"):
         value = getattr(limits, name)

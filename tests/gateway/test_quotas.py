@@ -22,6 +22,7 @@ from gpufn_gateway.quotas import Bucket, Use, check
         (KeyLimits(rate=-1), "limits.rate"),
         (KeyLimits(rate=math.nan), "limits.rate"),
         (KeyLimits(rate=math.inf), "limits.rate"),
+        (KeyLimits(rate=1e-310), "limits.rate"),
         (KeyLimits(rate=1, burst=0), "limits.burst"),
         (KeyLimits(burst=5), "limits.burst"),
         (KeyLimits(concurrency=-3), "limits.concurrency"),
@@ -40,6 +41,17 @@ def test_limits_that_make_no_sense_are_refused(limits: KeyLimits, field: str) ->
 def test_limits_that_do_are_not() -> None:
     check(KeyLimits())
     check(KeyLimits(rate=0.01, burst=1, concurrency=1, queued=1_000_000))
+
+
+def test_the_least_rate_that_is_taken_is_told_and_held() -> None:
+    limits = KeyLimits(rate=1e-6, burst=1_000_000)
+    check(limits)
+    use = Use("k", limits, 0.0)
+    assert use.admit(0.0) is None
+    assert use.headers(0.0) == [
+        (b"ratelimit-policy", b'"rate";q=1000000;w=1000000000000'),
+        (b"ratelimit", b'"rate";r=999999;t=1000000'),
+    ]
 
 
 @given(
