@@ -76,6 +76,12 @@ async def test_revisions_are_listed(gateway: Any, make: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("number", ["٢", "²", "-2", "2" * 10, "2.0"])  # `int` reads the first one
+async def test_a_revision_is_named_by_the_digits_0_to_9(gateway: Any, make: Any, problem: Any, number: str) -> None:
+    gateway.deploy(make.spec(), 2)
+    assert problem(await gateway.get(f"/v1/functions/embed/revisions/{number}")) == (404, "revision_not_found")
+
+
 async def test_nodes_that_are_silent_are_not_shown(gateway: Any) -> None:
     gateway.hear_node()
     for ahead_s in (0.0, 3600.0, -3600.0):
@@ -95,6 +101,7 @@ async def test_an_unknown_function_is_not_found_anywhere(gateway: Any, problem: 
     [
         ("/v1/functions/embed/logs?tail=-1", "tail"),
         ("/v1/functions/embed/logs?tail=x", "tail"),
+        ("/v1/functions/embed/logs?tail=٣", "tail"),
         ("/v1/functions/embed/logs?follow=maybe", "follow"),
         ("/v1/functions/embed/calls?limit=0", "limit"),
         ("/v1/invocations/x/result?wait=nan", "wait"),

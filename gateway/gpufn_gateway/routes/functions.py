@@ -38,6 +38,7 @@ from gpufn_gateway.routes.requests import (
     number,
     principal_of,
     read_json,
+    whole_number,
 )
 from gpufn_gateway.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.sse import pump
@@ -139,9 +140,8 @@ class FunctionRoutes:
     async def revision(self, request: Request) -> Response:
         """Also of one whose Function does not exist yet."""
         principal_of(request).need(READ)
-        text = request.path_params["number"]
-        name = request.path_params["fn"]
-        revision = self._registry.revision(name, int(text) if text.isdecimal() and len(text) < 10 else -1)
+        asked = whole_number(request.path_params["number"], 9)
+        revision = self._registry.revision(request.path_params["fn"], -1 if asked is None else asked)
         known = self._builds.known
         function = self._registry.functions.get(revision.function)
         return json_answer(

@@ -16,7 +16,15 @@ from gpufn.protocol.records import CallRecord
 from gpufn.protocol.subjects import is_function_name
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ
-from gpufn_gateway.routes.requests import call_id_in, headers_of, json_answer, number, principal_of, seconds_to_wait
+from gpufn_gateway.routes.requests import (
+    call_id_in,
+    headers_of,
+    json_answer,
+    number,
+    principal_of,
+    seconds_to_wait,
+    whole_number,
+)
 from gpufn_gateway.sse import EVENT_HEADERS, Events, pump
 from gpufn_gateway.submit import Submissions
 
@@ -54,9 +62,10 @@ class InvocationRoutes:
         return json_answer(await self._submissions.view(record), 202)
 
     async def events(self, request: Request) -> Response | _Events:
-        text = request.headers.get("last-event-id", "")
-        seen = int(text) if text.isdecimal() and len(text) < 10 else -1
-        events = await self._submissions.events(call_id_in(request), principal_of(request), seen)
+        seen = whole_number(request.headers.get("last-event-id", ""), 9)
+        events = await self._submissions.events(
+            call_id_in(request), principal_of(request), -1 if seen is None else seen
+        )
         return Response(status_code=204) if events is None else _Events(events)  # 204: do not come again
 
     async def calls(self, request: Request) -> Response:

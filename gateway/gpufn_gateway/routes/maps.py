@@ -15,7 +15,7 @@ from gpufn_gateway.auth import READ
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.outcomes import Cursor, Outcomes
 from gpufn_gateway.routes.invocations import deployed_name
-from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of
+from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of, whole_number
 from gpufn_gateway.sse import pump
 
 
@@ -36,12 +36,13 @@ class MapRoutes:
     async def accept(self, request: Request) -> Response:
         params = request.path_params
         text = params["first"]
-        if not (text.isdecimal() and len(text) <= 12):
+        first = whole_number(text, 12)
+        if first is None:
             raise InvalidInput(f"the place of the first item is a number from 0 on, not {text[:40]!r}", field="first")
         closes = flag(request, "last")
         headers = headers_of(request)
         view, limits = await self._maps.accept(
-            params["fn"], call_id_in(request), int(text), headers, request.receive, closes=closes
+            params["fn"], call_id_in(request), first, headers, request.receive, closes=closes
         )
         told = {name.decode(): value.decode() for name, value in limits}
         return json_answer(view, 202, {"Location": f"/v1/maps/{view['id']}", **told})

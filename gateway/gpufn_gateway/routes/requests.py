@@ -68,13 +68,19 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
         raise InvalidInput(f"the body is not valid JSON: {error}") from None
 
 
+def whole_number(text: str, most_digits: int) -> int | None:
+    """Of a path or a header: digits from 0 to 9, not those of other scripts, which `int` would read as well. None when
+    it is none, or has more digits than that."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= most_digits else None
+
+
 def number(request: Request, name: str, default: float, low: float, high: float) -> float:
     """A number from the query, within bounds. Raises InvalidInput."""
     text = request.query_params.get(name)
     if text is None:
         return default
     try:
-        value = float(text)
+        value = float(text) if text.isascii() else math.nan
     except ValueError:
         value = math.nan
     if not low <= value <= high:
