@@ -23,10 +23,9 @@ class Artifacts:
         return await objects.touch(self._bus, subjects.MODEL_FILES, digest)
 
     async def put(self, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
-        """Reads `parts` to their end also when the bytes are there. Raises InvalidInput when they are others."""
+        """Reads `parts` also when the file is there. Raises InvalidInput when they are not the bytes of this digest."""
         if await self.has(digest):
-            async for _ in parts:
-                pass
+            await objects.check(digest, size, parts)
         else:
             await objects.put_stream(self._bus, subjects.MODEL_FILES, digest, size, parts)
 

@@ -100,6 +100,15 @@ async def test_a_models_file_is_uploaded_once(nats: Any) -> None:
         assert await objects.get(gateway.bus, subjects.MODEL_FILES, digest_of(data)) == data
 
 
+async def test_an_upload_is_looked_at_though_its_file_is_there(nats: Any, problem: Any) -> None:
+    """Who sent other bytes than he meant would hear of it on a new platform only."""
+    async with gateway_on(nats) as gateway:
+        data = b"the file"
+        assert (await upload(gateway, data)).status_code == 201
+        assert problem(await upload(gateway, b"another", digest_of(data))) == (422, "invalid_input")
+        assert await objects.get(gateway.bus, subjects.MODEL_FILES, digest_of(data)) == data
+
+
 async def test_an_upload_that_is_not_what_it_says_leaves_nothing(nats: Any, problem: Any) -> None:
     async def unannounced() -> AsyncIterator[bytes]:
         yield b"bytes"

@@ -116,6 +116,13 @@ async def put_stream(
         await streams.purge(bus, f"OBJ_{bucket}", subject)
 
 
+async def check(digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
+    """Read `parts` to their end and store nothing. Raises InvalidInput, as `put_stream` does."""
+    async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
+        async for _ in checked:
+            pass
+
+
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
     """Raises ArtifactUnavailable when the blob is absent, incomplete or damaged."""
     async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
