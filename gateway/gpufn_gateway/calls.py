@@ -155,12 +155,13 @@ class Calls:
         try:
             self.uses.admit(principal)
             priority = _priority(headers.get(b"x-gpufn-priority"), target.revision.spec, principal)
+            asked_at = self.clock.time()
             timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
-            if (deadline := headers.get(b"x-gpufn-deadline")) is not None:
-                timeout_s = _time_left(deadline, timeout_s, self.clock.time())
+            deadline = _deadline(headers.get(b"x-gpufn-deadline"), asked_at)
             if waits:
                 status = self.registry.statuses.get(target.name)
-                refused = admission.refusal(target.function, target.revision, status, timeout_s)
+                left_s = _time_left(timeout_s, deadline, asked_at)
+                refused = admission.refusal(target.function, target.revision, status, left_s)
                 if refused is not None:
                     raise refused
             if read is None:
@@ -168,8 +169,6 @@ class Calls:
             else:
                 arguments = await read(name, target, headers, receive)
             trace, now = headers.get(b"traceparent"), self.clock.time()
-            if deadline is not None and timeout_s is not None:  # which does not wait for a body that takes its time
-                timeout_s = min(timeout_s, float(deadline) - now)
             return PreparedCall(
                 principal,
                 target,
@@ -178,7 +177,7 @@ class Calls:
                 arguments.body.data,
                 arguments.body.parcel,
                 now,
-                timeout_s,
+                _time_left(timeout_s, deadline, now),  # a deadline does not wait for a body that takes its time
                 "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
                 priority,
             )
@@ -303,17 +302,26 @@ def _priority(header: bytes | None, spec: FunctionSpec, principal: Principal) ->
     return asked
 
 
-def _time_left(header: bytes, timeout_s: float | None, now: float) -> float:
-    """Seconds until the deadline of the header, or until the timeout if that is earlier. Raises DeadlinePassed."""
+def _deadline(header: bytes | None, now: float) -> float | None:
+    """Unix seconds. Raises InvalidInput, DeadlinePassed."""
+    if header is None:
+        return None
     try:
-        left_s = float(header) - now
+        deadline = float(header)
     except ValueError:
-        left_s = math.nan
-    if not left_s <= LONGEST_TIMEOUT_S:
+        deadline = math.nan
+    if not deadline - now <= LONGEST_TIMEOUT_S:
         raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
-    if left_s <= 0:
-        raise DeadlinePassed(f"the deadline of this call was {-left_s:.1f} s ago")
-    return left_s if timeout_s is None else min(left_s, timeout_s)
+    if deadline <= now:
+        raise DeadlinePassed(f"the deadline of this call was {now - deadline:.1f} s ago")
+    return deadline
+
+
+def _time_left(timeout_s: float | None, deadline: float | None, now: float) -> float | None:
+    """Seconds until the earlier of both, negative once that has passed; None: the client asked for neither."""
+    if deadline is None:
+        return timeout_s
+    return deadline - now if timeout_s is None else min(timeout_s, deadline - now)
 
 
 def _timeout(header: bytes | None) -> float | None:
