@@ -170,7 +170,7 @@ class World:
                 worker.reported = WorkerState.DRAINING
             case WorkerEventKind.EXITED if worker is not None:
                 is_its_own = not (worker.was_ready or worker.has_failed or worker.drain_asked)
-                if is_its_own and not _found_no_runner(event, worker):
+                if is_its_own and not _found_no_runner(event, now - worker.since):
                     self._start_failed(worker.key, _exit_error(event), now)
                     worker.has_failed = True
                 worker.is_gone = True
@@ -401,11 +401,11 @@ class World:
             del self._numbers[key[0]]
 
 
-def _found_no_runner(event: WorkerEvent, worker: WorkerView) -> bool:
-    """All the time that it looked for one. That is no failure of the function's code, which could exit with this code
-    too, but not be started again and again for it within an instant."""
-    has_looked = event.at - worker.assignment.created_at >= CONNECT_S
-    return has_looked and event.exit is not None and event.exit.code == EXIT_LINK_LOST
+def _found_no_runner(event: WorkerEvent, known_s: float) -> bool:
+    """All the time that it looked for one; `known_s`, for how long its Assignment is known here, is longer. That is no
+    failure of the function's code, which could exit with this code too, but not be started again and again for it
+    within an instant."""
+    return known_s >= CONNECT_S and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
 def _exit_error(event: WorkerEvent) -> ErrorInfo:

@@ -292,12 +292,15 @@ def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "failures"), [(10.5, 0), (0.5, 1)])
+@pytest.mark.parametrize("ahead_s", [0.0, 60.0, -60.0])
 def test_a_worker_that_found_no_runner_is_no_failed_start_but_one_that_says_so_at_once_is(
-    after_s: float, failures: int
+    after_s: float, failures: int, ahead_s: float
 ) -> None:
+    """Whatever the clock of its host says."""
     starting = world()
     starting.on_assignment("w0", assignment("w0"), 100.0)
-    starting.on_event(WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", after_s, exit=Exit(code=4)), 100.0)
+    exited = WorkerEvent(WorkerEventKind.EXITED, "w0", "f", 1, "a", after_s + ahead_s, exit=Exit(code=4))
+    starting.on_event(exited, 100.0 + after_s)
     assert repr(starting.view(("f", 1)).circuit) == f"<Circuit [{failures} failures, 0 openings]>"
     assert starting.workers["w0"].is_gone
 
