@@ -17,10 +17,6 @@ class Heard(Generic[T]):
         self._fresh_s = fresh_s
         self._last: dict[str, tuple[float, T]] = {}  # heard at
 
-    def __len__(self) -> int:
-        """With those that have gone and are not forgotten yet."""
-        return len(self._last)
-
     def take(self, node: str, report: T) -> None:
         if node not in self._last:
             self._last = {name: known for name, known in self._last.items() if self._is_fresh(known[0])}

@@ -65,11 +65,11 @@ class MemoryGroup:
         return True
 
 
+@dataclass(frozen=True)
 class MemoryGroups:
     """`base` is where groups are made, None where they cannot be."""
 
-    def __init__(self, base: Path | None) -> None:
-        self._base = base
+    base: Path | None
 
     @classmethod
     def find(cls) -> MemoryGroups:
@@ -91,15 +91,11 @@ class MemoryGroups:
         log.info("no memory cgroup can be made here: workers limit themselves (RLIMIT_DATA)")
         return cls(None)
 
-    @property
-    def available(self) -> bool:
-        return self._base is not None
-
     def create(self, worker: str, limit_bytes: int) -> MemoryGroup | None:
         """None when there can be no group."""
-        if self._base is None:
+        if self.base is None:
             return None
-        path = self._base / f"gpufn-{worker}"
+        path = self.base / f"gpufn-{worker}"
         try:
             path.mkdir(exist_ok=True)
             _limit(path, limit_bytes)
@@ -110,7 +106,7 @@ class MemoryGroups:
 
     def find_left(self, worker: str) -> MemoryGroup | None:
         """The group that an earlier agent made for a worker that it did not get to write down."""
-        path = None if self._base is None else self._base / f"gpufn-{worker}"
+        path = None if self.base is None else self.base / f"gpufn-{worker}"
         return MemoryGroup(path) if path is not None and path.is_dir() else None
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from gpufn.image import ImageSpec
 from gpufn_runtime.agent.launchers.sandbox import Limits
+
+READY_TIMEOUT_S: Final = 120.0  # to import its modules: torch on a cold disk takes 20 s and more
+MOST_FAILURES: Final = 3  # of one kind, until it is given up: a few may be bad luck
 
 ModuleSet = frozenset[str]
 

@@ -63,6 +63,8 @@ class TemplateReady(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+LONGEST_LINE_BYTES = 1 << 20  # of what a template, or a container's process, says to its agent
+
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # all that a container has of us is below it
 CONTROL_NAME = "a"  # in the worker's folder; the agent listens

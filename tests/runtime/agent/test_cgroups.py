@@ -35,4 +35,4 @@ def test_a_group_is_made_found_again_and_removed(memory_groups: Any) -> None:
 
 def test_without_a_place_for_groups_there_are_none() -> None:
     groups = MemoryGroups(None)
-    assert (groups.available, groups.create("w", 1 << 20), groups.find_left("w")) == (False, None, None)
+    assert (groups.create("w", 1 << 20), groups.find_left("w")) == (None, None)

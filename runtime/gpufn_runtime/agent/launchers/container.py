@@ -29,9 +29,8 @@ from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.control import Control
 from gpufn_runtime.agent.launchers.freezer import Freezer
 from gpufn_runtime.agent.launchers.sandbox import WORKER, Limits, Sandbox, inside, sandbox
-from gpufn_runtime.agent.standbys import ModuleSet
+from gpufn_runtime.agent.standbys import READY_TIMEOUT_S, ModuleSet
 
-_READY_TIMEOUT_S = 120.0  # torch on a cold disk takes 20 s and more
 _UIDS = range(1_900_000_000, 2_000_000_000)  # that no system gives out; so many that two are never the same
 
 
@@ -111,14 +110,14 @@ class Container:
         ready = asyncio.create_task(self._control.ready(), name=f"ready-{self.name}")
         ended = asyncio.create_task(_end_of(self.pid), name=f"ended-{self.name}")
         try:
-            async with asyncio.timeout(_READY_TIMEOUT_S):
+            async with asyncio.timeout(READY_TIMEOUT_S):
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
             if ready.done() and ready.exception() is None:
                 return ready.result()
             output = await self._daemon.output_of(self.id)
             raise PlatformError(f"A container of {self.kind.image} ended at once: {output or 'it said nothing'}")
         except TimeoutError:
-            raise PlatformError(f"A container of {self.kind.image} was not ready in {_READY_TIMEOUT_S:g} s.") from None
+            raise PlatformError(f"A container of {self.kind.image} was not ready in {READY_TIMEOUT_S:g} s.") from None
         finally:
             for task in (ready, ended):
                 task.cancel()

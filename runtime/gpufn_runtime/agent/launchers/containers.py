@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # the worker that has just been launched has a start to get through
 _END_TIMEOUT_S = 5.0
-_MOST_FAILURES = 3
 
 # (function, revision, line): a line of what making an image says, for the function's log.
 Say = Callable[[str, int, str], None]
@@ -275,7 +274,7 @@ class ContainerLauncher:
                 self._prepare(use)
             elif use.limits is not None:
                 wanted[Kind(tag, use.limits), use.modules] = None
-        given_up = {which for which, count in self._failures.items() if count >= _MOST_FAILURES}
+        given_up = {which for which, count in self._failures.items() if count >= standbys.MOST_FAILURES}
         return [which for which in wanted if which not in given_up][: self._limit]
 
     def _prepare(self, use: ContainerUse) -> None:
@@ -302,7 +301,7 @@ class ContainerLauncher:
                 raise
         except PlatformError as error:
             count = self._failures[kind, modules] = self._failures.get((kind, modules), 0) + 1
-            log.warning("no standby of %s (%d of %d): %s", kind.image, count, _MOST_FAILURES, error.message)
+            log.warning("no standby of %s (%d of %d): %s", kind.image, count, standbys.MOST_FAILURES, error.message)
             return
         standby.when_gone(self._review)
         self._standbys.append(standby)

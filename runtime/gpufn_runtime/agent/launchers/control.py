@@ -9,9 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.errors import PlatformError
-from gpufn.protocol.launch import ForkRequest, TemplateReady
-
-_LONGEST_LINE = 1 << 20
+from gpufn.protocol.launch import LONGEST_LINE_BYTES, ForkRequest, TemplateReady
 
 
 class Control(asyncio.Protocol):
@@ -61,7 +59,7 @@ class Control(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         line, end, _ = self._buffer.partition(b"\n")
-        if self._ready.done() or not (end or len(self._buffer) > _LONGEST_LINE):
+        if self._ready.done() or not (end or len(self._buffer) > LONGEST_LINE_BYTES):
             return
         try:
             self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))

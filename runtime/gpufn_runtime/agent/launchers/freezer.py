@@ -34,13 +34,6 @@ class Freezer:
                 return cls(file)
         return None
 
-    @property
-    def is_frozen(self) -> bool:
-        """Or will be in a moment."""
-        with contextlib.suppress(OSError):
-            return self.file.read_text().strip() in ("1", "FROZEN", "FREEZING")
-        return False
-
     def freeze(self) -> None:
         """Raises OSError when the container is gone."""
         self._set("FROZEN", "1")

@@ -25,7 +25,7 @@ from typing import TypeVar
 import msgspec
 
 from gpufn.errors import PlatformError
-from gpufn.protocol.launch import ForkReply, ForkRequest, TemplateReady
+from gpufn.protocol.launch import LONGEST_LINE_BYTES, ForkReply, ForkRequest, TemplateReady
 from gpufn_runtime.agent import processes, standbys
 from gpufn_runtime.agent.environment import template_environment
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
@@ -35,9 +35,6 @@ from gpufn_runtime.agent.standbys import Preload, Use
 log = logging.getLogger(__name__)
 
 _FORK_TIMEOUT_S = 2.0
-_READY_TIMEOUT_S = 120.0  # torch on a cold disk takes 20 s and more
-_MOST_FAILURES = 3
-_LONGEST_LINE = 1 << 20
 _BACKGROUND_NICE = 10
 _PIPE_BYTES = 1 << 16
 _PAUSE_S = 5.0  # after a defect of our own
@@ -102,7 +99,7 @@ class Template:
     def is_open(self) -> bool:
         return self._is_open
 
-    async def ready(self, timeout_s: float = _READY_TIMEOUT_S) -> TemplateReady:
+    async def ready(self, timeout_s: float = standbys.READY_TIMEOUT_S) -> TemplateReady:
         """Its first line. Raises TemplateGone."""
         ready = _decode(await self._line(timeout_s), TemplateReady)
         self.covers = self.asked_for.modules | frozenset(ready.modules)
@@ -161,7 +158,7 @@ class Template:
         except BlockingIOError:
             return
         self._buffer += data
-        if not data or len(self._buffer) > _LONGEST_LINE:
+        if not data or len(self._buffer) > LONGEST_LINE_BYTES:
             self.kill()
         elif self._waiter is not None and not self._waiter.done() and (line := self._take_line()) is not None:
             self._waiter.set_result(line)
@@ -285,7 +282,7 @@ class StandbyLauncher:
             preload
             for known in (self._failures, self._deaths)
             for preload, count in known.items()
-            if count >= _MOST_FAILURES
+            if count >= standbys.MOST_FAILURES
         }
         return standbys.worth_having(self._uses, self._limit, self._refused | given_up)
 
@@ -323,9 +320,8 @@ class StandbyLauncher:
 
 
 def _count(failures: dict[Preload, int], preload: Preload, why: str) -> None:
-    """A few times may be bad luck."""
     failures[preload] = failures.get(preload, 0) + 1
-    log.warning("no template [%s] (%d of %d): %s", preload, failures[preload], _MOST_FAILURES, why)
+    log.warning("no template [%s] (%d of %d): %s", preload, failures[preload], standbys.MOST_FAILURES, why)
 
 
 def _decode(line: bytes, kind: type[_S]) -> _S:

@@ -46,6 +46,14 @@ def until(condition: Callable[[], Any], what: str = "") -> Any:
     return value
 
 
+def _is_frozen(pid: int) -> bool:
+    """Or will be in a moment."""
+    freezer = Freezer.of(pid)
+    with contextlib.suppress(OSError):
+        return freezer is not None and freezer.file.read_text().strip() in ("1", "FROZEN", "FREEZING")
+    return False
+
+
 @dataclass
 class Daemon:
     """dockerd with all that is its own below `root`."""
@@ -125,8 +133,7 @@ class Daemon:
 
     def frozen(self) -> list[str]:
         """Containers of which nothing runs. Docker was not told: to it they run."""
-        freezers = {container: Freezer.of(self.pid(container)) for container in self.containers(status="running")}
-        return [container for container, freezer in freezers.items() if freezer is not None and freezer.is_frozen]
+        return [container for container in self.containers(status="running") if _is_frozen(self.pid(container))]
 
     def awake(self) -> list[str]:
         frozen = self.frozen()
