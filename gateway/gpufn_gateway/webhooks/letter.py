@@ -9,6 +9,7 @@ import msgspec
 
 from gpufn import media
 from gpufn.protocol.records import CallRecord
+from gpufn_gateway import call_views
 
 MOST_RESULT_BYTES: Final = 256 << 10
 
@@ -28,7 +29,7 @@ def letter(record: CallRecord, result: bytes) -> bytes:
         "ended_at": record.ended_at,
         "attempt": record.attempt,
         "error": None if error is None else msgspec.structs.replace(error, traceback=None),
-        "links": {"self": f"/v1/invocations/{record.id}", "result": f"/v1/invocations/{record.id}/result"},
+        "links": call_views.links(record.id),
     }
     if record.content_type == media.JSON and 0 < len(result) <= MOST_RESULT_BYTES:
         data["result"] = msgspec.Raw(result)

@@ -84,6 +84,8 @@ async def test_the_end_of_a_call_is_told_signed_with_its_result(nats: Any, make:
         assert (letter["type"], letter["timestamp"]) == ("invocation.succeeded", "2026-09-21T14:13:20Z")
         assert letter["data"]["result"] == {"label": "cat"}
         assert (letter["data"]["id"], letter["data"]["function"]) == (record.id, "told")
+        shown = (await gateway.http.get(letter["data"]["links"]["self"])).json()
+        assert letter["data"]["links"] == shown["links"]
         while await waiting(gateway):
             pass
 
