@@ -133,6 +133,7 @@ class Calls:
         self._bodies = bodies
         self._rang_at: dict[str, float] = {}
         registry.on_status = self._on_status
+        registry.on_key_deleted = uses.forget
 
     async def prepare(
         self,

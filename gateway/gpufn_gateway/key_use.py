@@ -169,6 +169,11 @@ class KeyUses:
             self._is_new.set()
         return use
 
+    def forget(self, key: str) -> None:
+        """There is no such key any more."""
+        self._uses.pop(key, None)
+        self._counting.pop(key, None)
+
     def heard(self, report: GatewayReport) -> None:
         """What another gateway told; our own is not for us."""
         now = self._clock.monotonic()

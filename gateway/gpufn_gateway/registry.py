@@ -65,7 +65,7 @@ class Target:
 
 
 class Registry:
-    """`on_status(status)` and each of `on_deleted(name)` tell whoever is concerned."""
+    """`on_status(status)`, `on_key_deleted(id)` and each of `on_deleted(name)` tell whoever is concerned."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
         self._clock = clock
@@ -78,6 +78,7 @@ class Registry:
         self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
+        self.on_key_deleted: Callable[[str], None] = lambda key: None
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
         self._fence = Fence()
@@ -134,6 +135,7 @@ class Registry:
     def on_key(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self._access.remove(key)
+            self.on_key_deleted(key)
         else:
             self._access.put(_api_key.decode(entry.value))
 

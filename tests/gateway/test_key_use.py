@@ -194,6 +194,17 @@ async def test_a_key_that_is_told_of_once_more_has_what_it_had_left(gateway: Any
     assert await answered(KeyLimits(rate=0.001, burst=3)) == 200
 
 
+async def test_what_a_key_has_used_is_forgotten_with_it(gateway: Any, make: Any) -> None:
+    gateway.deploy(make.spec("embed"))
+    key, secret = new_key("", ("admin",), 0.0, KeyLimits(rate=0.001, burst=1))
+    headers = {"authorization": f"Bearer {secret}"}
+    gateway.access.put(key)
+    assert [(await gateway.post(INVOKE, GOOD, **headers)).status_code for _ in range(2)] == [200, 429]
+    gateway.registry.on_key(key.id, None)
+    gateway.access.put(key)  # which no deleted key ever is again, but it shows what is left
+    assert (await gateway.post(INVOKE, GOOD, **headers)).status_code == 200
+
+
 async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("mapped"), DIGEST)

@@ -15,7 +15,7 @@ _revision = msgspec.msgpack.Decoder(Revision)
 
 
 class Directory:
-    """Functions are watched; revisions never change, so each is read once."""
+    """Functions are watched; revisions never change, so each is read once, and forgotten when its function changes."""
 
     def __init__(self, functions: KeyValue, revisions: KeyValue) -> None:
         self._functions = functions
@@ -45,6 +45,7 @@ class Directory:
         return known
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
+        self._known = {which: revision for which, revision in self._known.items() if which[0] != key}
         if entry is None:
             self._serving.pop(key, None)
         else:

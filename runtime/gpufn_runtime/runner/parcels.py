@@ -12,6 +12,7 @@ from gpufn.protocol.limits import PARCEL_BYTES
 from gpufn.protocol.messages import InvocationMessage
 
 _KEPT = "kept"  # the runner's own folder: results that nobody waits for, until they are stored
+_MOST_NEAR = 1000  # gateways come back under new names
 _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
@@ -26,6 +27,8 @@ class NodeParcels:
         """Whether its caller is on this host, and takes a large result by reference."""
         caller = message.parcels
         if caller not in self._near and self._is_here(caller):
+            if len(self._near) >= _MOST_NEAR:
+                self._near.clear()
             self._near.add(caller)
         return caller in self._near
 
