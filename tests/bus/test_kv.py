@@ -253,6 +253,14 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
     assert gone == []
 
 
+async def watched(kv: KeyValue) -> list[str]:
+    """The keys that a watch tells of at its beginning, in order."""
+    told: set[str] = set()
+    watch = await kv.watch(lambda key, _: told.add(key))
+    watch.stop()
+    return sorted(told)
+
+
 async def test_what_is_written_again_while_all_is_read_is_in_it(connect: Any, nats: Any) -> None:
     bus, other = await connect(nats), await connect(nats)
     kv, writer = await KeyValue.open(bus, "lively"), await KeyValue.open(other, "lively")
@@ -268,10 +276,7 @@ async def test_what_is_written_again_while_all_is_read_is_in_it(connect: Any, na
     lists: list[list[str]] = []
     for _ in range(50):
         lists.append(sorted(await kv.keys()))
-        told: set[str] = set()
-        watch = await kv.watch(lambda key, _, told=told: told.add(key))  # type: ignore[misc]
-        lists.append(sorted(told))
-        watch.stop()
+        lists.append(await watched(kv))
     for task in writing:
         task.cancel()
     assert lists == [keys] * len(lists)

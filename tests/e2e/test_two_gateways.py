@@ -191,30 +191,36 @@ def leader(pair: Pair) -> str:
     return ""
 
 
+def kill_the_leader(pair: Pair, tmp_path: Path) -> httpx.Client:
+    """With a call of its client's, which goes on. The other gateway, which leads from now on."""
+    until(lambda: is_ready(pair.one) and is_ready(pair.other))
+    [ours] = pids_of(pair.platform, "gateway")
+    names = {name_of(pair.platform.home, pid): pid for pid in (ours, pair.gateway.pid)}
+    until(lambda: leader(pair) in names)
+    before = leader(pair)
+    gone, stays = (pair.one, pair.other) if names[before] == ours else (pair.other, pair.one)
+    path = tmp_path / before
+    body, headers = {"path": str(path), "seconds": 1.0}, {"idempotency-key": before}
+    with ThreadPoolExecutor(1) as callers:
+        lost = callers.submit(gone.post, "/v1/functions/sleeper/invoke", json=body, headers=headers)
+        until(lambda: runs(path))
+        if gone is pair.one:
+            os.kill(ours, signal.SIGKILL)  # `gpufn up` starts another
+        else:
+            pair.gateway.kill()
+            pair.gateway.start()
+        with pytest.raises(httpx.TransportError):
+            lost.result()
+    again = stays.post("/v1/functions/sleeper/invoke", json=body, headers=headers)
+    assert (again.status_code, again.json()) == (200, "slept")
+    assert runs(path) == ["began", "ended"], "its client's gateway died, and it went on"
+    until(lambda: leader(pair) not in ("", before))
+    return stays
+
+
 def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair: Pair, tmp_path: Path) -> None:
     """Twice, so that each has led: the other one is there when it dies, with its calls."""
     for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
-        until(lambda: is_ready(pair.one) and is_ready(pair.other))
-        [ours] = pids_of(pair.platform, "gateway")
-        names = {name_of(pair.platform.home, pid): pid for pid in (ours, pair.gateway.pid)}
-        until(lambda names=names: leader(pair) in names)  # type: ignore[misc]
-        before = leader(pair)
-        gone, stays = (pair.one, pair.other) if names[before] == ours else (pair.other, pair.one)
-        path = tmp_path / before
-        body, headers = {"path": str(path), "seconds": 1.0}, {"idempotency-key": before}
-        with ThreadPoolExecutor(1) as callers:
-            lost = callers.submit(gone.post, "/v1/functions/sleeper/invoke", json=body, headers=headers)
-            until(lambda path=path: runs(path))  # type: ignore[misc]
-            if gone is pair.one:
-                os.kill(ours, signal.SIGKILL)  # `gpufn up` starts another
-            else:
-                pair.gateway.kill()
-                pair.gateway.start()
-            with pytest.raises(httpx.TransportError):
-                lost.result()
-        again = stays.post("/v1/functions/sleeper/invoke", json=body, headers=headers)
-        assert (again.status_code, again.json()) == (200, "slept")
-        assert runs(path) == ["began", "ended"], "its client's gateway died, and it went on"
-        until(lambda before=before: leader(pair) not in ("", before))  # type: ignore[misc]
+        stays = kill_the_leader(pair, tmp_path)
         # A function without workers gets one: there is somebody who leads.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
