@@ -24,6 +24,7 @@ from gpufn.protocol.messages import ItemReply, ResultReply
 
 _KEPT_S: Final = 60.0
 _KEPT_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
+_ITEM_BYTES: Final = 400  # what an item takes beside its body: all there is of a token's
 _MOST: Final = 1000
 _MOST_BYTES: Final = 256 << 20  # of all: beyond it none begins
 
@@ -54,7 +55,7 @@ class KeptStream:
         try:
             async for item, body in self.pending.items():
                 self._kept.append((item, body))
-                self.kept_bytes += len(body)
+                self.kept_bytes += _ITEM_BYTES + len(body)
                 async with self._changed:
                     self._changed.notify_all()
                     await self._changed.wait_for(lambda: self._end - self._read < STREAM_WINDOW)
@@ -103,7 +104,7 @@ class KeptStream:
 
     def _drop_old(self) -> None:
         while self.kept_bytes > _KEPT_BYTES and self._first < self._read:
-            self.kept_bytes -= len(self._kept.popleft()[1])
+            self.kept_bytes -= _ITEM_BYTES + len(self._kept.popleft()[1])
             self._first += 1
 
 

@@ -258,7 +258,7 @@ async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept:
 
 
 async def test_a_kept_stream_that_cannot_go_on_says_so(kept: KeptStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufn_gateway.kept_streams._KEPT_BYTES", 8)
+    monkeypatch.setattr("gpufn_gateway.kept_streams._KEPT_BYTES", 2 * (4 + 400))
     assert await kept.refusal(last_event_id="0") == (404, "invocation_not_found")
     assert await kept.refusal(last_event_id="-1") == (422, "invalid_input")
     await kept.ids()
@@ -268,6 +268,17 @@ async def test_a_kept_stream_that_cannot_go_on_says_so(kept: KeptStream, monkeyp
     assert await kept.refusal(last_event_id="0") == (409, "conflict")
     assert await kept.refusal(last_event_id="9") == (409, "conflict")
     assert await kept.refusal(b'{"n":2}') == (409, "idempotency_mismatch")
+
+
+async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
+    kept: KeptStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token of 4 bytes takes a hundred times that."""
+    monkeypatch.setattr("gpufn_gateway.kept_streams._KEPT_BYTES", 1000)
+    await kept.ids()
+    kept.items(range(4))
+    assert await kept.ids() == [0, 1, 2, 3]
+    assert await kept.refusal(last_event_id="0") == (409, "conflict")
 
 
 async def test_only_a_generators_stream_can_be_taken_up_again(gateway: Any, connection: Any) -> None:
