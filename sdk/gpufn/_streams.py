@@ -59,9 +59,12 @@ def events_of(lines: Iterable[bytes]) -> Iterator[Any]:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+    begun: list[bytes] = []  # of a line, which may be megabytes and come in a hundred chunks
     for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line.removesuffix(b"\r") for line in whole)
-    if rest:
+        first, *following = chunk.split(b"\n")
+        begun.append(first)
+        for line in following:
+            yield b"".join(begun).removesuffix(b"\r")
+            begun = [line]
+    if rest := b"".join(begun):
         yield rest

@@ -24,7 +24,7 @@ here: they live in `gpufn_gateway.problems`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -57,8 +57,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 class GpufnError(Exception):
     """Something went wrong in gpufn."""
 
-    code: ClassVar[str] = "gpufn_error"
-    retryable: ClassVar[bool] = False
+    code: str = "gpufn_error"
+    retryable: bool = False
 
     def __init__(self, message: str | None = None) -> None:
         self.message = message or (type(self).__doc__ or self.code).strip().splitlines()[0]
@@ -361,7 +361,8 @@ BY_CODE: dict[str, type[GpufnError]] = _tree(GpufnError)
 
 
 def error_from(info: ErrorInfo) -> GpufnError:
-    """The exception that `info` describes; an unknown code becomes a plain `GpufnError` that keeps it."""
+    """The exception that `info` describes, as retryable as it says; an unknown code becomes a plain `GpufnError` that
+    keeps it."""
     cls = BY_CODE.get(info.code, GpufnError)
     fields: dict[str, Any] = {}
     if issubclass(cls, FunctionRaised):
@@ -372,4 +373,6 @@ def error_from(info: ErrorInfo) -> GpufnError:
         fields = {"stage": info.stage or "", "node": info.node or "", "log": info.traceback or ""}
     elif issubclass(cls, InvalidInput):
         fields = {"field": info.field}
-    return cls(info.message, **fields)
+    error = cls(info.message, **fields)
+    error.code, error.retryable = info.code or cls.code, info.retryable
+    return error

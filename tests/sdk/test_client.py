@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -10,10 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufn import Client, _transport, gpu_function, media, values
 from gpufn._http_transport import HttpTransport
 from gpufn._requests import find_url
+from gpufn._streams import lines_of
 from gpufn.errors import (
     BusUnavailable,
     Forbidden,
@@ -125,6 +129,16 @@ def test_a_problem_becomes_its_exception(gateway: StubGateway, status: int, prob
         client.invoke("f")
     assert type(caught.value) is kind
     assert caught.value.message == (problem["detail"] if isinstance(problem, dict) else "<html>bad gateway")
+
+
+@pytest.mark.parametrize(("code", "retryable"), [("some_new_code", True), ("conflict", False), ("conflict", True)])
+def test_a_problems_code_and_whether_it_is_worth_a_retry_are_kept(
+    gateway: StubGateway, code: str, retryable: bool
+) -> None:
+    gateway.on("POST /v1/functions/f/invoke", {"code": code, "detail": "no", "retryable": retryable}, status=409)
+    with Client() as client, pytest.raises(GpufnError) as caught:
+        client.invoke("f")
+    assert (caught.value.code, caught.value.retryable) == (code, retryable)
 
 
 def test_what_a_function_raised_reads_as_python_tells_it() -> None:
@@ -425,6 +439,13 @@ def test_deploy_sends_the_bundle_then_the_spec(gateway: StubGateway, monkeypatch
         assert [view.active for view in client.deploy(here)] == [2]
     sent = next(request for request in gateway.requests if request.method == "POST").json
     assert (sent["spec"]["name"], sent["spec"]["entry"]["packaging"], len(sent["bundle"])) == ("f", "pickle", 64)
+
+
+@given(st.lists(st.binary(max_size=9).filter(lambda line: b"\r" not in line and b"\n" not in line)), st.integers(1, 9))
+def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], size: int) -> None:
+    data = b"".join(line + end for line, end in zip(lines, itertools.cycle((b"\n", b"\r\n"))))
+    chunks = (data[at : at + size] for at in range(0, len(data), size))
+    assert list(lines_of([*chunks, b"the rest"])) == [*lines, b"the rest"]
 
 
 def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
