@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ _MOST_ENDS: Final = 4096
 _PATIENCE_S: Final = 60.0  # a gateway that is started again is there sooner
 _SHORTEST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
+_CURSOR = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){1,2}")
 
 
 class End(NamedTuple):
@@ -59,10 +61,9 @@ class Cursor(NamedTuple):
     @classmethod
     def read(cls, text: str) -> Cursor:
         """Raises InvalidInput."""
-        parts = text.split(".") if text else ["0", "0"]
-        if len(parts) not in (2, 3) or not all(part.isdecimal() and len(part) <= 18 for part in parts):
+        if _CURSOR.fullmatch(text or "0.0") is None:
             raise InvalidInput(f"{text[:40]!r} is not a map's cursor", field="after")
-        return cls(*map(int, parts))
+        return cls(*map(int, (text or "0.0").split(".")))
 
 
 def ends_of(chunks: Iterable[bytes]) -> Iterator[list[End]]:

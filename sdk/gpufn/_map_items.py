@@ -182,12 +182,12 @@ class Outbox:
             return items, self._is_closed and not self._items
 
     def _try_to_send(self, first: int, items: list[bytes], is_last: bool) -> bool:
-        """False when there is no room for it: fewer are tried next. A chunk whose fate is unknown is sent again, and is
-        the same one."""
+        """False when there is no room for it, and fewer are tried next; or nobody wants it any more. A chunk whose fate
+        is unknown is sent again, and is the same one."""
         give_up = time.monotonic() + _PATIENCE_S
         pause_s = _SHORTEST_PAUSE_S
         is_unsure = False
-        while True:
+        while not self._stopped:
             try:
                 self._send(first, items, is_last)
             except CapacityError as error:
@@ -205,6 +205,7 @@ class Outbox:
             else:
                 self._most = min(2 * self._most, CHUNK_ITEMS)
                 return True
+        return False
 
     def _rest(self, pause_s: float) -> None:
         with self._lock:

@@ -114,7 +114,7 @@ def test_unordered_ends_come_as_they_do() -> None:
     assert str(order.cursor) == "20.2"
 
 
-@pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2"])
+@pytest.mark.parametrize("text", ["x", "1", "1.2.3.4", "1.-2", "1.٢"])
 def test_a_cursor_is_one_that_a_map_had(text: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
         Cursor.read(text)
@@ -217,6 +217,25 @@ def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch
     box.start([b"a", b"b", b"c"], bytes, accepted=lambda: None, failed=sent.failed)
     sent.wait(lambda: is_over(sent))
     assert tries[0] == tries[1] == tries[2]
+
+
+def test_a_chunk_that_may_have_been_accepted_is_not_sent_again_for_who_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_map_items, "_SHORTEST_PAUSE_S", 0.0)
+    tries: list[list[bytes]] = []
+    sent = Sent(GatewayUnavailable("killed"), RateLimited("too many requests"))
+
+    def send(first: int, items: Sequence[bytes], is_last: bool) -> None:
+        tries.append(list(items))
+        if len(tries) == 2:
+            box.stop()
+        sent(first, items, is_last)
+
+    box = Outbox(send, sent.look, window=100)
+    box.put(b"a")
+    box._run(lambda: None, sent.failed)  # in this thread: it has ended then
+    assert (tries, sent.chunks, sent.error) == ([[b"a"], [b"a"]], [], None)
 
 
 def test_what_was_under_way_when_the_client_before_was_killed_is_not_sent_again() -> None:
