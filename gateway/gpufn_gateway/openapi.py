@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpufn import media
+from gpufn.invocation import InvocationState
 from gpufn.model import DATATYPES
 from gpufn.priority import Priority
 from gpufn.revision import Revision
 from gpufn.spec import MethodSpec, Packaging
+from gpufn_gateway import call_views, map_views
 
 _PROBLEM = "#/components/schemas/Problem"
 _PROBLEM_SCHEMA: dict[str, Any] = {
@@ -31,7 +33,6 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
     },
 }
 _JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # which a result is not: its bytes are all of it
-_STATES = ["queued", "running", "succeeded", "failed", "cancelled", "timed_out", "expired"]
 
 
 def document(serving: Iterable[Revision], *, needs_key: bool) -> dict[str, Any]:
@@ -119,13 +120,17 @@ _CALLS: dict[str, Any] = {
 }
 
 
+def _links(known: Iterable[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in known}}
+
+
 _SUBMITTED: dict[str, Any] = {
     "type": "object",
     "required": ["id", "state", "links"],
     "properties": {
         "id": {"type": "string"},
-        "state": {"enum": _STATES},
-        "links": {"type": "object", "properties": {"self": {"type": "string"}, "result": {"type": "string"}}},
+        "state": {"enum": [each.value for each in InvocationState]},
+        "links": _links(call_views.links("")),
     },
 }
 
@@ -137,7 +142,7 @@ _ACCEPTED: dict[str, Any] = {
         "id": {"type": "string"},
         "accepted": {"type": "integer"},
         "state": {"enum": ["open", "running", "ended", "cancelled"]},
-        "links": {"type": "object", "properties": {"self": {"type": "string"}, "outcomes": {"type": "string"}}},
+        "links": _links(map_views.links("")),
     },
 }
 

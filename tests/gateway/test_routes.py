@@ -216,6 +216,11 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     count = document["paths"]["/v1/functions/model.count/invoke"]["post"]["responses"]["200"]["content"]
     assert (count["application/json"]["schema"], set(count)) == (items, {"application/json", "text/event-stream"})
     assert "/v1/functions/embed/submit" in document["paths"]
+    submitted = document["components"]["schemas"]["Submitted"]["properties"]
+    assert (set(submitted["links"]["properties"]), "timed_out" in submitted["state"]["enum"]) == (
+        {"self", "result", "events"},
+        True,
+    )
 
 
 async def test_openapi_describes_calls_that_are_kept(gateway: Any, make: Any) -> None:
