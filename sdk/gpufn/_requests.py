@@ -82,6 +82,7 @@ class Requests:
 
         address = _address(url or find_url())
         self.url = public(address)
+        is_encrypted = self.url.startswith("https:")
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             self._http = httpx.Client(
@@ -91,9 +92,7 @@ class Requests:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
                 follow_redirects=False,
                 trust_env=False,
-                verify=self.url.startswith(
-                    "https:"
-                ),  # the certificates take 70 ms to read, and http has no use for them
+                verify=is_encrypted,  # the certificates take 70 ms to read, and http has no use for them
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None

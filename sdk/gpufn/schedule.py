@@ -40,8 +40,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     `arguments` are what it is called with, `method` which one of a class; `priority` is the class of its calls, else
     the function's. Runs that were missed are made up for `once` (the newest), not at all (`skip`), or `all` (the newest
-    100). `at`, in unix seconds, stands for a cron line in a
-    schedule that runs once; a function's own has a cron line.
+    100). `at`, in unix seconds, stands for a cron line in a schedule that runs once; a function's own has a cron line.
 
     >>> Schedule("*/5 9-17 * * MON-FRI", timezone="Europe/Berlin", arguments={"full": False}).missed.value
     'once'
