@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -137,3 +138,25 @@ async def test_a_consumer_that_is_not_found_at_all_is_told(
     monkeypatch.setattr(bus, "publish", mislead)
     with pytest.raises(BusUnavailable, match="503"):
         await feed.collect(bus, subjects.LOGS, subject)
+
+
+async def test_a_follower_whose_feed_is_lost_as_it_begins_opens_another(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("brief")
+    await bus.publish_stored(subject, b"there")
+    publish, broke = bus.publish, list[str]()
+
+    def breaks(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to and not broke:
+            broke.append(to)
+            raise BusUnavailable("The connection broke.")
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", breaks)
+    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
+        async with asyncio.timeout(30):
+            assert (await follower.next()).payload == b"there"
+    assert len(broke) == 1

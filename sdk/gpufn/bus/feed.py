@@ -58,14 +58,13 @@ class Feed:
         stream: str,
         filter_subject: str,
         on_message: Callable[[StoredMessage, int], None],
-        on_lost: Callable[[str], None],
     ) -> None:
         self.pending = 0
         self._bus = bus
         self._stream = stream
         self._name = f"feed-{secrets.token_hex(8)}"
         self._on_message = on_message
-        self._on_lost: Callable[[str], None] | None = on_lost
+        self._on_lost: Callable[[str], None] | None = None  # while it is opened
         self._filter = filter_subject
         self._moved = asyncio.Event()
         self._asked = 0
@@ -102,9 +101,9 @@ class Feed:
 
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
         `pending`: how many are known to follow, also on the Feed itself. When those are removed before they came, it is
-        lost: nothing else would tell.
+        lost: nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
         """
-        feed = cls(bus, stream, filter_subject, on_message, on_lost)
+        feed = cls(bus, stream, filter_subject, on_message)
         config: dict[str, Any] = {
             "name": feed._name,
             "filter_subject": filter_subject,
@@ -128,8 +127,11 @@ class Feed:
         feed.pending = feed._still_pending(int(info["num_pending"]))
         feed._subscription = bus.subscribe(feed._inbox, feed._on_delivery)
         feed._forget_reconnects = bus.on_reconnect(lambda: feed._lost("reconnected"))
-        feed._ask()
         feed._watch()
+        feed._ask()
+        if not feed.is_open:
+            raise BusUnavailable(f"Reading {stream} broke off as it began.")
+        feed._on_lost = on_lost
         if feed._newest_seq:
             feed._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, feed._must_have_caught_up)
         return feed
