@@ -134,6 +134,7 @@ class Calls:
         self._rang_at: dict[str, float] = {}
         registry.on_status = self._on_status
         registry.on_key_deleted = uses.forget
+        registry.on_deleted.append(self._on_deleted)
 
     async def prepare(
         self,
@@ -269,6 +270,9 @@ class Calls:
             self._rang_at[target.name] = now
             with contextlib.suppress(BusUnavailable):  # the call itself was sent; its reply will tell
                 self._bus.publish(subjects.doorbell(target.name), b"")
+
+    def _on_deleted(self, function: str) -> None:
+        self._rang_at.pop(function, None)
 
     def _on_status(self, status: FunctionStatus) -> None:
         """An open circuit ends the calls that wait for workers which will not come."""
