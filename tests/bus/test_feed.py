@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -160,3 +160,19 @@ async def test_a_follower_whose_feed_is_lost_as_it_begins_opens_another(
         async with asyncio.timeout(30):
             assert (await follower.next()).payload == b"there"
     assert len(broke) == 1
+
+
+async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nats: Any, connect: Any) -> None:
+    follower = feed.Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
+
+    class Breaks:
+        """For it cannot ask for more."""
+
+        def take(self) -> None:
+            follower._on_lost("the connection broke")
+
+    follower._feed = cast("Feed", Breaks())
+    came = [StoredMessage("s", seq, b"", {}, 0.0) for seq in (1, 2)]
+    for message in came:
+        follower._on_message(message, 0)
+    assert await follower.some(30) == came

@@ -333,8 +333,8 @@ class Follower:
         self._wake.clear()
         found = list(self._ready)
         self._ready.clear()
-        if self._feed is not None:
-            for _ in found:
+        for _ in found:
+            if self._feed is not None:  # each may lose it
                 self._feed.take()
         return found
 
