@@ -232,7 +232,7 @@ class _Gateway:
             *ScheduleRoutes(self._open.schedules, registry, bodies, clock).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
-            *UsageRoutes(buckets.usage, clock).routes(),
+            *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
                 counters=self._telemetry,

@@ -33,8 +33,11 @@ class DeadLetters:
         self._clock = clock
 
     async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
-        """Of one function, or of all (``*``); newest first."""
-        return [call_views.letter(letter) for letter in await dead_letters.recent(self._bus, function, limit)]
+        """Of one function, or of all (``*``); newest first. Raises FunctionNotFound."""
+        found = await dead_letters.recent(self._bus, function, limit)
+        if not found and function != "*":
+            self._registry.function(function)
+        return [call_views.letter(letter) for letter in found]
 
     async def read(self, function: str, invocation: str) -> tuple[DeadLetter, bytes]:
         """The letter and its payload. Raises DeadLetterNotFound."""
@@ -65,7 +68,8 @@ class DeadLetters:
         return record
 
     async def replay_all(self, function: str, owner: str) -> list[Replayed]:
-        """The oldest first; of very many, the newest thousand."""
+        """The oldest first; of very many, the newest thousand. Raises FunctionNotFound."""
+        self._registry.function(function)
         replayed = []
         for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
             with contextlib.suppress(DeadLetterNotFound):  # somebody else has taken it meanwhile
@@ -78,4 +82,8 @@ class DeadLetters:
             raise DeadLetterNotFound
 
     async def drop_all(self, function: str) -> int:
-        return await dead_letters.drop(self._bus, function)
+        """Raises FunctionNotFound."""
+        dropped = await dead_letters.drop(self._bus, function)
+        if not dropped:  # those of a deleted function are dropped as well
+            self._registry.function(function)
+        return dropped

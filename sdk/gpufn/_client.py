@@ -170,7 +170,10 @@ class Client(CallRequests, MapRequests, ModelRequests):
         self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None
     ) -> list[UsageView]:
         """What calls took, per day, function and API key (``platform``: none). `since` and `until` are days of UTC, as
-        ``2026-11-21``; without them the last seven."""
+        ``2026-11-21``; without them the last seven. `function` may have been deleted since.
+
+        Raises FunctionNotFound.
+        """
         wanted = {"function": function, "key": key, "since": since, "until": until}
         params = {option: value for option, value in wanted.items() if value is not None}
         return self._json(Usages, "GET", "/v1/usage", params=params).usage

@@ -131,7 +131,7 @@ class CallRequests(Requests):
     # Dead letters
 
     def dead_letters(self, function: str | None = None, *, limit: int = 20) -> list[DeadLetterView]:
-        """Submitted calls that failed for good, of a function or of all, the newest first."""
+        """Submitted calls that failed for good, of a function or of all, the newest first. Raises FunctionNotFound."""
         path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
         return self._json(DeadLetters, "GET", path, params={"limit": str(limit)}).letters
 

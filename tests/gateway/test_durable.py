@@ -436,6 +436,35 @@ async def test_all_dead_letters_of_a_function_are_replayed_or_dropped(nats: Any,
         assert (await gateway.http.get("/v1/dlq/spared")).json() == {"letters": []}
 
 
+async def test_of_the_dead_letters_of_a_function_that_does_not_exist_is_told_that_it_does_not(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("lives-on"), DIGEST)
+        assert (await gateway.http.get("/v1/dlq/lives_on")).json() == {"letters": []}
+        assert (await gateway.http.post("/v1/dlq/lives-on/replay")).json() == {"replayed": []}
+        assert (await gateway.http.delete("/v1/dlq/lives-on")).json() == {"dropped": 0}
+        here = "/v1/dlq/lives-no"
+        for answer in (
+            await gateway.http.get(here),
+            await gateway.http.post(f"{here}/replay"),
+            await gateway.http.delete(here),
+        ):
+            assert problem(answer) == (404, "function_not_found")
+
+
+async def test_the_dead_letters_of_a_deleted_function_are_found(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deleted"), DIGEST)
+        invocation = await submit(gateway, "deleted")
+        await die(gateway, invocation)
+        assert (await gateway.http.delete("/v1/functions/deleted")).status_code == 204
+        await until(lambda: "deleted" not in gateway.registry.functions)
+        letters = (await gateway.http.get("/v1/dlq/deleted")).json()["letters"]
+        assert [each["id"] for each in letters] == [invocation]
+        assert (await gateway.http.delete("/v1/dlq/deleted")).json() == {"dropped": 1}
+
+
 async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_else_takes(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport
 from gpufn.usage import Usage, UsageKey, days
-from tests.gateway.whole import gateway_on
+from tests.gateway.whole import DIGEST, gateway_on
 
 _ROWS = {
     ("2026-11-20", "f", "platform", "a"): Usage(1, 0, 1.0, 0.5),
@@ -46,6 +46,23 @@ async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
     assert [
         (row["day"], row["function"], row["key"], row["usage"]["calls"], row["usage"]["gpu_s"]) for row in rows
     ] == told
+
+
+async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_function_is_told(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("not-called"), DIGEST)
+        deleted = UsageKey("2026-10-01", "was-deleted", "platform").record("a")
+        await gateway.buckets.usage.put(deleted, encode(Usage(1, 0, 1.0)))
+        days_of_it = "since=2026-10-01&until=2026-10-01"
+        found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=was_deleted")
+        none_yet = await gateway.http.get(f"/v1/usage?{days_of_it}&function=not_called")
+        unknown = await gateway.http.get(f"/v1/usage?{days_of_it}&function=mistyped")
+        no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=a/b")
+    assert [row["function"] for row in found.json()["usage"]] == ["was-deleted"]
+    assert none_yet.json() == {"usage": []}
+    assert (problem(unknown), problem(no_name)) == ((404, "function_not_found"), (422, "invalid_input"))
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Whole:
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, self.registry, self.clock), bodies).routes(),
             *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
-            *UsageRoutes(buckets.usage, clock).routes(),
+            *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
                 counters=telemetry,

@@ -15,6 +15,8 @@ from gpufn.clock import Clock
 from gpufn.errors import InvalidInput
 from gpufn.usage import Usage, UsageKey, day_of, days
 from gpufn_gateway.auth import READ
+from gpufn_gateway.registry import Registry
+from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import json_answer, principal_of
 
 _SHOWN_DAYS: Final = 7
@@ -25,8 +27,9 @@ _usage = msgspec.msgpack.Decoder(Usage)
 
 
 class UsageRoutes:
-    def __init__(self, records: KeyValue, clock: Clock) -> None:
+    def __init__(self, records: KeyValue, registry: Registry, clock: Clock) -> None:
         self._records = records
+        self._registry = registry
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -34,13 +37,16 @@ class UsageRoutes:
 
     async def show(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        function, key = request.query_params.get("function"), request.query_params.get("key")
+        asked, key = request.query_params.get("function"), request.query_params.get("key")
+        function = None if asked is None else deployed_name(asked)
         found: dict[UsageKey, Usage] = {}
         for day in self._days(request):
             for entry in await self._records.entries(f"{day}."):
                 which = UsageKey.of_record(entry.key)
                 if function in (None, which.function) and key in (None, which.key):
                     found[which] = found.get(which, Usage()) + _usage.decode(entry.value)
+        if function is not None and not found:
+            self._registry.function(function)  # raises FunctionNotFound; a deleted one's usage was found
         rows = [{**which._asdict(), "usage": found[which]} for which in sorted(found)]
         return json_answer({"usage": rows})
 
