@@ -58,7 +58,8 @@ T = TypeVar("T")
 
 
 class Client(CallRequests, MapRequests, ModelRequests):
-    """One gateway. Without arguments: GPUFN_URL and GPUFN_API_KEY, else the platform on this machine.
+    """One gateway. Without arguments: GPUFN_URL and GPUFN_API_KEY, else the platform on this machine. A worker is told
+    neither: there, a function is called by `f.remote(...)`.
 
     >>> with Client("http://127.0.0.1:1") as client:
     ...     client.functions()

@@ -151,6 +151,11 @@ def install(find: Callable[[], Context] | None) -> None:
     _find = find
 
 
+def is_in_worker() -> bool:
+    """Whether this process is a worker, or was forked from one."""
+    return _find is not None
+
+
 def current() -> Context:
     """The Context of the call that this code runs for.
 

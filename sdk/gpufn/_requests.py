@@ -18,6 +18,7 @@ import msgspec
 
 from gpufn import media
 from gpufn._answers import decoded, error_of
+from gpufn._context import is_in_worker
 from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
 from gpufn.home import Home
 from gpufn.urls import DEFAULT_GATEWAY, gateway_address, public
@@ -41,11 +42,18 @@ _PAUSES_S = (0.1, 0.4, 1.0, 2.0)  # before a request is repeated
 
 
 def find_url(environ: Mapping[str, str] = os.environ) -> str:
-    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default."""
+    """GPUFN_URL, else what `gpufn up` runs on this machine, else the default: not in a worker, which may be on another
+    machine, and whose HOME is none where a platform runs. Raises GatewayUnavailable.
+    """
     if url := environ.get("GPUFN_URL"):
         return url
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(Home.from_env(environ).up_file.read_bytes(), type=_Up).url
+    if is_in_worker():
+        raise GatewayUnavailable(
+            "a worker is not told where its platform is: call functions by f.remote(...), which needs no address; for "
+            "the rest give Client an address, or the function env={'GPUFN_URL': ...}"
+        )
     return DEFAULT_GATEWAY
 
 

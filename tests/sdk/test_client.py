@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn import Client, _transport, gpu_function, media, values
+from gpufn import Client, _context, _transport, gpu_function, media, values
 from gpufn._http_transport import HttpTransport
 from gpufn._requests import find_url
 from gpufn._streams import lines_of
@@ -525,3 +525,13 @@ def test_no_name_leads_to_another_address(gateway: StubGateway, ask: Callable[[C
         with contextlib.suppress(GpufnError):
             ask(client, "a b?c#d%2f")
     assert "/a%20b%3Fc%23d%252f" in gateway.requests[0].path
+
+
+def test_in_a_worker_a_client_without_an_address_says_how_to_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = {"GPUFN_HOME": str(tmp_path)}
+    monkeypatch.setattr(_context, "_find", lambda: None)  # as a worker installs its own
+    with pytest.raises(GatewayUnavailable, match=r"a worker is not told where its platform is.*\.remote"):
+        find_url(worker)
+    assert find_url(worker | {"GPUFN_URL": "http://x"}) == "http://x"
