@@ -121,11 +121,18 @@ def _simulate(cron: str, begin: datetime.datetime, *, reverse: bool) -> CronSim:
 
 def _zone(name: str) -> datetime.tzinfo:
     """Raises InvalidSpec."""
+    if name == "UTC":
+        return datetime.UTC  # which needs no files of the system's
     import zoneinfo  # noqa: PLC0415
 
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        if not zoneinfo.available_timezones():
+            raise InvalidSpec(
+                f"schedule: time zone {name!r}: no time zones but UTC are installed here; install the system's package "
+                "tzdata, or `pip install tzdata`"
+            ) from None
         raise InvalidSpec(f"schedule: there is no time zone {name!r} here; write for example 'Europe/Berlin'") from None
 
 

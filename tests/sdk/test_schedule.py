@@ -188,3 +188,16 @@ def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
         gpu_function(schedule="0 0 30 2 *")(report)
     with pytest.raises(InvalidSpec, match="has a cron line"):
         gpu_function(schedule=Schedule(at=5.0, arguments={"day": "today"}))(report).spec()
+
+
+def test_where_there_are_no_time_zones_utc_is_known_and_how_to_have_others_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def knows_none(name: str) -> datetime.tzinfo:
+        raise zoneinfo.ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", knows_none)
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    assert next_time(Schedule("0 6 * * *"), NOON) == NOON + 18 * 3600
+    with pytest.raises(InvalidSpec, match=r"no time zones but UTC are installed here.*tzdata"):
+        Schedule("0 6 * * *", timezone="Europe/Berlin")
