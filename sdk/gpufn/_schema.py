@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
+from gpufn._hint_classes import computed_fields_optional, flag_schemas
 from gpufn._hooks import hooks
 from gpufn._remote import kind_of
 from gpufn.errors import InvalidSpec
@@ -139,11 +140,13 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return _pydantic_schema(kind, definitions)
 
     try:
-        (schema,), named = msgspec.json.schema_components([hint], schema_hook=custom, ref_template=_REF)
+        with computed_fields_optional(hint):
+            (schema,), named = msgspec.json.schema_components([hint], schema_hook=custom, ref_template=_REF)
     except Exception:  # msgspec, pydantic and the user's own classes raise what they like here
         return {}
+    flags = flag_schemas(hint)
     for name, definition in named.items():
-        _define(name, definition, definitions)
+        _define(name, flags.get(name, definition) if "enum" in definition else definition, definitions)
     return schema
 
 

@@ -79,6 +79,54 @@ def test_named_types_are_defined_once_with_their_parts() -> None:
     assert sorted(found.returns["$defs"]) == ["Box", "Label"]
 
 
+@dataclasses.dataclass
+class Rectangle:
+    width: int
+    area: int = dataclasses.field(init=False)
+
+
+def test_a_field_that_a_dataclass_works_out_itself_is_not_required() -> None:
+    def f(many: dict[str, list[Rectangle]]) -> Rectangle: ...  # type: ignore[empty-body]
+
+    found = _of(f)
+    integer = {"type": "integer"}
+    assert found.parameters["$defs"] == {
+        "Rectangle": {
+            "title": "Rectangle", "type": "object", "properties": {"width": integer, "area": integer},
+            "required": ["width"],
+        }
+    }  # fmt: skip
+    assert found.returns["$defs"] == found.parameters["$defs"]
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Modes(enum.IntFlag):
+    FAST = 4
+
+
+@dataclasses.dataclass
+class Request:
+    access: Access = Access.READ | Access.WRITE
+    modes: list[Modes] | None = None
+
+
+def test_flags_are_numbers_for_they_are_added_up() -> None:
+    def f(request: Request, access: Access = Access.READ) -> Colour: ...  # type: ignore[empty-body]
+
+    found = _of(f)
+    assert found.parameters["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 1}
+    assert found.parameters["$defs"]["Request"]["properties"]["access"] == {"$ref": "#/$defs/Access", "default": 3}
+    assert (found.parameters["$defs"]["Access"], found.parameters["$defs"]["Modes"], found.returns["$defs"]) == (
+        {"title": "Access", "type": "integer", "description": "a sum of 1 (READ), 2 (WRITE)"},
+        {"title": "Modes", "type": "integer", "description": "a sum of 4 (FAST)"},
+        {"Colour": {"title": "Colour", "enum": ["red"]}},
+    )
+
+
 @pytest.mark.parametrize("annotation", [np.ndarray, object, Callable[[int], int], "Unknown"])
 def test_what_json_schema_cannot_say_allows_anything(annotation: Any) -> None:
     def f(x):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 It sets what came and calls each `default_factory`; a plain default it leaves on the class, where `instance.field` finds
 it. `vars(instance)` does not, nor does msgspec when the function returns it: its JSON would be without the field.
+A field that the class was to work out itself, and did not, is not there in Python: it goes.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def filled_in(value: Any) -> Any:
         elif dataclasses.is_dataclass(part) and not isinstance(part, type):
             own = getattr(part, "__dict__", None)  # None: it has slots, and msgspec sets them all
             for field in dataclasses.fields(part):
+                if not field.init and getattr(part, field.name, None) is msgspec.UNSET:
+                    object.__delattr__(part, field.name)  # nobody worked it out: `computed_fields_optional`
                 if own is not None and field.name not in own and field.default is not dataclasses.MISSING:
                     object.__setattr__(part, field.name, field.default)
                 left.append(getattr(part, field.name, None))

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpufn import media, native, values
+from gpufn._hint_classes import computed_fields_optional
 from gpufn.errors import InvalidInput, RequestError
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
@@ -233,7 +234,8 @@ def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched:
     elif parameter.default is None and hint is not Any:
         hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
     try:
-        msgspec.json.Decoder(hint, dec_hook=_convert)
+        with computed_fields_optional(hint):  # msgspec keeps with a class what it has learned of it
+            msgspec.json.Decoder(hint, dec_hook=_convert)
     except Exception:  # a hint that msgspec has no idea of
         return Any
     return hint

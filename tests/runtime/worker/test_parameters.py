@@ -335,3 +335,44 @@ def test_a_validator_that_fails_in_its_own_way_is_the_inputs_fault() -> None:
     f.__annotations__["p"] = Picky
     with pytest.raises(InvalidInput, match="the input could not be read: RuntimeError: no"):
         Parameters(f).bind(JSON, b'{"p": {"x": 1}}')
+
+
+@dataclasses.dataclass
+class Rectangle:
+    width: int
+    height: int = 2
+    area: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.area = self.width * self.height
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class Frame:
+    inner: Rectangle
+    outline: int = dataclasses.field(init=False)
+    later: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outline", 2 * (self.inner.width + self.inner.height))
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_field_that_a_dataclass_works_out_itself_need_not_be_given(is_open: bool) -> None:
+    def take(frames: list[Frame]) -> None: ...
+
+    def take_more(frames: list[Frame], **others: int) -> None: ...
+
+    parameters = Parameters(take_more if is_open else take)
+    rectangle, outlined = {"width": 3, "height": 2, "area": 6}, {"outline": 10}
+    for given in ({"inner": {"width": 3}}, {"inner": {"width": 3, "area": 7}, "outline": 1}):
+        for kind, body in (
+            (JSON, msgspec.json.encode({"frames": [given]})),
+            (MSGPACK, msgspec.msgpack.encode({"frames": [given]})),
+            (NATIVE, values.encode_call(([given],), {})),
+        ):
+            (made,) = parameters.by_name(kind, body)["frames"]
+            assert msgspec.to_builtins(made) == {"inner": rectangle} | outlined
+            assert not hasattr(made, "later")
+    field = next(each for each in dataclasses.fields(Rectangle) if each.name == "area")
+    assert (field.default, field.default_factory) == (dataclasses.MISSING, dataclasses.MISSING)
