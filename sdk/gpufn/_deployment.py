@@ -130,7 +130,7 @@ def deploy(
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
-        lacking = what_no_node_has(spec.resources, api.nodes())
+        lacking = what_no_node_has(spec.resources, api.nodes(), in_container=spec.image is not None)
     api.put_bundle(digest, wanted.data)
     upload(api, wanted.paths, told)
     made = api.create_revision(spec, digest)
@@ -220,7 +220,7 @@ def wait_until_it_serves(
     return view
 
 
-def what_no_node_has(resources: Resources, nodes: Iterable[dict[str, Any]]) -> str:
+def what_no_node_has(resources: Resources, nodes: Iterable[dict[str, Any]], *, in_container: bool = False) -> str:
     """In words, and empty when some node could hold a worker, or none has reported yet.
 
     >>> node = {"devices": [{"type": "cpu", "kind": "EPYC", "memory_bytes": 8 << 30}]}
@@ -239,6 +239,9 @@ def what_no_node_has(resources: Resources, nodes: Iterable[dict[str, Any]]) -> s
     devices = [device for node in nodes for device in node.get("devices", [])]
     if not devices:
         return ""
+    troubles = [node.get("container_trouble", "") for node in nodes]
+    if in_container and all(troubles):
+        return f"no node starts the containers that its image needs ({troubles[0]})"
     if lacking := _lacking_gpus(resources, nodes):
         return lacking
     pools = [device for device in devices if device.get("type") == "cpu"]
