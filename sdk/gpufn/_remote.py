@@ -120,7 +120,11 @@ class Remote(Generic[P, R, V]):
         from gpufn import media, values  # noqa: PLC0415
 
         signature = self._signature()
-        signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+        try:
+            signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+        except TypeError as error:
+            name = f"{self._function_name}.{self._method_name}".rstrip(".")
+            raise TypeError(f"{name}: {error}; it takes {described(signature)}") from None
         if self._by_name_only:
             args, kwargs = (), by_name(signature, args, kwargs)
         return media.NATIVE, values.encode_call(args, kwargs)
@@ -233,6 +237,15 @@ class _Items:
     def _close(self) -> None:
         if callable(close := getattr(self._items, "close", None)):
             close()
+
+
+def described(signature: inspect.Signature) -> str:
+    """
+    >>> described(inspect.signature(lambda text, times=1: None))
+    'text, times=1'
+    """
+    names = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]
+    return ", ".join(names) or "nothing"
 
 
 def by_name(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

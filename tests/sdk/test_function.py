@@ -5,7 +5,7 @@ import io
 import pickle
 import threading
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import cloudpickle
@@ -89,6 +89,20 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
     with run_locally() as platform, pytest.raises(TypeError, match="missing a required argument: 'a'"):
         plus.remote()  # type: ignore[call-arg]
     assert platform.calls == []
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: plus.remote(1, **{"c": 2}), "plus: got an unexpected keyword argument 'c'; it takes a, b=1"),
+        (lambda: plus.map([1], [2], [3]), "plus: too many positional arguments; it takes a, b=1"),
+        (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
+    ],
+)
+def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], said: str) -> None:
+    with run_locally(), pytest.raises(TypeError) as raised:
+        list(call())
+    assert str(raised.value) == said
 
 
 def test_an_exception_shows_the_remote_traceback() -> None:

@@ -22,6 +22,7 @@ import msgspec
 
 from gpufn import media, native, values
 from gpufn._hint_classes import computed_fields_optional
+from gpufn._remote import described
 from gpufn.errors import InvalidInput, RequestError
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
@@ -72,10 +73,10 @@ class Parameters:
         }
         self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
         self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
-        kinds = [parameter.kind for parameter in self.signature.parameters.values()]
-        self._open = inspect.Parameter.VAR_KEYWORD in kinds
+        open_ended = [p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        self._hint_of_others = self._hints[open_ended[0]] if open_ended else None  # of any other keyword
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
-        self._struct = None if self._open else self._make_struct()
+        self._struct = None if open_ended else self._make_struct()
         form = dict[str, Any] if self._struct is None else self._struct
         self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
         self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
@@ -125,7 +126,7 @@ class Parameters:
         converted = {}
         for name, value in decoded.items():
             try:
-                hint = self._hints.get(name, Any)
+                hint = self._hints.get(name, self._hint_of_others)
                 converted[name] = self._whole(name, msgspec.convert(value, hint, dec_hook=_convert))
             except msgspec.ValidationError as error:
                 raise self._refusal(str(error), within=name) from error
@@ -172,7 +173,7 @@ class Parameters:
             self.signature.bind(*args, **kwargs) if not self._by_position else self._bind_by_name(args, kwargs)
         except TypeError as error:
             name = _QUOTED.search(str(error))
-            raise InvalidInput(f"{error}; it takes {self._described()}", field=name and name[1]) from error
+            raise InvalidInput(f"{error}; it takes {described(self.signature)}", field=name and name[1]) from error
         return args, kwargs
 
     def _bind_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -212,7 +213,11 @@ class Parameters:
             return InvalidInput(f"{path}: missing", field=path)
         if unknown := _UNKNOWN_FIELD.match(text):
             name = f"{path}.{unknown[1]}" if path else unknown[1]
-            known = "there is no such field" if path else f"there is no such parameter; it takes {self._described()}"
+            known = (
+                "there is no such field"
+                if path
+                else f"there is no such parameter; it takes {described(self.signature)}"
+            )
             return InvalidInput(f"{name}: {known}", field=name)
         text = text.replace("`", "")
         text = text[:1].lower() + text[1:]
@@ -221,10 +226,6 @@ class Parameters:
         if not path:
             return InvalidInput(f"the body is a map from parameters to values: {text}")
         return InvalidInput(f"{path}: {text}", field=path)
-
-    def _described(self) -> str:
-        names = [str(p.replace(annotation=p.empty)) for p in self.signature.parameters.values()]
-        return ", ".join(names) or "nothing"
 
 
 def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:

@@ -246,6 +246,17 @@ def test_any_keyword_is_taken_where_the_function_takes_any() -> None:
         assert caught.value.message.startswith(message)
 
 
+def test_any_keyword_is_of_the_type_that_their_hint_says() -> None:
+    def scaled(a: int, **factors: float) -> None: ...
+
+    parameters = Parameters(scaled)
+    for kind, encode in ((JSON, msgspec.json.encode), (MSGPACK, msgspec.msgpack.encode)):
+        given = parameters.bind(kind, encode({"a": 1, "x": 2, "factors": 3}))
+        assert repr(given) == "([], {'a': 1, 'x': 2.0, 'factors': 3.0})"
+        with pytest.raises(InvalidInput, match="x: expected float, got str"):
+            parameters.bind(kind, encode({"a": 1, "x": "2"}))
+
+
 def test_another_content_type_is_for_the_bytes_parameter_only() -> None:
     def classify(image: bytes, top: int = 5) -> None: ...
 
