@@ -495,6 +495,14 @@ def test_invoke_shows_the_traceback_of_the_users_code(gateway: StubGateway) -> N
     assert (result.exit_code, result.stderr) == (7, "Traceback ...\nValueError: no\ngpufn: ValueError: no\n")
 
 
+def test_a_result_that_cannot_be_sent_is_told_as_no_exception_of_the_function(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/functions/f", _VIEW)
+    problem = {"code": "result_not_encodable", "detail": "the result is a lock, which cannot be sent"}
+    gateway.on("POST /v1/functions/f/invoke", problem, status=500)
+    result = _gpufn("invoke", "f")
+    assert (result.exit_code, result.stderr) == (7, "gpufn: the result is a lock, which cannot be sent\n")
+
+
 def test_invoke_writes_bytes_to_a_file(gateway: StubGateway, tmp_path: Path) -> None:
     gateway.on("GET /v1/functions/f", _VIEW)
     gateway.on("POST /v1/functions/f/invoke", b"\x00\x01", content_type="image/png")

@@ -99,11 +99,11 @@ def report(error: Exception) -> None:
     if isinstance(error, FunctionRaised) and error.traceback:
         say(error.traceback.rstrip(), err=True)  # of the user's own code
     lead = ""
-    if isinstance(error, FunctionRaised):
-        lead = f"{error.error_type}: "
-    elif isinstance(error, InvalidInput) and error.field and not error.message.startswith(f"{error.field} "):
+    if isinstance(error, InvalidInput) and error.field and not error.message.startswith(f"{error.field} "):
         lead = f"{error.field}: "
-    message = error.message if error.message.startswith(lead) else lead + error.message
+    message = str(error)  # of what a function raised with its type
+    if not message.startswith(lead):
+        message = lead + message
     if isinstance(error, CapacityError) and error.retry_after_s:
         message += f" (try again in {duration(error.retry_after_s)})"
     if isinstance(error, FunctionNotFound):
