@@ -94,7 +94,10 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: plus.remote(1, **{"c": 2}), "plus: got an unexpected keyword argument 'c'; it takes a, b=1"),
+        (
+            lambda: plus.remote(1, c=2),  # type: ignore[call-arg]
+            "plus: got an unexpected keyword argument 'c'; it takes a, b=1",
+        ),
         (lambda: plus.map([1], [2], [3]), "plus: too many positional arguments; it takes a, b=1"),
         (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
     ],
