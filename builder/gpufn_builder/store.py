@@ -136,15 +136,17 @@ class Store:
         A lease that is lost on the way is taken again; two that build at once publish one engine all the same.
         """
         lease = Lease(self._leases, f"build.{key}", holder, ttl_s=_LEASE_TTL_S)
-        if not await lease.try_acquire(self._clock.monotonic()):
-            waits()
-            while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  its end is told to nobody
-                await asyncio.sleep(_LOOK_EVERY_S)
-        renewing = asyncio.create_task(self._renew(lease), name=f"lease of {key[:12]}")
         try:
-            yield
+            if not await lease.try_acquire(self._clock.monotonic()):
+                waits()
+                while not await lease.try_acquire(self._clock.monotonic()):  # noqa: ASYNC110  its end is told to nobody
+                    await asyncio.sleep(_LOOK_EVERY_S)
+            renewing = asyncio.create_task(self._renew(lease), name=f"lease of {key[:12]}")
+            try:
+                yield
+            finally:
+                renewing.cancel()
         finally:
-            renewing.cancel()
             with contextlib.suppress(GpufnError):  # it expires
                 await lease.release()
 

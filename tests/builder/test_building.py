@@ -15,6 +15,8 @@ import pytest
 from onnx import TensorProto
 
 from gpufn.bus import objects, streams
+from gpufn.bus.kv import KeyValue
+from gpufn.clock import SystemClock
 from gpufn.engine import Backend, BuildStage, BuildState, EngineManifest
 from gpufn.errors import BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
@@ -25,7 +27,9 @@ from gpufn_builder import identity
 from gpufn_builder.building import Ended
 from gpufn_builder.exchange import Told
 from gpufn_builder.identity import Target
+from gpufn_builder.store import Store
 from tests.builder import bench, models
+from tests.bus.late_answers import LateAnswers
 from tests.e2e.small_disk import fill, small_disk
 
 CPU = identity.cpu_target()
@@ -386,6 +390,27 @@ def _command(pid: str) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:
         return b""
+
+
+async def test_a_build_that_is_cancelled_as_it_takes_its_lease_leaves_the_engine_to_the_next(
+    connect: Any, nats: Any
+) -> None:
+    bus = await connect(nats, "builder")
+    leases = await LateAnswers.open(bus, "late-leases")
+    store = Store(bus, await KeyValue.open(bus, subjects.ENGINES), leases, SystemClock())
+
+    async def build() -> None:
+        async with store.alone("k" * 64, "first", lambda: None):
+            raise AssertionError("it has not begun")
+
+    building = asyncio.create_task(build())
+    await leases.stored.wait()
+    building.cancel()
+    leases.may_answer.set()
+    await asyncio.gather(building, return_exceptions=True)
+    assert building.cancelled()
+    async with store.alone("k" * 64, "second", lambda: pytest.fail("it waits")):
+        pass
 
 
 async def test_what_an_earlier_builder_left_is_swept(connect: Any, nats: Any, tmp_path: Path) -> None:

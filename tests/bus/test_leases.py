@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from gpufn.bus.kv import KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.errors import BusUnavailable
+from tests.bus.late_answers import LateAnswers
 
 
 async def test_one_holds_it_renews_it_and_hands_it_on(connect: Any, nats: Any) -> None:
@@ -52,6 +54,26 @@ async def test_a_renewal_whose_answer_was_lost_is_recognised_as_our_own(connect:
     assert lease.epoch == epoch
     await kv.put("l", b"b")
     assert not await lease.try_acquire(2)
+
+
+@pytest.mark.parametrize("renewals", [0, 1])
+async def test_a_term_is_ended_though_its_last_write_was_cut_off_midway(connect: Any, nats: Any, renewals: int) -> None:
+    kv = await LateAnswers.open(await connect(nats), f"cut-off-{renewals}")
+    lease = Lease(kv, "l", "a")
+    kv.may_answer.set()
+    for now in range(renewals):
+        assert await lease.try_acquire(now)
+    kv.may_answer.clear()
+    kv.stored.clear()
+    writing = asyncio.create_task(lease.try_acquire(1))
+    await kv.stored.wait()
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    ending = asyncio.create_task(lease.release())
+    await asyncio.sleep(0)
+    kv.may_answer.set()
+    await ending
+    assert await lease.holder() is None
 
 
 async def test_while_the_bus_is_away_a_term_lasts_to_its_end(connect: Any, crash: Any, until: Any) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -50,7 +50,7 @@ class KeyValue:
     @classmethod
     async def open(
         cls, bus: Bus, bucket: str, *, ttl_s: float | None = None, history: int = 1, memory: bool = False
-    ) -> KeyValue:
+    ) -> Self:
         """The bucket, created if it is absent. `ttl_s`: records vanish after so long, and watches are not told."""
         ttl = int((ttl_s or 0) * _NANO)
         window = 120 * _NANO

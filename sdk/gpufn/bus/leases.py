@@ -12,11 +12,13 @@ than it knows of; of reports, `Fence` says which count. The bucket leaves no mar
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Final
 
 from gpufn.bus import streams
 from gpufn.bus.kv import KeyValue
-from gpufn.errors import BusUnavailable, Conflict
+from gpufn.errors import BusUnavailable, Conflict, GpufnError
 
 _TTL_S: Final = 5.0  # so long nobody hears of a holder that is gone
 
@@ -51,6 +53,7 @@ class Lease:
         self._ttl_s = ttl_s
         self._revision = 0  # of our last successful publish; 0: none
         self._held_until = 0.0
+        self._writing: asyncio.Future[int] | None = None  # our last publish, which goes out though we are cancelled
         self.epoch = 0
 
     def is_held(self, now: float) -> bool:
@@ -78,8 +81,14 @@ class Lease:
         return True
 
     async def release(self) -> None:
-        """End the term now, so that a successor need not wait. Touches nobody else's term."""
+        """End the term now, so that a successor need not wait. Touches nobody else's term.
+
+        Who was cancelled in the middle of acquiring or renewing it holds it all the same: that answer is waited for.
+        """
         revision, self._revision = self._revision, 0
+        if self._writing is not None:
+            with contextlib.suppress(GpufnError):
+                revision = max(revision, await self._writing)
         if revision:
             subject = self._kv.subject(self._name)
             await streams.purge(self._kv.bus, self._kv.stream, subject, below_seq=revision + 1)
@@ -107,7 +116,10 @@ class Lease:
     async def _write(self, revision: int) -> int:
         """As often as it must be renewed, so long may one attempt take."""
         timeout_s = self._ttl_s / 3 if self._kv.bus.connected else 0
-        return await self._kv.update(self._name, self._holder, revision, ttl_s=self._ttl_s, timeout_s=timeout_s)
+        self._writing = asyncio.ensure_future(
+            self._kv.update(self._name, self._holder, revision, ttl_s=self._ttl_s, timeout_s=timeout_s)
+        )
+        return await asyncio.shield(self._writing)
 
     async def _adopt(self) -> bool:
         """Go on from the record as it is, if we wrote it."""
