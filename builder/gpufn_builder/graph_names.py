@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from onnx import AttributeProto, GraphProto, NodeProto
 
 
+def text(name: str | bytes) -> str:
+    """A name to show: protobuf gives what is no UTF-8 as bytes."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:

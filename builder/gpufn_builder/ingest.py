@@ -3,7 +3,7 @@
     1. the files: as many and as large as the spec says, regular ones in one folder
     2. the bytes: ONNX whole, not something else by its first bytes, not cut off
     3. every message of the protobuf, however deep: external data, domains, sizes, nesting
-    4. opsets that the runtime accepts, inputs whose rank is known
+    4. opsets that the runtime accepts, inputs and outputs that a request can name, inputs whose rank is known
 
 No file but the ONNX one is opened here, and onnx is not let near external data before step 3 has passed.
 """
@@ -20,13 +20,14 @@ from typing import Any, Final
 import msgspec
 import onnx
 from google.protobuf.message import DecodeError, Message
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import ModelSpec
-from gpufn_builder import accepted, file_format
-from gpufn_builder.tensors import datatype_of
+from gpufn_builder import accepted, file_format, signature
+from gpufn_builder.graph_names import text
+from gpufn_builder.tensors import MOST_ELEMENTS
 
 _STAGE: Final = BuildStage.INGEST
 _MAIN: Final = ("", "ai.onnx")  # two names of one domain
@@ -40,7 +41,7 @@ class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int = 64 << 30
     nodes: int = 200_000  # with functions written out where they are called
     nesting: int = 16  # graphs inside graphs, and calls of functions by functions
-    elements: int = 1 << 34  # of one tensor
+    elements: int = MOST_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def ingest(folder: Path, spec: ModelSpec, limits: IngestLimits) -> SourceModel:
     walk.all()
     nodes = _count_nodes(proto, limits)
     _check_opsets(proto)
-    _check_inputs(proto.graph)
+    signature.check(proto.graph)
     return SourceModel(folder, name, tuple(sorted(walk.external)), proto, nodes)
 
 
@@ -162,6 +163,8 @@ class _Walk:
         name = tensor.name or f"a tensor of {owner or 'the model'}"
         if any(size < 0 for size in tensor.dims):
             raise _refused(f"{name} has the shape {list(tensor.dims)}", owner)
+        if tensor.HasField("segment"):
+            raise _refused(f"{name} is one of several segments, which ONNX Runtime does not read", owner)
         elements = math.prod(tensor.dims)
         if elements > self._limits.elements:
             raise _refused(f"{name} has {elements} elements; {self._limits.elements} are allowed", owner)
@@ -294,51 +297,6 @@ def _check_opsets(model: ModelProto) -> None:
                 )
 
 
-def _check_inputs(graph: GraphProto) -> None:
-    constants = {tensor.name for tensor in graph.initializer} | {
-        tensor.values.name for tensor in graph.sparse_initializer
-    }
-    for value in graph.input:
-        if value.name not in constants:
-            _check_input(value)
-    for value in graph.output:
-        kind = value.type.WhichOneof("value")
-        if kind == "tensor_type" and value.type.tensor_type.elem_type and _datatype(value) is None:
-            raise _refused(f"output {value.name} has elements of type {_type_name(value)}, which cannot be sent")
-        if kind not in ("tensor_type", None):
-            is_zipped = any(node.op_type == "ZipMap" for node in graph.node if value.name in node.output)
-            instead = ": convert the model with options={'zipmap': False}" if is_zipped else ""
-            raise _refused(f"output {value.name} is {_in_words(kind)}, and only tensors can be sent{instead}")
-
-
-def _check_input(value: ValueInfoProto) -> None:
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type":
-        raise _refused(f"input {value.name} is {_in_words(kind)}, and only tensors can be received")
-    if _datatype(value) is None:
-        raise _refused(f"input {value.name} has elements of type {_type_name(value)}, which cannot be received")
-    if not value.type.tensor_type.HasField("shape"):
-        raise _refused(
-            f"input {value.name} does not say how many dimensions it has: export the model with a shape for it, whose "
-            "sizes may be dynamic"
-        )
-
-
-def _datatype(value: ValueInfoProto) -> str | None:
-    return datatype_of(value.type.tensor_type.elem_type)
-
-
-def _type_name(value: ValueInfoProto) -> str:
-    number = value.type.tensor_type.elem_type
-    return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else str(number)
-
-
-def _in_words(kind: str | None) -> str:
-    return {"sequence_type": "a sequence", "optional_type": "optional", "map_type": "a map"}.get(
-        kind or "", "of no type" if kind is None else "no dense tensor"
-    )
-
-
 def _key(function: FunctionProto) -> tuple[str, str, str]:
     return function.domain, function.name, function.overload
 
@@ -349,8 +307,8 @@ def _call_key(node: NodeProto) -> tuple[str, str, str]:
 
 def _called(node: NodeProto) -> str:
     """How an error names a node: exporters leave names out."""
-    outputs: Any = [name for name in node.output if name]
-    return node.name or (f"{node.op_type} -> {outputs[0]}" if outputs else node.op_type)
+    outputs: Any = [text(name) for name in node.output if name]
+    return text(node.name) or (f"{node.op_type} -> {outputs[0]}" if outputs else node.op_type)
 
 
 def _refused(message: str, node: str = "") -> BuildFailed:

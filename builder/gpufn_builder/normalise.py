@@ -82,6 +82,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     _drop_unused_opsets(model)
     _name_as_usual(model.graph)
     _drop_default_inputs(model)
+    _forget_negative_sizes(model.graph)
     write_out(model.graph)
     sort_nodes(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), accepted.newest_ir_version())
@@ -111,7 +112,7 @@ def _drop_unused_opsets(model: ModelProto) -> None:
 
 def _name_as_usual(graph: GraphProto) -> None:
     """What the checker insists on, and ONNX Runtime does not."""
-    graph.name = graph.name or "graph"
+    graph.name = "graph"  # it may be missing, or no UTF-8
     for node in all_nodes(graph):
         node.domain = usual_domain(node.domain)
 
@@ -123,6 +124,14 @@ def _drop_default_inputs(model: ModelProto) -> None:
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
+
+
+def _forget_negative_sizes(graph: GraphProto) -> None:
+    """Some converters write -1 for a size that is dynamic, and ONNX Runtime takes it so."""
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
 
 
 def _free_name(external: tuple[str, ...]) -> str:

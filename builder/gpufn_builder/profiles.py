@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import ModelSpec, ShapeProfile, ShapeRange, TensorSpec
-from gpufn_builder.tensors import described
+from gpufn_builder.tensors import MOST_ELEMENTS, described
 
 Shape = tuple[int, ...]
 _STAGE: Final = BuildStage.INGEST  # what is wrong here came with the upload
@@ -22,6 +23,17 @@ def resolve_profiles(
     `sample_shapes` are those of each sample, by input. `batched` tells that a dynamic first dimension counts rows, of
     which there are 1 to `max_batch`. Raises BuildFailed(stage="ingest") that names the input.
     """
+    profiles = _resolved(inputs, spec, sample_shapes, batched)
+    for tensor in inputs:
+        largest = [each.inputs[tensor.name].max for each in profiles if tensor.name in each.inputs] or [tensor.shape]
+        if (elements := max(map(math.prod, largest))) > MOST_ELEMENTS:
+            raise _refused(tensor.name, f"{tensor.name} has up to {elements} elements; {MOST_ELEMENTS} are allowed")
+    return profiles
+
+
+def _resolved(
+    inputs: Sequence[TensorSpec], spec: ModelSpec, sample_shapes: Mapping[str, Sequence[Shape]], batched: bool
+) -> tuple[ShapeProfile, ...]:
     _check_max_batch(inputs, spec)
     if spec.profiles:
         profiles = tuple(_checked(profile, inputs) for profile in spec.profiles)

@@ -14,7 +14,7 @@ from gpufn.model import TensorSpec
 from gpufn_builder.cpu_session import CpuSession
 from gpufn_builder.normalise import NormalModel
 from gpufn_builder.samples import Case
-from gpufn_builder.tensors import Array, Arrays, is_float
+from gpufn_builder.tensors import Array, Arrays, dtype_of, is_float
 
 _STAGE: Final = BuildStage.REFERENCE
 
@@ -28,6 +28,7 @@ def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
     """
     session = CpuSession(model.path, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
     found = [_run(session, case) for case in cases]
+    _check_types(model.outputs, found)
     _check_nans(cases, found)
     if cases:
         _check_again(cases[0], found[0], session)
@@ -57,6 +58,18 @@ def _run(session: CpuSession, case: Case) -> Arrays:
             stage=error.stage,
             node=error.node,
         ) from error
+
+
+def _check_types(declared: Sequence[TensorSpec], found: Sequence[Arrays]) -> None:
+    """ONNX Runtime does not look at an output that is an input as well."""
+    for spec in declared:
+        for outputs in found:
+            if (dtype := outputs[spec.name].dtype) != dtype_of(spec.datatype):
+                raise BuildFailed(
+                    f"output {spec.name} is declared as {spec.datatype}, and comes out as {dtype}",
+                    stage=_STAGE,
+                    node=spec.name,
+                )
 
 
 def _check_nans(cases: Sequence[Case], found: Sequence[Arrays]) -> None:

@@ -15,6 +15,7 @@ from gpufn.errors import InvalidSpec
 
 MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
+LONGEST_NAME = 1000  # of an input or output, in characters
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 

@@ -325,6 +325,48 @@ def test_an_input_of_dynamic_rank_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path).message.startswith("input x does not say how many dimensions it has")
 
 
+def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
+    put(model([node("Neg", "x", "y")], [value("x", [1])], []), tmp_path)
+    assert refusal(tmp_path).message == "the model has no output"
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a" * 1001, "\udcff"], ids=["NUL", "long", "no UTF-8"])
+@pytest.mark.parametrize("role", ["input", "output"])
+def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_path: Path) -> None:
+    proto = model([node("Neg", "INPUT", "OUTPUT")], [value("INPUT", [1])], [value("OUTPUT", [1])])
+    graph = proto.graph
+    if name == "\udcff":  # protobuf writes no such thing, and reads it
+        data = proto.SerializeToString().replace(role.upper().encode(), b"\xff" * len(role))
+    else:
+        (graph.node[0].input if role == "input" else graph.node[0].output)[0] = name
+        (graph.input if role == "input" else graph.output)[0].name = name
+        data = proto.SerializeToString()
+    put(data, tmp_path)
+    assert refusal(tmp_path).message.startswith(f"the name of an {role} ")
+
+
+def test_what_a_node_is_called_may_be_in_any_encoding(tmp_path: Path) -> None:
+    proto = model([node("Neg", "x", "y")], [value("x", [1])], [value("y", [1])])
+    proto.graph.name = "GRAPH"
+    put(proto.SerializeToString().replace(b"y_node", b"\xff_node").replace(b"GRAPH", b"\xff" * 5), tmp_path)
+    assert look(tmp_path).nodes == 1
+    proto.graph.node[0].domain = "elsewhere"
+    put(proto.SerializeToString().replace(b"y_node", b"\xff_node"), tmp_path)
+    assert refusal(tmp_path).node == "\ufffd_node"
+
+
+def test_an_input_of_more_dimensions_than_arrays_have_is_refused(tmp_path: Path) -> None:
+    put(model([node("Neg", "x", "y")], [value("x", [1] * 65)], [value("y", None)]), tmp_path)
+    assert refusal(tmp_path).message == "input x has 65 dimensions; 64 are allowed"
+
+
+def test_a_tensor_in_segments_is_refused(tmp_path: Path) -> None:
+    proto = mlp()
+    proto.graph.initializer[0].segment.end = 3
+    put(proto, tmp_path)
+    assert refusal(tmp_path).message == "w1 is one of several segments, which ONNX Runtime does not read"
+
+
 def test_an_element_type_that_cannot_be_sent_is_refused_by_name(tmp_path: Path) -> None:
     put(model([node("Identity", "x", "y")], [value("x", [1], TensorProto.FLOAT8E5M2)], [value("y", [1])]), tmp_path)
     assert refusal(tmp_path).message == "input x has elements of type FLOAT8E5M2, which cannot be received"

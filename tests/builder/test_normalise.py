@@ -176,6 +176,8 @@ def test_the_names_of_external_data_are_theirs(tmp_path: Path) -> None:
         (["N", "N", "other"], True),  # as converters name what they do not understand
         (["N", None, "N"], True),
         (["N", "M", "N"], False),
+        ([-1, -1, -1], True),  # as other converters write it
+        ([-1, "N", -1], True),
         (["N", 4, "N"], False),
         (["N", "N", 4], False),
         ([4, 4, 4], False),

@@ -52,6 +52,20 @@ def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None
         )
 
 
+@pytest.mark.parametrize(
+    ("inputs", "given"),
+    [
+        ([TensorSpec("x", "FP32", (1 << 40, 1 << 40))], ()),
+        ([TensorSpec("x", "FP32", (-1, 2))], (profile(x=((1, 2), (1, 2), (1 << 70, 2))),)),
+        ([TensorSpec("x", "FP32", (-1, 1 << 33))], ()),
+    ],
+)
+def test_shapes_that_no_array_has_are_refused(inputs: list[TensorSpec], given: tuple[ShapeProfile, ...]) -> None:
+    with pytest.raises(BuildFailed, match=r"^x has up to \d+ elements; 17179869184 are allowed$") as caught:
+        resolve(inputs, *given, max_batch=4 if inputs[0].shape[0] == -1 else 1)
+    assert caught.value.node == "x"
+
+
 def test_other_sizes_come_from_the_samples() -> None:
     seen = {"tokens": [(1, 40), (1, 7), (1, 9)]}
     assert resolve([TOKENS], max_batch=4, seen=seen) == (profile(tokens=((1, 7), (4, 9), (4, 40))),)

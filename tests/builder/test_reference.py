@@ -195,6 +195,13 @@ def test_an_output_whose_rank_changes_is_refused(tmp_path: Path) -> None:
         observe(found, run_reference(found, cases))
 
 
+def test_an_output_of_another_type_than_it_was_declared_is_refused(tmp_path: Path) -> None:
+    found = normal(model([], [value("x", [2], TensorProto.UINT8)], [value("x", [2], TensorProto.INT32)]), tmp_path)
+    with pytest.raises(BuildFailed, match="output x is declared as INT32, and comes out as uint8") as caught:
+        run_reference(found, generate(found.inputs, (), 0))
+    assert caught.value.node == "x"
+
+
 def test_a_size_that_is_declared_fixed_and_is_not_becomes_dynamic(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1

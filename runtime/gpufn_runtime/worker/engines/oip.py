@@ -20,7 +20,7 @@ import numpy as np
 
 from gpufn.errors import InvalidInput
 from gpufn.media import TENSORS
-from gpufn.model import DATATYPES, MOST_DIMENSIONS, TensorSpec
+from gpufn.model import DATATYPES, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<I")
 _LARGEST = 1 << 31  # of a shape's sizes
 _MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
 
-_Name = Annotated[str, msgspec.Meta(max_length=1000)]
+_Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
 _Parameters = dict[str, Any] | None  # null is what some clients write for what they leave out
 
