@@ -39,6 +39,17 @@ class MeasurePlan(msgspec.Struct, frozen=True):
 THOROUGH: Final = MeasurePlan()
 
 
+def shortened(error: ErrorInfo) -> ErrorInfo:
+    """As much of it as is read: it goes through a pipe and into a record, and what a model's nodes are called, a
+    stranger has chosen."""
+    return msgspec.structs.replace(
+        error,
+        message=error.message[:1000],
+        node=error.node[:1000] if error.node else None,
+        traceback=error.traceback[-8000:] if error.traceback else None,
+    )
+
+
 class Told(msgspec.Struct, frozen=True, tag="told"):
     """How far it is: `progress` from 0 to 1 of all that the process does."""
 

@@ -34,6 +34,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.reports import NodeReport
 from gpufn.tasks import Tasks
 from gpufn_builder.building import Building, Ended
+from gpufn_builder.exchange import shortened
 from gpufn_builder.identity import Target, cpu_target, gpu_target
 from gpufn_builder.record import BuildRecord, HasEnded, TakenAway
 
@@ -192,14 +193,15 @@ class BuildQueue:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _end(self, record: BuildRecord, state: BuildState, ended: Ended) -> None:
+        error = shortened(ended.error) if ended.error else None
         await record.change(
             state=state,
             progress=1.0 if state is BuildState.SUCCEEDED else record.build.progress,
             detail="",
             ended_at=self._clock.time(),
-            **msgspec.structs.asdict(ended),
+            **msgspec.structs.asdict(msgspec.structs.replace(ended, error=error)),
         )
-        log.info("build %s %s%s", record.build.id, state, f": {ended.error.message}" if ended.error else "")
+        log.info("build %s %s%s", record.build.id, state, f": {error.message}" if error else "")
 
     # --- the queue ----------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ import msgspec
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed, ErrorInfo, GpufnError
-from gpufn_builder.exchange import Failed, Line, Request, Told
+from gpufn_builder.exchange import Failed, Line, Request, Told, shortened
 from gpufn_builder.printed import Printed
 
 _PIPE_BYTES: Final = 1 << 20  # what a pipe holds at most
@@ -224,9 +224,7 @@ def serve(request_type: type[_Request], work: Callable[[_Request, Tell], msgspec
         )  # a line fits a pipe's atomic write, so a compiler's threads may tell as well
 
     def fail(error: GpufnError) -> int:
-        info = error.info()
-        said = info.traceback[-2000:] if info.traceback else None
-        say(Failed(msgspec.structs.replace(info, message=info.message[:1000], traceback=said)))
+        say(Failed(shortened(error.info())))
         return _FAILED
 
     try:

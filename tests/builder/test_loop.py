@@ -22,7 +22,7 @@ from gpufn.device import Device, DeviceType
 from gpufn.engine import Build, BuildStage, BuildState
 from gpufn.errors import BusUnavailable
 from gpufn.model import ModelSpec
-from gpufn.protocol import subjects
+from gpufn.protocol import limits, subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import NodeReport
 from gpufn.settings import InvalidSetting
@@ -126,6 +126,25 @@ async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: An
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
     await bench.until(lambda: scene.last.id != failed.id)
     assert (await scene.ended()).state is BuildState.SUCCEEDED
+    await scene.stop()
+
+
+async def test_of_an_error_that_is_longer_than_any_message_the_record_has_the_beginning(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene.start()
+    proto = models.mlp()
+    proto.graph.node[0].domain = "elsewhere"
+    proto.graph.node[0].name = "n" * limits.MESSAGE_BYTES
+    await scene.ask(await bench.upload(scene.bus, proto))
+    error = (await scene.ended()).error
+    assert error is not None
+    assert error.message.startswith("node nnn")
+    assert error.node is not None
+    assert error.node.startswith("nnn")
+    assert max(len(error.message), len(error.node)) <= 1000
+    await scene.until_acked()
     await scene.stop()
 
 
