@@ -7,6 +7,7 @@ RUNNING → QUEUED on a retry;   QUEUED → CANCELLED | EXPIRED
 from __future__ import annotations
 
 import enum
+import math
 from typing import Final
 
 import msgspec
@@ -81,12 +82,15 @@ def state_after(kind: OutcomeKind) -> InvocationState:
     return _STATES[kind]
 
 
-def settlement_for(outcome: Outcome, retries: Retry | None, attempt: int) -> Settlement:
+def settlement_for(outcome: Outcome, retries: Retry | None, attempt: int, *, left_s: float = math.inf) -> Settlement:
     """The one table from Outcome to Settlement.
 
-    `attempt` counts from 1; a policy of n retries allows attempts 1 to n + 1.
+    `attempt` counts from 1; a policy of n retries allows attempts 1 to n + 1, of which none begins at the deadline or
+    later, which is in `left_s`: it would expire in the queue, and nobody hear of how this one ended.
     """
     if outcome.kind not in _WORTH_A_RETRY or retries is None or attempt > retries.attempts:
+        return Settlement.ACK
+    if retries.delay_before(attempt + 1) >= left_s:
         return Settlement.ACK
     if outcome.kind is OutcomeKind.RAISED and retries.on:
         raised = outcome.error.error_bases if outcome.error else ()

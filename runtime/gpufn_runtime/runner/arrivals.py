@@ -38,7 +38,7 @@ _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 
 class Arrivals:
-    """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that had ended
+    """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that was over
     before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU."""
 
     def __init__(
@@ -165,8 +165,8 @@ class Arrivals:
             self.intake.handed_back(waiting.message)
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
-        """A delivery that came before may have ended the invocation without being acked, and so may a cancel between
-        two attempts."""
+        """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
+        acked; and a cancel may have ended it between two attempts."""
         try:
             known = await records.record_of(self._bus, attempt.message.id)
         except GpufnError as error:
@@ -177,7 +177,9 @@ class Arrivals:
         elif known is not None and known[0].state.ended:
             self._drop(attempt)
             self._settler.confirm(attempt.delivery, known[0])
-            self.intake.offer()
+        elif known is not None and known[0].attempt > attempt.message.attempt:
+            self._drop(attempt)
+            self._settler.drop(attempt.delivery)
         else:
             self._run(attempt, body)
 

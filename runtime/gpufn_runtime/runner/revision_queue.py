@@ -85,7 +85,7 @@ class RevisionQueue:
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, parcels=parcels, run=self._run, drop=self._ends.free, ask=self._ask,
+            clock=clock, settler=settler, parcels=parcels, run=self._run, drop=self._drop, ask=self._ask,
         )  # fmt: skip
         self._waits = Waits(
             revision, self._places, clock=clock, settler=settler, parcels=parcels, running=running,
@@ -209,6 +209,10 @@ class RevisionQueue:
     def _ask(self, attempt: Attempt, begin: Callable[[], None]) -> None:
         if not self._waits.ask(attempt, begin):
             self._keep_ticking()
+
+    def _drop(self, attempt: Attempt) -> None:
+        self._ends.free(attempt)
+        self._after_end(attempt.link)
 
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link

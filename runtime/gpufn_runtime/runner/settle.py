@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any
@@ -76,7 +77,9 @@ class Settler:
         spec = attempt.link.revision.spec
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
-        if not attempt.items and settlement_for(outcome, spec.retries, message.attempt) is Settlement.RETRY:
+        left_s = message.deadline - now if message.deadline else math.inf
+        settlement = settlement_for(outcome, spec.retries, message.attempt, left_s=left_s)
+        if settlement is Settlement.RETRY and not attempt.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
             ended = _record(attempt.delivery, message, outcome, now, spec.retention_s)
@@ -146,6 +149,10 @@ class Settler:
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
         self._start(delivery, self._bury_and_ack(delivery, record))
+
+    def drop(self, delivery: Delivery | DirectDelivery) -> None:
+        """Its next attempt is queued already: whoever queued it may have died before this one was acked."""
+        self._ack(delivery)
 
     def _reply(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, reply: ResultReply, body: bytes

@@ -19,9 +19,12 @@ from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
+from gpufn.protocol.codec import pack
 from gpufn.protocol.limits import RECORD_BYTES
+from gpufn.protocol.messages import unpack_invocation
 from gpufn.protocol.records import CallRecord
 from gpufn.spec import Retry
+from gpufn.workers import WorkerState
 from gpufn_runtime.runner.intake import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
@@ -150,6 +153,56 @@ def test_a_delivery_whose_retry_is_not_stored_yet_is_touched(
     on_node(url, tmp_path, test)
 
 
+def test_an_attempt_that_could_not_start_before_the_deadline_is_not_waited_for(url: str, tmp_path: Path) -> None:
+    """It would have ended as expired in the queue, though it ran, and long after it failed."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("no-time", retries=Retry(3, delay_s=60.0))
+        worker = await node.worker(revision)
+        waited_for = node.invoke(revision, timeout_s=30.0)
+        fail(worker, (await worker.run())[0])
+        reply, _ = await waited_for.future
+        assert (reply.kind, reply.error) == (OutcomeKind.RAISED, NO)
+        call = await records.submit(
+            node.bus, revision, "", "application/json", b"{}",
+            accept="application/json", deadline=node.clock.time() + 30.0, now=node.clock.time(),
+        )  # fmt: skip
+        fail(worker, (await worker.run())[0])
+        record = await ended(node, call.id)
+        assert (record.state, record.attempt, record.error) == (InvocationState.FAILED, 1, NO)
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_attempt_whose_next_one_is_queued_is_not_run_again(url: str, tmp_path: Path) -> None:
+    """Its runner died before it had acked it."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("overtook", retries=Retry(1, delay_s=3600.0))
+        call = await node.submit(revision, b"overtaken")
+        queue, consumer = subjects.async_queue("overtook", 1), subjects.async_consumer("overtook", 1)
+        await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
+        await deliver_once(node, consumer)
+        stored = await streams.message_at(node.bus, subjects.ASYNC, call.queue_seq)
+        assert stored is not None
+        message, body = unpack_invocation(stored.payload)
+        again = msgspec.structs.replace(message, attempt=2, not_before=node.clock.time() + 3600.0)
+        next_seq = (await node.bus.publish_stored(queue, pack(again, body))).seq
+        await records.retry(node.bus, again, body, next_seq)
+        await node.submit(revision, b"next")
+        worker = await node.worker(revision)
+        run, body = await worker.run()
+        assert body == b"next"
+        worker.answer(run)
+        while await streams.message_at(node.bus, subjects.ASYNC, call.queue_seq) is not None:
+            pass
+        found = await records.read(node.bus, call.id)
+        assert found is not None
+        assert (found[0].state, found[0].attempt, found[0].queue_seq) == (InvocationState.QUEUED, 2, next_seq)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("dead", retries=RETRY_AT_ONCE)
@@ -190,6 +243,25 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
         found = await dead_letters.read(node.bus, "late-letter", call.id)
         assert found is not None
         assert (found[0].error, found[1]) == (NO, b"7")
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_that_was_about_to_run_what_had_ended_is_idle_again(url: str, tmp_path: Path) -> None:
+    """It counted as busy for ever, and kept its GPU."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("idle")
+        call = await node.submit(revision)
+        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=1.0))
+        queue, consumer = subjects.async_queue("idle", 1), subjects.async_consumer("idle", 1)
+        await streams.ensure_consumer(node.bus, subjects.ASYNC, consumer, queue, ack_wait_s=8.0, max_ack_pending=-1)
+        await deliver_once(node, consumer)
+        await node.worker(revision)
+        await node.queue_is_empty(revision)
+        while not node.reports.empty():
+            node.reports.get_nowait()
+        assert (await node.report_of("w-1", WorkerState.READY)).idle_since is not None
 
     on_node(url, tmp_path, test)
 
