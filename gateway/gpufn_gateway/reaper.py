@@ -74,6 +74,12 @@ class Reaper:
         revision = registry.revisions.get(invocation.function, {}).get(invocation.revision)
         spec = None if revision is None or not exists else revision.spec
         if (outcome := reaping.verdict(invocation, spec, now)) is not None:
+            if (
+                reaping.verdict(invocation, spec, now, delivered=2) is None
+            ):  # it is the time until its start that is over
+                queue = queues.address(invocation.function, invocation.revision, invocation.queue)
+                if await queues.was_handed_over(self._bus, queue, seq):
+                    return False  # a runner that died may have begun with it
             return await queues.end_unless_held(self._bus, seq, invocation, outcome, now)
         if now - invocation.submitted_at < _UNTOUCHED_S:
             return False

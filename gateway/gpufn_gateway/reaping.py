@@ -13,15 +13,18 @@ _DEPLOYED_S: Final = 60.0  # sooner it may not be known here yet
 _OLDEST_S: Final = 13 * 86400.0  # a day later the queue would drop it without a word
 
 
-def verdict(invocation: InvocationMessage, spec: FunctionSpec | None, now: float) -> Outcome | None:
-    """How it ends; None while it may wait. `spec` None: its function or revision is gone. `now` in unix seconds."""
+def verdict(
+    invocation: InvocationMessage, spec: FunctionSpec | None, now: float, *, delivered: int = 1
+) -> Outcome | None:
+    """How it ends; None while it may wait. `spec` None: its function or revision is gone. `now` in unix seconds.
+    `delivered` counts with the delivery to come (`InvocationMessage.expires_at`)."""
     waited_s = now - invocation.submitted_at
     if spec is None:
         if waited_s < _DEPLOYED_S:
             return None
         gone = InvocationCancelled(f"{invocation.function}@{invocation.revision} was deleted before this call started")
         return Outcome(OutcomeKind.CANCELLED, gone.info())
-    if waited_s > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s):
+    if waited_s > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
         late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
         return Outcome(OutcomeKind.EXPIRED, late.info())
     return None

@@ -116,6 +116,19 @@ async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats:
         answer.unsubscribe()
 
 
+async def test_the_time_in_the_queue_does_not_limit_what_a_runner_that_died_may_have_begun(
+    nats: Any, make: Any
+) -> None:
+    """While its successor starts nobody has the call: it will be handed out again, and goes on from its checkpoint."""
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("begun", queue_timeout_s=1.0), DIGEST)
+        begun, late = await submit(gateway, "begun"), await submit(gateway, "begun", x_gpufn_timeout="1")
+        await take(gateway.bus, "begun", 2)
+        waits = await submit(gateway, "begun")
+        await reaper(gateway, 5.0).step()
+        assert [await state_of(gateway, each) for each in (begun, late, waits)] == ["queued", "expired", "expired"]
+
+
 async def test_calls_of_a_function_that_is_gone_are_cancelled(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("gone"), DIGEST)

@@ -165,10 +165,15 @@ async def is_held(bus: Bus, queue: Address, seq: int, invocation: str) -> bool:
     believed only when it lasts: whoever has it may be busy, and a call that runs must not end as one that waits."""
     if await records.where(bus, invocation) is not None:
         return True
-    found = await streams.consumed(bus, queue.stream, queue.consumer)
-    if found is None or seq > found.taken:
+    if not await was_handed_over(bus, queue, seq):
         return False
     return await records.where(bus, invocation, within_s=SILENT_S) is not None
+
+
+async def was_handed_over(bus: Bus, queue: Address, seq: int) -> bool:
+    """Whether a runner has, or had, the call that is in its queue at `seq`: it may have begun."""
+    found = await streams.consumed(bus, queue.stream, queue.consumer)
+    return found is not None and seq <= found.taken
 
 
 async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, outcome: Outcome, now: float) -> bool:
