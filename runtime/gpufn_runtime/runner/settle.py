@@ -114,18 +114,23 @@ class Settler:
             )
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
-            if attempt.checkpoint_seq:
-                self._tasks.start(self._forget_checkpoint(attempt))
+            if attempt.checkpoint_seq or _was_tried(attempt.delivery, message):
+                self._tasks.start(self._forget_checkpoint(message.id, attempt.checkpoint_seq))
 
     async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, parcel: str) -> None:
         await self._end(attempt.delivery, record, body, parcel)
-        if attempt.checkpoint_seq:  # not sooner: until its end is kept the call may come again, and goes on from there
-            await self._forget_checkpoint(attempt)
+        # Not sooner: until its end is kept the call may come again, and goes on from there.
+        if attempt.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
+            await self._forget_checkpoint(record.id, attempt.checkpoint_seq)
 
-    async def _forget_checkpoint(self, attempt: Attempt) -> None:
-        """There is no next attempt. One that stays, because the bus is away, goes with its time."""
+    async def _forget_checkpoint(self, invocation: str, seq: int = 0) -> None:
+        """There is no next attempt. It is at `seq`, if this one knows of any. One that stays, because the bus is away,
+        goes with its time."""
         with contextlib.suppress(GpufnError):
-            await checkpoints.forget(self._bus, attempt.checkpoint_seq)
+            if seq:
+                await checkpoints.forget(self._bus, seq)
+            else:
+                await checkpoints.drop(self._bus, invocation)
 
     def refuse(
         self,
@@ -145,10 +150,13 @@ class Settler:
             self._ack(delivery)
         else:
             self._start(delivery, self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
+        if _was_tried(delivery, message):
+            self._tasks.start(self._forget_checkpoint(message.id))
 
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
         self._start(delivery, self._bury_and_ack(delivery, record))
+        self._tasks.start(self._forget_checkpoint(record.id))
 
     def drop(self, delivery: Delivery | DirectDelivery) -> None:
         """Its next attempt is queued already: whoever queued it may have died before this one was acked."""
@@ -288,6 +296,11 @@ def _record(
     record = records.ended(message, outcome, now)
     queue_s = max(0.0, now - message.submitted_at)
     return msgspec.structs.replace(record, queue_seq=_place(delivery), queue_s=queue_s, run_s=0.0, keep_s=keep_s)
+
+
+def _was_tried(delivery: Delivery | DirectDelivery, message: InvocationMessage) -> bool:
+    """Before now, by another attempt or by a runner that died: so it may have left a checkpoint."""
+    return message.attempt > 1 or delivery.delivered > 1
 
 
 def _place(delivery: Delivery | DirectDelivery) -> int:

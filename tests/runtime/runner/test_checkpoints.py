@@ -10,7 +10,7 @@ import pytest
 
 from gpufn.bus import checkpoints, records
 from gpufn.errors import BusUnavailable
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.limits import CHECKPOINT_BYTES
 from gpufn.protocol.messages import Progress
@@ -86,6 +86,49 @@ def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tm
         assert await stored(node) == 1
         worker.answer(run)
         await call.future
+        await none_stored(node)
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_a_checkpoint_goes_with_an_attempt_that_has_not_asked_for_it(
+    url: str, tmp_path: Path, is_submitted: bool
+) -> None:
+    """It stayed for two weeks, and whoever had the call's id next went on from there."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy(retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        await node.submit(revision) if is_submitted else node.invoke(revision)
+        run, _ = await worker.run()
+        await ask(worker, run, "checkpoint", STATE)
+        worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, None, "", 0.001))
+        run, _ = await worker.run()
+        assert (run.number, await stored(node)) == (2, 1)
+        worker.answer(run)
+        await none_stored(node)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy(retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = await records.submit(
+            node.bus, revision, "", "application/json", b"{}",
+            accept="application/json", deadline=node.clock.time() + 60.0, now=node.clock.time(),
+        )  # fmt: skip
+        run, _ = await worker.run()
+        await ask(worker, run, "checkpoint", STATE)
+        worker.die()
+        await node.unassign("w-1")
+        while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
+            pass
+        node.clock.ahead_s += 100.0
+        await node.worker(revision, "w-2")
+        assert (await records.wait(node.bus, call.id, 30))[0].state is InvocationState.EXPIRED
         await none_stored(node)
 
     on_node(url, tmp_path, test)
