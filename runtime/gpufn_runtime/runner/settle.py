@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import checkpoints, dead_letters, objects, records
+from gpufn.bus import checkpoints, dead_letters, jetstream, objects, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
@@ -210,7 +210,9 @@ class Settler:
         while True:
             try:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
-                if not message.reply:
+                if message.reply:  # who waits takes it out of the queue when he leaves, and looks for it there
+                    self._bus.publish(message.reply, jetstream.pub_ack(stored))
+                else:
                     await records.retry(self._bus, message, body, stored.seq)
                     self.unsettled.pop(message.id, None)
                 break

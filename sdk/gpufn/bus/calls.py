@@ -4,7 +4,7 @@
    published to the function's sync queue.
 2. The stream's PubAck and the reply come to one subject, which ends in the invocation's id; a PubAck is JSON and starts
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
-   where the message is stored.
+   where the message is stored. A runner that queues the next attempt says so in the same words.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
 4. `tick` ends calls whose deadline has passed, and those that have waited for as long as they may (`searches`).
 """

@@ -87,6 +87,11 @@ def commit_headers(expected_last: int) -> dict[str, str]:
     return {"Nats-Batch-Commit": "1", **store_headers(expected_last=expected_last)}
 
 
+def pub_ack(stored: Stored) -> bytes:
+    """What a server says of a stored message, to tell it to somebody else."""
+    return msgspec.json.encode({"stream": stored.stream, "seq": stored.seq})
+
+
 def read_pub_ack(payload: bytes, subject: str) -> Stored:
     """Raises QueueFull, Conflict, or another error of ours when the message was not stored."""
     ack = _pub_ack.decode(payload)

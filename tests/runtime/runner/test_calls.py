@@ -13,7 +13,7 @@ from gpufn.bus import records, streams
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
-from gpufn.spec import CallKind
+from gpufn.spec import CallKind, Retry
 from gpufn.workers import WorkerState
 from tests.runtime.runner.node import NODE, Node, on_node
 
@@ -190,6 +190,25 @@ def test_a_call_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_pa
                 await node.bus.flush()
         call.cancel()
         await node.bus.flush()
+        await node.queue_is_empty(revision)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_retry_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_path: Path) -> None:
+    """Its caller knew where the first attempt was; the next one ran for nobody."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("left", retries=Retry(1, delay_s=600.0))
+        worker = await node.worker(revision)
+        call = node.invoke(revision, timeout_s=3600.0)
+        run, _ = await worker.run()
+        while not (first := call.queue_seq):
+            await node.bus.flush()
+        worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, None, "", 0.001))
+        while call.queue_seq == first:
+            await node.bus.flush()
+        call.cancel()
         await node.queue_is_empty(revision)
 
     on_node(url, tmp_path, test)
