@@ -27,6 +27,7 @@ from gpufn.errors import (
     PayloadTooLarge,
     PlatformError,
 )
+from gpufn.ids import names_invocation
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
@@ -175,6 +176,8 @@ class NestedCalls:
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
     async def _look(self, call: frames.Call) -> _Answer:
+        if not names_invocation(call.target):  # it becomes a part of subjects, where * is everybody's
+            raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         if call.verb == "result":
             timeout_s = min(call.timeout_s if call.timeout_s is not None else _LONGEST_WAIT_S, _LONGEST_WAIT_S)
             record, body = await records.wait(self._bus, call.target, timeout_s)

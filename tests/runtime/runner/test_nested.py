@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from gpufn.bus import records, streams
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
@@ -238,5 +240,24 @@ def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_p
         running, _ = await asked.run()
         assert (await call.future)[0].kind is OutcomeKind.TIMED_OUT
         assert (await asked.next())[0] == frames.Cancel(running.attempt)
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("verb", ["status", "result", "cancel"])
+@pytest.mark.parametrize("target", ["*", ">", "", "01k9xq3zr7c8m2v5t0w4y6b1d3.>"])
+def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, verb: str, target: str) -> None:
+    """A pattern found the calls of others: their results, and to cancel them."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("curious")
+        others = await node.deploy("others")
+        await node.submit(others)
+        worker = await node.worker(revision)
+        worker.send(frames.Call(1, verb, target, timeout_s=0.1))
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert answer.error is not None
+        assert answer.error.code == "invocation_not_found"
 
     on_node(url, tmp_path, test)
