@@ -73,7 +73,7 @@ class Collection:
         self._in_use = in_use
         self._kept_revisions = kept_revisions
         self._clock = clock
-        self._maps = EndedMaps(bus, registry)
+        self._maps = EndedMaps(bus)
         self._asked = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:

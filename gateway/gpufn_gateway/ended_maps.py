@@ -3,17 +3,17 @@ reads, and for those that took longer than their results are kept."""
 
 from __future__ import annotations
 
-from gpufn.bus import maps, streams
+from gpufn.bus import maps, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.maps import Logged
+from gpufn.bus.summaries import MOST_LOOKED_AT
 from gpufn.protocol import subjects
-from gpufn_gateway.registry import Registry
+from gpufn.protocol.records import MapEntry
 
 
 class EndedMaps:
-    def __init__(self, bus: Bus, registry: Registry) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._registry = registry
         self._ended: set[str] = set()  # not looked at again
 
     async def step(self) -> int:
@@ -37,11 +37,15 @@ class EndedMaps:
         entry = newest.entry
         if not (entry.is_closed or entry.is_cancelled):
             return False
-        revision = self._registry.revisions.get(entry.function, {}).get(entry.revision)
-        # Else a record may be of an item that waits for another attempt, in a place behind the map.
-        is_tried_once = revision is not None and revision.spec.retries is None
-        if is_tried_once and await maps.count_ended(self._bus, entry) >= entry.accepted:
-            return True
+        if await maps.count_ended(self._bus, entry) >= entry.accepted:
+            return entry.is_tried_once or await self._none_waits(entry)
         queues = subjects.async_queues(entry.function)
         oldest = await streams.next_message(self._bus, subjects.ASYNC, queues, 1)
-        return oldest is None or (is_tried_once and oldest.seq > newest.seq)
+        # An item that waits for another attempt is in a place behind the map.
+        return oldest is None or (entry.is_tried_once and oldest.seq > newest.seq)
+
+    async def _none_waits(self, entry: MapEntry) -> bool:
+        """For another attempt: all its items have a record."""
+        if entry.accepted > MOST_LOOKED_AT:
+            return False
+        return not await records.waiting_of_map(self._bus, entry.function, entry.id, limit=1)

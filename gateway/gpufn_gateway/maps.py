@@ -178,16 +178,10 @@ class Maps:
         if log[0].entry.first:
             cancelled += await self._cancel_before(log[0])
         self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
-        if log[0].entry.first or not self._are_tried_once(log):
+        if not entry.is_tried_once:
             waiting = await records.waiting_of_map(self._bus, entry.function, entry.id)
             cancelled += await self._cancel_all(waiting)
         return cancelled
-
-    def _are_tried_once(self, log: list[Logged]) -> bool:
-        """No item waits for another attempt, as far as is known of their revisions."""
-        revisions = self._calls.registry.revisions.get(log[0].entry.function, {})
-        found = [revisions.get(number) for number in {each.entry.revision for each in log}]
-        return all(each is not None and each.spec.retries is None for each in found)
 
     async def _cancel_before(self, known: Logged) -> int:
         """Items whose places are forgotten, those before `known`: in the queues of their function are few of them."""

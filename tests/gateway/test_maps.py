@@ -16,7 +16,9 @@ from gpufn.ids import item_id, new_map_id
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import unpack_invocation
 from gpufn.protocol.records import CallRecord, Webhook
+from gpufn.spec import Retry
 from gpufn_gateway.auth import new_key
 from gpufn_gateway.ended_maps import EndedMaps
 from gpufn_gateway.outcomes import Cursor
@@ -45,6 +47,19 @@ async def end(gateway: Whole, function: str, invocation: str, body: bytes = b"1"
     given: dict[str, Any] = {"state": InvocationState.SUCCEEDED, "content_type": "application/json"} | fields
     record = CallRecord(id=invocation, function=function, revision=1, submitted_at=0.5, ended_at=1.0, **given)
     assert await records.end(gateway.bus, record, body)
+
+
+async def fail_once(gateway: Whole, invocation: str) -> None:
+    """As a runner does it: the next attempt is queued, the record says so, and the first is out of the queue."""
+    found = await records.read(gateway.bus, invocation)
+    assert found is not None
+    stored = await streams.message_at(gateway.bus, subjects.ASYNC, found[0].queue_seq)
+    assert stored is not None
+    message, body = unpack_invocation(stored.payload)
+    again = msgspec.structs.replace(message, attempt=2)
+    next_seq = (await gateway.bus.publish_stored(stored.subject, pack(again, body))).seq
+    await records.retry(gateway.bus, again, body, next_seq)
+    await streams.delete_message(gateway.bus, subjects.ASYNC, stored.seq)
 
 
 async def read(gateway: Whole, map_id: str, **params: Any) -> list[dict[str, Any]]:
@@ -302,7 +317,7 @@ async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any)
         for map_id in (ended, running):
             await put(gateway, "unread", map_id, 0, lines("a"), last=True)
         await end(gateway, "unread", item_id(ended, 0))
-        look = EndedMaps(gateway.bus, gateway.registry)
+        look = EndedMaps(gateway.bus)
         assert await look.step() == 1
         assert await look.step() == 0
         await streams.purge(gateway.bus, subjects.RESULTS, subjects.result("unread", item_id(ended, 0)))
@@ -331,7 +346,7 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         await end(gateway, "longer", item_id(map_id, 0))
         await forget(gateway, "longer", map_id, 0)
         reading = asyncio.ensure_future(read(gateway, map_id))
-        look = EndedMaps(gateway.bus, gateway.registry)
+        look = EndedMaps(gateway.bus)
         await look.step()
         assert not await is_noted(gateway, map_id)  # the other waits in its queue
         await end(gateway, "longer", item_id(map_id, 1))
@@ -340,6 +355,26 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         assert [each["index"] for each in await reading] == [1]
         view = (await gateway.http.get(f"/v1/maps/{map_id}")).json()
         assert (view["state"], view["ended"]) == ("ended", 2)
+
+
+async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_for_another_attempt(
+    nats: Any, make: Any
+) -> None:
+    """Its newest revision alone was asked whether items are tried again: readers lost the end of this one."""
+    async with gateway_on(nats) as gateway:
+        map_id = new_map_id()
+        await gateway.deploys.deploy(make.spec("redeployed", retries=Retry(1)), DIGEST)
+        await put(gateway, "redeployed", map_id, 0, lines("a"))
+        await fail_once(gateway, item_id(map_id, 0))
+        await gateway.deploys.deploy(make.spec("redeployed"), DIGEST)
+        await put(gateway, "redeployed", map_id, 1, lines("b"), last=True)
+        await end(gateway, "redeployed", item_id(map_id, 1))
+        look = EndedMaps(gateway.bus)
+        await look.step()
+        assert not await is_noted(gateway, map_id)
+        await end(gateway, "redeployed", item_id(map_id, 0))
+        await look.step()
+        assert await is_noted(gateway, map_id)
 
 
 async def test_a_map_whose_results_are_forgotten_ends_though_others_wait_behind_it(nats: Any, make: Any) -> None:
@@ -353,7 +388,7 @@ async def test_a_map_whose_results_are_forgotten_ends_though_others_wait_behind_
             await end(gateway, "busy", item_id(first, index))
             await streams.delete_message(gateway.bus, subjects.ASYNC, seq + index)
         await forget(gateway, "busy", first, 0)
-        await EndedMaps(gateway.bus, gateway.registry).step()
+        await EndedMaps(gateway.bus).step()
         assert [await is_noted(gateway, map_id) for map_id in (first, second)] == [True, False]
 
 

@@ -98,6 +98,7 @@ async def append(
         accepted=first + len(items.bodies),
         chunk=1 if before is None else before.entry.chunk + 1,
         digest=items.digest,
+        is_tried_once=revision.spec.retries is None and (before is None or before.entry.is_tried_once),
         is_closed=closes,
     )
     webhook = items.webhook

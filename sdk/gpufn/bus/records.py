@@ -24,7 +24,7 @@ from gpufn.bus import checkpoints, dead_letters, doorbells, objects, queued_call
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
-from gpufn.bus.summaries import newest, summary, summary_of
+from gpufn.bus.summaries import MOST_LOOKED_AT, newest, summary, summary_of
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn.ids import new_stem
 from gpufn.invocation import InvocationState, Outcome, state_after
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 # A runner that has it answers within a millisecond; the others say nothing.
 _WHERE_TIMEOUT_S = 0.1
-_MOST_WAITING = 100_000
 
 _summary = summary_of(CallRecord)
 _held_by = msgspec.msgpack.Decoder(HeldBy)
@@ -292,12 +291,10 @@ def _changed_at(record: CallRecord) -> float:
     return record.ended_at or (record.attempts[-1].ended_at if record.attempts else record.submitted_at)
 
 
-async def waiting_of_map(bus: Bus, function: str, map_id: str) -> list[CallRecord]:
-    """The items of a map that have failed and are to be tried again."""
+async def waiting_of_map(bus: Bus, function: str, map_id: str, *, limit: int = MOST_LOOKED_AT) -> list[CallRecord]:
+    """The items of a map that have failed and are to be tried again, as far as its last 100,000 records tell."""
     found = subjects.map_results(function, map_id)
-    return await newest(
-        bus, subjects.RESULTS, found, _summary, limit=_MOST_WAITING, matches=lambda each: not each.state.ended
-    )
+    return await newest(bus, subjects.RESULTS, found, _summary, limit=limit, matches=lambda each: not each.state.ended)
 
 
 async def where(bus: Bus, invocation: str, *, within_s: float = _WHERE_TIMEOUT_S) -> HeldBy | None:

@@ -15,7 +15,7 @@ from gpufn.errors import ErrorInfo
 from gpufn.protocol.codec import encode
 
 _SUMMARY = "Gpufn-Record"
-_MOST_LOOKED_AT = 100_000
+MOST_LOOKED_AT = 100_000
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -54,6 +54,6 @@ async def newest(
     while True:
         messages = await streams.history(bus, stream, subject, last=last, headers_only=True)
         found = [each for message in messages if (each := read(message)) is not None and matches(each)]
-        if len(found) >= limit or len(messages) < last or last >= _MOST_LOOKED_AT:
+        if len(found) >= limit or len(messages) < last or last >= MOST_LOOKED_AT:
             return found[-limit:][::-1]
-        last = min(8 * last, _MOST_LOOKED_AT)
+        last = min(8 * last, MOST_LOOKED_AT)

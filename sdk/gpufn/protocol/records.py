@@ -105,7 +105,8 @@ unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
 
 class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What was accepted of a Map until then: its items below `accepted`. Each Chunk's entry is stored right behind its
-    items, those from `first` on; `digest` is of its body, so that it is known when it comes again.
+    items, those from `first` on; `digest` is of its body, so that it is known when it comes again. `is_tried_once`: no
+    revision that its items are of has retries, so that an item with a record has ended.
 
     Nothing more is accepted of a map that is closed or cancelled. An entry that says that it was cancelled, or has
     ended, is no Chunk's: the rest of it is the one before.
@@ -120,6 +121,7 @@ class MapEntry(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     chunk: int  # counts them, from 1
     digest: str = ""
+    is_tried_once: bool = False
     is_closed: bool = False
     is_cancelled: bool = False
     is_ended: bool = False  # all its items have
