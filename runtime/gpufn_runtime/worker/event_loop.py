@@ -37,7 +37,7 @@ class EventLoop:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run `coroutine` on the loop and wait for it: hooks, and batches of an async function."""
-        outcome = asyncio.run_coroutine_threadsafe(_caught(coroutine), self._loop).result()
+        outcome = asyncio.run_coroutine_threadsafe(self._caught(coroutine), self._loop).result()
         if isinstance(outcome, _Raised):
             raise outcome.error
         return outcome
@@ -93,8 +93,7 @@ class EventLoop:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
                 result = await method.call(*args, **kwargs)
-                if self._link.is_parents:  # the loop's descriptors are its parent's as well
-                    leave_as_script(None)
+                self._leave_if_parents(None)
                 self._results.returned(attempt, result, started)
         except asyncio.CancelledError as error:
             if attempt.cancel_requested:
@@ -102,8 +101,7 @@ class EventLoop:
             else:
                 self._results.raised(attempt, error, started)
         except BaseException as error:
-            if self._link.is_parents:
-                leave_as_script(error)
+            self._leave_if_parents(error)
             self._results.raised(attempt, error, started)
 
     async def _iterate(self, attempt: Attempt, items: Any, changed: asyncio.Event, started: float) -> None:
@@ -111,6 +109,7 @@ class EventLoop:
         sent = 0
         async with contextlib.aclosing(items):
             async for item in items:
+                self._leave_if_parents(None)
                 if not attempt.run.stream:
                     collected.append(item)
                     continue
@@ -120,20 +119,28 @@ class EventLoop:
                         await changed.wait()
                 self._results.item(attempt, item)
                 sent += 1
+        self._leave_if_parents(None)
         if attempt.run.stream:
             self._results.exhausted(attempt, started)
         else:
             self._results.returned(attempt, collected, started)
 
+    async def _caught(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result or the exception as a value: a SystemExit that left the task would stop the loop."""
+        try:
+            result = await coroutine
+        except BaseException as error:
+            self._leave_if_parents(error)
+            return _Raised(error)
+        self._leave_if_parents(None)
+        return result
+
+    def _leave_if_parents(self, error: BaseException | None) -> None:
+        """A child that the code forked ends with what it ran: the loop's descriptors are its parent's as well."""
+        if self._link.is_parents:
+            leave_as_script(error)
+
 
 class _Raised:
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-async def _caught(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result or the exception as a value: a SystemExit that left the task would stop the loop."""
-    try:
-        return await coroutine
-    except BaseException as error:
-        return _Raised(error)

@@ -172,7 +172,7 @@ class Executor:
             loan.give_back(error)
 
     def call_hook(self, hook: Callable[[], Any]) -> None:
-        result = hook()
+        result = self._call(hook)
         if hasattr(result, "__await__"):
             self._event_loop().run(_awaited(result))
 
@@ -188,11 +188,13 @@ class Executor:
                 self._results.rejected(attempt, error, started)
                 return
             try:
-                result = self._call(method, *args, **kwargs)
+                result = self._call(method.call, *args, **kwargs)
                 if method.kind is CallKind.GENERATOR:
                     self._iterate(attempt, result, started)
                     return
             except BaseException as error:
+                if self._link.is_parents:  # in a generator's body
+                    leave_as_script(error)
                 # SystemExit and KeyboardInterrupt too: a call does not end the worker
                 self._results.raised(attempt, error, started)
             else:
@@ -201,10 +203,10 @@ class Executor:
             current_attempt.reset(token)
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
 
-    def _call(self, method: Method, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A child that the call forked ends with it: what waits here is its parent's."""
         try:
-            result = method.call(*args, **kwargs)
+            result = call(*args, **kwargs)
         except BaseException as error:
             if self._link.is_parents:
                 leave_as_script(error)
@@ -220,6 +222,8 @@ class Executor:
         sent = 0
         with contextlib.closing(items):
             for item in items:
+                if self._link.is_parents:
+                    leave_as_script(None)
                 if not attempt.run.stream:
                     collected.append(item)
                 while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
@@ -230,6 +234,8 @@ class Executor:
                 if attempt.run.stream:
                     self._results.item(attempt, item)
                     sent += 1
+        if self._link.is_parents:
+            leave_as_script(None)
         if attempt.cancel_requested:
             self._results.cancelled(attempt, started)
         elif attempt.run.stream:
@@ -246,7 +252,7 @@ class Executor:
             batch = gathering.take(time.monotonic())
         while batch is not None:
             method = self._methods[batch[0].run.method]
-            call = functools.partial(self._run_async if method.kind in _ASYNC else self._call, method)
+            call = functools.partial(self._run_async if method.kind in _ASYNC else self._call, method.call)
             try:
                 self._batch_runs.run(batch, method, call)
             finally:
@@ -262,8 +268,8 @@ class Executor:
             due_at = self._gathering.due_at()
         return LONGEST_SLEEP_S if due_at is None else min(max(0.0, due_at - time.monotonic()), LONGEST_SLEEP_S)
 
-    def _run_async(self, method: Method, **kwargs: Any) -> Any:
-        return self._event_loop().run(method.call(**kwargs))
+    def _run_async(self, call: Callable[..., Any], **kwargs: Any) -> Any:
+        return self._event_loop().run(call(**kwargs))
 
     def _event_loop(self) -> EventLoop:
         if self._loop is None:

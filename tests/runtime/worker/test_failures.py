@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpufn.protocol.frames import Result
+from gpufn.spec import Batch
 
 Start = Any
 
@@ -236,6 +237,72 @@ def test_so_does_one_of_an_async_call(start: Start, end: str, status: int) -> No
         kind="async",
     )
     assert worker.call() == str(status).encode()
+
+
+@pytest.mark.parametrize(("end", "status"), [("return", 0), ("yield 1", 0), ("raise ValueError", 1)])
+@pytest.mark.parametrize("kind", ["generator", "async_generator"])
+def test_so_does_one_of_a_stream(start: Start, kind: str, end: str, status: int) -> None:
+    """That of an async one took from the loop of its parent what was for that, which then heard of nothing more."""
+    worker = start(
+        f"""
+        import os
+        {"async " if kind == "async_generator" else ""}def f():
+            pid = os.fork()
+            if pid == 0:
+                {end}
+                return
+            yield os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        """,
+        kind=kind,
+    )
+    for _ in range(3):
+        assert worker.call() == f"[{status}]".encode()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_so_does_one_of_a_batch(start: Start, kind: str) -> None:
+    worker = start(
+        f"""
+        import os
+        {"async " if kind == "async" else ""}def f(x: list[int]):
+            pid = os.fork()
+            if pid == 0:
+                return x
+            return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for _ in x]
+        """,
+        kind=kind,
+        batch=Batch(max_size=2, max_wait_ms=1),
+    )
+    assert worker.call(b'{"x": 1}') == b"0"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def __init__(self): fork()",
+        "@enter\n    def begin(self): fork()",
+        "@enter\n    async def begin(self): fork()",
+    ],
+    ids=["constructor", "hook", "async hook"],
+)
+def test_so_does_one_of_a_start(start: Start, body: str) -> None:
+    worker = start(
+        f"""
+import os
+from gpufn import enter
+children = []
+def fork():
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+class C:
+    {body}
+    def f(self): return os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
+""",
+        qualname="C",
+        methods={"f": "sync"},
+    )
+    assert worker.call(method="f") == b"0"
 
 
 def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
