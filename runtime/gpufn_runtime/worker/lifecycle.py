@@ -66,7 +66,12 @@ LAST_CALL_S = 30.0  # what still runs when nobody will hear its result
 def run_worker(config_path: str) -> NoReturn:
     with open(config_path, "rb") as file:  # pathlib would be 6 ms of a cold start
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
-    process.leave(Worker(config).run())
+    try:
+        code = Worker(config).run()
+    except BaseException:  # a signal handler of the user's: its threads would keep the process, and no call would run
+        traceback.print_exc(file=sys.__stderr__)
+        code = 1
+    process.leave(code)
 
 
 class Worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -382,6 +383,26 @@ def test_a_thread_that_fails_beside_its_call_ends_the_worker(start: Start, sourc
         worker.next()
     assert worker.wait() == 1
     assert "MemoryError" in worker.printed()
+
+
+def test_a_signal_handler_that_raises_between_two_calls_ends_the_worker(start: Start) -> None:
+    """An alarm that is set in a call and comes after it. A thread of the code's own kept the process, which heard its
+    calls and ran none of them."""
+    worker = start(
+        """
+        import signal, threading
+        def late(*_): raise TimeoutError("too late")
+        def f():
+            signal.signal(signal.SIGUSR1, late)
+            threading.Thread(target=threading.Event().wait).start()
+        """
+    )
+    assert worker.call() == b"null"
+    worker.process.send_signal(signal.SIGUSR1)
+    with pytest.raises(EOFError):
+        worker.next()
+    assert worker.wait() == 1
+    assert "TimeoutError: too late" in worker.printed()
 
 
 def test_a_worker_that_can_hear_nothing_more_hangs_up(start: Start) -> None:
