@@ -18,7 +18,14 @@ from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
-from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, ProtocolMismatch, WorkerLost
+from gpufn.errors import (
+    GpufnError,
+    InvalidInput,
+    InvocationCancelled,
+    InvocationExpired,
+    ProtocolMismatch,
+    WorkerLost,
+)
 from gpufn.invocation import Outcome, OutcomeKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
@@ -39,7 +46,8 @@ _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 class Arrivals:
     """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that was over
-    before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU."""
+    before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU. A cancel finds what is
+    in `running`, by invocation id."""
 
     def __init__(
         self,
@@ -50,6 +58,7 @@ class Arrivals:
         clock: Clock,
         settler: Settler,
         parcels: NodeParcels,
+        running: dict[str, Attempt],
         run: Callable[[Attempt, bytes], None],
         drop: Callable[[Attempt], None],
         ask: Callable[[Attempt, Callable[[], None]], None],
@@ -61,6 +70,7 @@ class Arrivals:
         self._clock = clock
         self._settler = settler
         self._parcels = parcels
+        self._running = running
         self._run = run
         self._drop = drop
         self._ask = ask
@@ -166,13 +176,15 @@ class Arrivals:
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
-        acked; and a cancel may have ended it between two attempts."""
+        acked; and a cancel may have ended it between two attempts, or come while that is looked up."""
+        self._running[attempt.message.id] = attempt
         try:
             known = await records.record_of(self._bus, attempt.message.id)
         except GpufnError as error:
             log.warning("could not read the record of %s: %s", attempt.message.id, error)
             known = None
         if attempt.link.state not in (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING):
+            self._drop(attempt)
             attempt.delivery.nak()  # its worker has gone meanwhile
         elif known is not None and known[0].state.ended:
             self._drop(attempt)
@@ -180,6 +192,10 @@ class Arrivals:
         elif known is not None and known[0].attempt > attempt.message.attempt:
             self._drop(attempt)
             self._settler.drop(attempt.delivery)
+        elif attempt.is_cancelled:
+            self._drop(attempt)
+            cancelled = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
+            self._refuse(attempt.delivery, attempt.message, cancelled, self._clock.time())
         else:
             self._run(attempt, body)
 

@@ -76,6 +76,11 @@ class Attempt:
         """Nobody waits for a reply: the outcome goes into a record."""
         return not self.message.reply
 
+    @property
+    def is_looked_up(self) -> bool:
+        """It may have ended before: whether it has is being read, and so far nothing of it has begun."""
+        return not self.started_at and not self.waits_on
+
     def grant(self, taken: int) -> int:
         """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
         more = STREAM_WINDOW + min(taken, self.items) - self.granted

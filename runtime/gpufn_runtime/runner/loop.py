@@ -288,18 +288,18 @@ class Runner:
 
     def _cancel_attempt(self, invocation: str) -> None:
         attempt = self._running.get(invocation)
-        if attempt is not None:
-            self._queues[attempt.message.function, attempt.message.revision].cancel(attempt)
+        if attempt is not None and (queue := self._queues.get(attempt.link.revision.key)) is not None:
+            queue.cancel(attempt)
 
     def _on_where(self, message: Message) -> None:
         wanted = _where.decode(message.payload).invocation
         if not wanted and message.reply:
             for each in (self._settler.unsettled | self._running).values():
-                if each.is_submitted:
+                if each.is_submitted and not each.is_looked_up:
                     self._bus.publish(message.reply, encode(self._held(each)))
             return
         attempt = self._running.get(wanted) or self._settler.unsettled.get(wanted)
-        if attempt is not None and message.reply:
+        if attempt is not None and not attempt.is_looked_up and message.reply:
             self._bus.publish(message.reply, encode(self._held(attempt)))
 
     def _tell_start(self, attempt: Attempt) -> None:

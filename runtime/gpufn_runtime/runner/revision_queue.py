@@ -85,7 +85,8 @@ class RevisionQueue:
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, parcels=parcels, run=self._run, drop=self._drop, ask=self._ask,
+            clock=clock, settler=settler, parcels=parcels, running=running,
+            run=self._run, drop=self._drop, ask=self._ask,
         )  # fmt: skip
         self._waits = Waits(
             revision, self._places, clock=clock, settler=settler, parcels=parcels, running=running,
@@ -210,10 +211,6 @@ class RevisionQueue:
         if not self._waits.ask(attempt, begin):
             self._keep_ticking()
 
-    def _drop(self, attempt: Attempt) -> None:
-        self._ends.free(attempt)
-        self._after_end(attempt.link)
-
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link
         attempt.started_at = self._clock.time()
@@ -239,10 +236,18 @@ class RevisionQueue:
             self._on_start(attempt)
         self._keep_ticking()
 
+    def _drop(self, attempt: Attempt) -> None:
+        """It was over before it began."""
+        self._ends.free(attempt)
+        if attempt.link.state.live:
+            self._after_end(attempt.link)
+
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
         if attempt.waits_on:
             self._waits.cancel(attempt)
+        elif attempt.is_looked_up:
+            attempt.ending = OutcomeKind.CANCELLED  # and it will not begin
         else:
             self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
 

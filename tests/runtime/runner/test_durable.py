@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from gpufn.bus import dead_letters, objects, records, streams
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.consumer import Delivery
 from gpufn.bus.wire import ack_tokens
-from gpufn.errors import ErrorInfo, IdempotencyMismatch, QueueFull
+from gpufn.clock import SystemClock
+from gpufn.errors import DeviceFailed, ErrorInfo, IdempotencyMismatch, QueueFull
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
@@ -98,6 +100,59 @@ def test_an_attempt_that_follows_a_cancel_is_not_run(url: str, tmp_path: Path) -
         await node.submit(revision, b'"next"')
         assert (await worker.run())[1] == b'"next"'
 
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, tmp_path: Path) -> None:
+    """It counted as busy until its next call had ended: without one it was never let go."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("nothing", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        run, _ = await worker.run()
+        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED))
+        worker.send(frames.Result(run.attempt, OutcomeKind.LOST, DeviceFailed().info(), "", 0.001))  # it comes again
+        await node.queue_is_empty(revision)
+        while not node.reports.empty():
+            node.reports.get_nowait()
+        await node.reports.get()  # which may have been under way
+        (found,) = (await node.reports.get()).workers
+        assert found.in_use == 0
+        assert found.idle_since is not None
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It found nothing that ran, and the attempt that it was meant for began a moment later."""
+    to_cancel: list[CallRecord] = []
+
+    async def read_and_cancel(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
+        found = await records.record_of(bus, invocation)
+        if to_cancel:
+            await records.cancel(bus, to_cancel.pop(), SystemClock.time())
+            await records.record_of(bus, invocation)  # the answer comes after the cancel
+        return found
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("late", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = await node.submit(revision, b"1")
+        run, _ = await worker.run()
+        to_cancel.append(call)
+        fail(worker, run)
+        assert (await ended(node, call.id)).state is InvocationState.CANCELLED
+        other = await node.submit(revision, b"2")
+        run, body = await worker.run()
+        assert (run.invocation, body) == (other.id, b"2")
+        worker.answer(run, body)
+        assert (await ended(node, other.id)).state is InvocationState.SUCCEEDED
+        assert (await ended(node, call.id)).state is InvocationState.CANCELLED
+
+    monkeypatch.setattr("gpufn_runtime.runner.arrivals.records", SimpleNamespace(record_of=read_and_cancel))
     on_node(url, tmp_path, test)
 
 
