@@ -75,7 +75,7 @@ def waits(
     eta_s = None
     if waiting.reason in (WaitReason.TURN, WaitReason.RETRY):
         place, eta_s = None, waiting.eta_s
-    elif place is not None and spec is not None and function is not None:
+    elif place is not None and spec is not None and function is not None and record.revision == function.serving:
         eta_s = _eta_s(place, spec, function)
     return {"waiting": waiting, "place": place, "eta_s": eta_s}
 
@@ -89,7 +89,9 @@ def why_it_waits(
     if record.not_before > now:
         left_s = record.not_before - now
         return Waiting(WaitReason.RETRY, f"attempt {record.attempt} starts in {left_s:.1f} s", left_s)
-    return None if function is None else function.waiting
+    if function is None:
+        return None
+    return function.waiting if record.revision == function.serving else function.waiting_of.get(record.revision)
 
 
 def event_number(state: InvocationState, attempt: int) -> int:

@@ -108,3 +108,10 @@ def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
     assert call_views.status(record(), held)["timings"] == {"queue_s": 5.0}
     ended = record(state=InvocationState.CANCELLED)
     assert call_views.status(ended, held)["state"] is InvocationState.CANCELLED
+
+
+def test_a_call_of_a_retired_revision_waits_for_workers_of_its_own(make: Any) -> None:
+    """It was told why calls of the new revision wait, and when one of these would start."""
+    status = make.status("f", serving=2, ready=2, running=0, service_s=0.5, waiting=STARTING, waiting_of={1: NO_ROOM})
+    told = call_views.waits(record(), 1, make.spec("f"), status, NOW)
+    assert (told["waiting"], told["eta_s"]) == (NO_ROOM, None)

@@ -88,7 +88,7 @@ class _Step:
         self._make_room(without_room)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        teller = Teller(self.world, self.now)
+        teller = Teller(self.world, self.now, self.limits)
         statuses: dict[str, FunctionStatus] = {}
         for name, decided in list(self.decided.items()):
             with self._alone(name):

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function
 from gpufn.workers import WorkerState
 
+from . import policy
 from .actions import Decided, Need
 from .circuit import CircuitState
-from .placement import NoRoom
+from .leases import LeaseBook
+from .limits import Limits
+from .placement import NoRoom, place
 from .views import RevisionView
 from .world import World
 
+_HOLDERS_TOLD = 3
+
 
 class Teller:
-    def __init__(self, world: World, now: float) -> None:
+    def __init__(self, world: World, now: float, limits: Limits) -> None:
         self._world = world
         self._now = now
+        self._limits = limits
+        self._nobodys = LeaseBook()  # as if nobody had anything
+        self._counted: dict[bool, Counter[str]] = {}
 
     def status(self, function: Function, decided: Sequence[Decided], note: str | None) -> FunctionStatus:
         serving = next(one for one in decided if one.key[1] == function.serving)
@@ -42,7 +51,12 @@ class Teller:
             wanted=decision.count,
             reason="; ".join(filter(None, (decision.reason, note, self._parked(serving)))),
             terms=decision.terms,
-            waiting=self._waiting(serving, counts),
+            waiting=self._waiting(serving),
+            waiting_of={
+                one.key[1]: waiting
+                for one in decided
+                if one is not serving and (waiting := self._waiting(one)) is not None
+            },
             service_s=view.service_s,
             cold_start_s=view.cold_start_s,
             # Not while it is half open: the call that is let in is what asks for the next try.
@@ -57,18 +71,18 @@ class Teller:
             return f"{len(parked)} parked, {one.revision.spec.park_timeout_s:g} s at most"
         return f"none is parked: {one.view.cannot_park}" if one.view.cannot_park else ""
 
-    def _waiting(self, one: Decided, counts: dict[WorkerState, int]) -> Waiting | None:
+    def _waiting(self, one: Decided) -> Waiting | None:
         """Why calls wait, if any do."""
         demand = one.demand
         slots = one.revision.spec.slots if one.revision is not None else 1
-        ready = counts[WorkerState.READY]
+        ready = len(one.view.in_state(WorkerState.READY))
         if gpus := {worker.waits_on for worker in one.view.in_state(WorkerState.READY)} - {""}:
             return Waiting(WaitReason.TURN, f"waits for its turn on {min(gpus)}")
         if demand is None or not demand.calls or (ready and demand.calls <= ready * slots - demand.stuck):
             return None
         if one.view.circuit.openings and not ready:
             return self._crash_looping(one.view)
-        starting = counts[WorkerState.STARTING] + counts[WorkerState.RESUMING]
+        starting = len(one.view.in_state(WorkerState.STARTING, WorkerState.RESUMING))
         if not starting and one.need is not None and one.need.no_room is not None:
             return self._no_room(one.need, one.need.no_room)
         if starting or one.need is not None:
@@ -77,11 +91,44 @@ class Teller:
             Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
         )
 
-    @staticmethod
-    def _no_room(need: Need, no_room: NoRoom) -> Waiting:
+    def _no_room(self, need: Need, no_room: NoRoom) -> Waiting:
         if need.is_slot_limited:
             return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
-        return Waiting(WaitReason.NO_CAPACITY, str(no_room))
+        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (str(no_room), self._held_by(need)))))
+
+    def _held_by(self, need: Need) -> str:
+        """Who has the room, where there would be some without them."""
+        spec, kinds, contained = need.revision.spec, need.revision.device_kinds, need.revision.spec.image is not None
+        found = place(
+            spec.resources, self._world.reports(self._now), self._nobodys, self._limits,
+            engine_kinds=kinds, in_container=contained, explain=False,
+        )  # fmt: skip
+        if isinstance(found, NoRoom):
+            return ""
+        holders = self._holders(of_gpus=bool(spec.resources.gpu))
+        told = [self._holder(name, count) for name, count in holders.most_common(_HOLDERS_TOLD)]
+        if more := len(holders) - len(told):
+            told.append(f"{more} more")
+        return f"held by {' and '.join(filter(None, (', '.join(told[:-1]), told[-1])))}" if told else ""
+
+    def _holders(self, *, of_gpus: bool) -> Counter[str]:
+        """Workers by function; once a step, for hundreds of functions may wait."""
+        if of_gpus not in self._counted:
+            self._counted[of_gpus] = Counter(
+                worker.key[0]
+                for worker in self._world.workers.values()
+                if worker.parked is None and (worker.assignment.share.gpus or not of_gpus)
+            )
+        return self._counted[of_gpus]
+
+    def _holder(self, name: str, count: int) -> str:
+        text = f"{count} worker{'s' if count != 1 else ''}"
+        function = self._world.functions.get(name)
+        record = None if function is None else self._world.revisions.get((name, function.serving))
+        if function is not None and record is not None:
+            lowest = policy.effective(record.spec.scaling, function).min_workers
+            text += f", min_workers={lowest}" if lowest else ""
+        return f"{name} ({text})"
 
     def _crash_looping(self, view: RevisionView) -> Waiting:
         last = view.circuit.last_error.summary if view.circuit.last_error is not None else "unknown"

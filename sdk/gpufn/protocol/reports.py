@@ -155,7 +155,8 @@ class Waiting(msgspec.Struct, frozen=True):
 
 
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the controller last knew and decided of a Function. None means unknown."""
+    """What the controller last knew and decided of a Function. None means unknown. `waiting` is of the revision that
+    serves, `waiting_of` of the others that have calls."""
 
     function: str
     serving: int
@@ -166,6 +167,7 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
+    waiting_of: dict[int, Waiting] = {}
     service_s: float | None = None  # what one call takes
     cold_start_s: float | None = None
     start_error: ErrorInfo | None = None  # set while the circuit is open

@@ -12,7 +12,7 @@ from gpufn.image import ImageSpec
 from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
-from gpufn.spec import ScalingPolicy
+from gpufn.spec import Resources, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy
 from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServing, Start
@@ -21,7 +21,7 @@ from gpufn_gateway.controller.policy import Demand, ScaleDecision, Workers
 from gpufn_gateway.controller.rollout import LINGER_S, Standing, may_move, workers_for_next, workers_for_retired
 from gpufn_gateway.controller.views import NODE_FORGOTTEN_S
 from gpufn_gateway.controller.world import World
-from tests.gateway.controller.simulation import assignment, function, node, revision
+from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
 
 def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: object) -> World:
@@ -263,6 +263,39 @@ def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> N
         waiting = plan(empty, 100.0).statuses["f"].waiting
         assert waiting is not None
         assert (waiting.reason, trouble in waiting.detail) == (reason, True)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "told"),
+    [
+        (8 * GIB - (256 << 20), "; held by f (4 workers, min_workers=4) and g (1 worker)"),
+        (9 * GIB, ""),  # of which no node has so much
+    ],
+)
+def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> None:
+    """Workers that min_workers keeps are not drained for others, who waited, and looked for a reason of their own."""
+    full = world(4, ScalingPolicy(min_workers=4, max_workers=4))
+    full.on_revision(("g", 1), revision("g"))
+    full.on_function("g", function("g"))
+    full.on_assignment("v", assignment("v", "g"), 100.0)
+    full.on_revision(("h", 1), revision("h", resources=Resources(memory_bytes=memory_bytes)))
+    full.on_function("h", function("h"))
+    full.on_depths({("h", 1): 1}, 100.0, 100.0)
+    waiting = plan(full, 100.0).statuses["h"].waiting
+    assert waiting is not None
+    assert (waiting.reason, waiting.detail.partition(" are free")[2]) == ("no_capacity", told)
+
+
+def test_why_calls_of_a_retired_revision_wait_is_told_apart() -> None:
+    """They were told why those of the serving one do, or nothing when these did not."""
+    moved = world()
+    moved.on_revision(("f", 1), revision("f", resources=Resources(memory_bytes=9 * GIB)))
+    moved.on_revision(("f", 2), revision("f", 2))
+    moved.on_function("f", function("f", serving=2))
+    moved.on_depths({("f", 1): 1}, 100.0, 100.0)
+    status = plan(moved, 100.0).statuses["f"]
+    assert status.waiting is None
+    assert {number: waiting.reason for number, waiting in status.waiting_of.items()} == {1: "no_capacity"}
 
 
 def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
