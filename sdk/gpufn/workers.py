@@ -94,9 +94,11 @@ class Exit(msgspec.Struct, frozen=True):
     memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
     device_fault: str = ""  # why its GPU was of no use any more, when it was ended for that
     untold: str = ""  # why nobody could see how
+    killed_for: str = ""  # why its agent ended it, if that did: a worker that closes its socket is no crash
 
     def describe(self) -> str:
         """One line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
+        why = f" ({self.killed_for})" if self.killed_for and self.signal == signals.SIGKILL else ""
         if self.device_fault:
             return f"was ended because of its GPU: {self.device_fault}"
         if self.out_of_memory:
@@ -105,7 +107,7 @@ class Exit(msgspec.Struct, frozen=True):
             return f"was killed because it used more {than} (memory=... sets it)"
         if self.signal is not None:
             try:
-                return f"was killed by {signals.Signals(self.signal).name}"
+                return f"was killed by {signals.Signals(self.signal).name}{why}"
             except ValueError:
                 return f"was killed by signal {self.signal}"
         if self.code is not None:

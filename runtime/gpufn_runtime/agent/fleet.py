@@ -38,6 +38,7 @@ class WorkerRecord:
     drain_by: float | None = None  # set once the assignment said drain
     asked_to_end_at: float | None = None
     killed: bool = False
+    killed_for: str = ""  # why its agent did that
     device_fault: str = ""  # why its GPU is of no use any more
     claim: Claim | None = None  # what it says that it holds, parked
     parked: ParkedMemory | None = None  # and what it was proven to hold

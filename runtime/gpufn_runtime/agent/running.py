@@ -154,7 +154,8 @@ class Running:
         log.info("%s gets %s: %s", record.worker, how.name, reason)
         if record.asked_to_end_at is None:
             record.asked_to_end_at = self._clock.monotonic()
-        record.killed = record.killed or how is signal.SIGKILL
+        if how is signal.SIGKILL and not record.killed:
+            record.killed, record.killed_for = True, reason
         worker = self._workers.get(record.worker)
         if worker is None:
             return
@@ -246,6 +247,7 @@ class Running:
             tail=worker.output.tail(),
             device_fault=record.device_fault,
             untold=untold,
+            killed_for=record.killed_for,
         )
         if could_be_oom and exceeded_bytes is not None:
             end = msgspec.structs.replace(end, out_of_memory=True, memory_limit_bytes=exceeded_bytes)

@@ -187,7 +187,7 @@ def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
         await node.line("no")
         node.kill(worker)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL"
+        assert event.exit.describe() == "was killed by SIGKILL (it took too long)"
 
     on_node(run)
 
@@ -200,7 +200,7 @@ def test_a_worker_that_its_runner_has_given_up_ends_though_the_kill_order_was_lo
         await node.until(lambda: [line.text for line in node.lines].count("no") == 2)
         node.runner_says({lost: WorkerState.FAILED, serving: WorkerState.READY})
         event = await node.event(lost, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL"
+        assert event.exit.describe() == "was killed by SIGKILL (its runner has given it up)"
         assert [e.worker for e in node.events if e.kind == "exited"] == [lost]
 
     on_node(run)
@@ -227,7 +227,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(on_node: Any) -
         await node.line("no")
         await node.unassign(worker)
         event = await node.event(worker, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL"
+        assert event.exit.describe() == "was killed by SIGKILL (it did not end within 0.1 s of SIGTERM)"
 
     on_node(run)
 
@@ -307,7 +307,7 @@ def test_a_later_agent_adopts_what_lives_and_buries_what_died(on_node: Any) -> N
         assert [(p.worker, p.pid) for p in report[-1].processes] == [(alive, pids[alive])]
         node.kill(alive)
         event = await node.event(alive, "exited")
-        assert event.exit.describe() == "was killed by SIGKILL"
+        assert event.exit.describe() == "was killed by SIGKILL (it took too long)"
         assert "started" not in {e.kind for e in node.events}
 
     on_node(run)
@@ -323,7 +323,8 @@ def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node
         await node.line(f"hello from {polite}")
         await node.stop()
         assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
-        assert (await node.event(stubborn, "exited")).exit.describe() == "was killed by SIGKILL"
+        told = (await node.event(stubborn, "exited")).exit.describe()
+        assert told == "was killed by SIGKILL (it did not end within 0.2 s of SIGTERM)"
         assert await node.assigned() == []
         assert not list(node.home.worker("x").parent.iterdir())
 
