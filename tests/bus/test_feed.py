@@ -176,3 +176,16 @@ async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nat
     for message in came:
         follower._on_message(message, 0)
     assert await follower.some(30) == came
+
+
+async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_waits(nats: Any, connect: Any) -> None:
+    """Each one that is given up leaves the server another consumer, which makes it slower still."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("slow")
+    await bus.publish_stored(subject, b"there")
+    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower, asyncio.timeout(30):
+        found: list[StoredMessage] = []
+        while not found:
+            found = await follower.some(0.0)
+    assert [message.payload for message in found] == [b"there"]

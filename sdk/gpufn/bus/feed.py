@@ -323,12 +323,12 @@ class Follower:
         self._wake.set()
 
     async def some(self, timeout_s: float) -> list[StoredMessage]:
-        """Those that have arrived; none after `timeout_s`, or when it was woken."""
+        """Those that have arrived; none after `timeout_s`, when it was woken, or cannot read now."""
+        if self._feed is None:  # what takes its time is not begun again and again
+            await self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._feed is None:
-                    await self._open()
-                if not self._ready:
+                if self._feed is not None and not self._ready:
                     await self._wake.wait()
         self._wake.clear()
         found = list(self._ready)
