@@ -98,10 +98,8 @@ class Map(Iterator[V]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._kept is None:
-            cast("Any", self._results).close()
-        elif not self._kept.is_over:
-            self._kept.cancel()
+        if self._kept is None or not self._kept.is_over:
+            self.cancel()
 
     def __repr__(self) -> str:
         return f"Map({self.id!r})"
@@ -128,10 +126,15 @@ class AsyncMap(AsyncIterator[V]):
         """As a Map's."""
         if self._kept is not None:
             await in_thread(self._kept.close)
+        else:
+            await cast("Any", self._results).aclose()
 
     async def cancel(self) -> bool:
         """As a Map's."""
-        return self._kept is not None and await in_thread(self._kept.cancel)
+        if self._kept is None:
+            await self.close()
+            return False
+        return await in_thread(self._kept.cancel)
 
     async def __anext__(self) -> V:
         return await anext(self._results)
@@ -142,9 +145,7 @@ class AsyncMap(AsyncIterator[V]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self._kept is None:
-            await cast("Any", self._results).aclose()
-        elif not self._kept.is_over:
+        if self._kept is None or not self._kept.is_over:
             await self.cancel()
 
 

@@ -164,6 +164,19 @@ def test_map_takes_no_more_arguments_than_it_needs() -> None:
     assert len(taken) <= 3
 
 
+def test_a_map_of_asyncio_is_closed_as_another_is() -> None:
+    async def main() -> list[Any]:
+        left: list[Any] = []
+        for end in ("close", "cancel"):
+            results = plus.aio.map(range(100), window=2)
+            first = await anext(results)
+            left.append((first, await getattr(results, end)(), [result async for result in results]))
+        return left
+
+    with run_locally():
+        assert asyncio.run(main()) == [(1, None, []), (1, False, [])]
+
+
 def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
     def picky(a: int, b: int = 1) -> int:
         return 1 // a
