@@ -128,7 +128,7 @@ async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
 async def test_a_call_that_nobody_began_with_ends_with_its_queue_timeout(connect: Any, nats: Any) -> None:
     bus, caller, call = await waiting(connect, nats)
     caller.tick(call.since + 9.9)
-    await caller._searches.done()
+    await caller._searches._tasks.done()
     assert not call.future.done()
     caller.tick(call.since + 10.1)
     with pytest.raises(InvocationExpired, match=r"s in the queue were too long"):
@@ -150,7 +150,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
     await runner.flush()
     for seconds in (10.1, 12.0, 20.0):
         caller.tick(call.since + seconds)
-        await caller._searches.done()
+        await caller._searches._tasks.done()
     assert len(asked) == 1
     assert not call.future.done()
     call.cancel()
@@ -171,7 +171,7 @@ async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_t
     runner.subscribe(subjects.WHEREABOUTS, whereabouts)
     await runner.flush()
     caller.tick(call.since + 10.1)
-    await caller._searches.done()
+    await caller._searches._tasks.done()
     assert (len(asked), call.future.done()) == (2, False)
     call.cancel()
     await bus.flush()
@@ -188,7 +188,7 @@ async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_
     await bus.publish_stored(queue, pack(msgspec.structs.replace(first, attempt=2), body))
     await streams.delete_message(bus, subjects.SYNC, call.queue_seq)
     caller.tick(call.since + 10.1)
-    await caller._searches.done()
+    await caller._searches._tasks.done()
     assert not call.future.done()
     call.cancel()
 

@@ -93,10 +93,6 @@ class Lease:
             subject = self._kv.subject(self._name)
             await streams.purge(self._kv.bus, self._kv.stream, subject, below_seq=revision + 1)
 
-    async def holder(self) -> str | None:
-        entry = await self._kv.get(self._name)
-        return entry.value.decode() if entry else None
-
     async def _begin(self) -> None:
         try:
             self._revision = await self._write(0)

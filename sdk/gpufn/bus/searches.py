@@ -48,10 +48,6 @@ class Searches:
         self._rescue: asyncio.Task[None] | None = None
         self._tasks = Tasks("calls that wait for too long")
 
-    async def done(self) -> None:
-        """Until every call that `end_unless_begun` was asked about has been looked for."""
-        await self._tasks.done()
-
     # --- calls that wait for too long ---------------------------------------------------------------------------------
 
     def end_unless_begun(self, calls: Iterable[PendingCall]) -> None:
