@@ -10,6 +10,7 @@ Where the platform keeps maps, the items become calls that are stored in chunks 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from types import TracebackType
@@ -127,7 +128,8 @@ class AsyncMap(AsyncIterator[V]):
         if self._kept is not None:
             await in_thread(self._kept.close)
         else:
-            await cast("Any", self._results).aclose()
+            with contextlib.suppress(RuntimeError):  # a task waits in it for the next result
+                await cast("Any", self._results).aclose()
 
     async def cancel(self) -> bool:
         """As a Map's."""

@@ -177,6 +177,25 @@ def test_a_map_of_asyncio_is_closed_as_another_is() -> None:
         assert asyncio.run(main()) == [(1, None, []), (1, False, [])]
 
 
+def test_a_map_of_asyncio_that_somebody_waits_in_may_be_cancelled_meanwhile() -> None:
+    may_go_on = threading.Event()
+
+    def held(a: int, b: int = 1) -> int:
+        assert may_go_on.wait(30)
+        return a + b
+
+    async def main() -> tuple[bool, int]:
+        results = plus.aio.map([1, 2], window=1)
+        waiting = asyncio.ensure_future(anext(results))
+        await asyncio.sleep(0)  # it waits now
+        cancelled = await results.cancel()
+        may_go_on.set()
+        return cancelled, await waiting
+
+    with run_locally(plus=held):
+        assert asyncio.run(main()) == (False, 2)
+
+
 def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
     def picky(a: int, b: int = 1) -> int:
         return 1 // a
