@@ -8,7 +8,7 @@ from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
-from gpufn.model import LONGEST_NAME, MOST_DIMENSIONS
+from gpufn.model import LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS
 from gpufn_builder.graph_names import text
 from gpufn_builder.tensors import datatype_of
 
@@ -57,8 +57,11 @@ def _check_input(value: ValueInfoProto) -> None:
             f"input {value.name} does not say how many dimensions it has: export the model with a shape for it, whose "
             "sizes may be dynamic"
         )
-    if (rank := len(value.type.tensor_type.shape.dim)) > MOST_DIMENSIONS:
-        raise _refused(f"input {value.name} has {rank} dimensions; {MOST_DIMENSIONS} are allowed")
+    dims = value.type.tensor_type.shape.dim
+    if len(dims) > MOST_DIMENSIONS:
+        raise _refused(f"input {value.name} has {len(dims)} dimensions; {MOST_DIMENSIONS} are allowed")
+    if (largest := max((dim.dim_value for dim in dims), default=0)) > LARGEST_SIZE:
+        raise _refused(f"input {value.name} has a size of {largest}; {LARGEST_SIZE} is allowed")
 
 
 def _datatype(value: ValueInfoProto) -> str | None:

@@ -15,6 +15,7 @@ from gpufn.errors import InvalidSpec
 
 MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
+LARGEST_SIZE = (1 << 31) - 1  # of one dimension
 LONGEST_NAME = 1000  # of an input or output, in characters
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
@@ -55,8 +56,9 @@ class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not len(self.min) == len(self.opt) == len(self.max):
             raise InvalidSpec(f"min {self.min}, opt {self.opt} and max {self.max} differ in their number of dimensions")
-        if any(not 0 <= low <= best <= high for low, best, high in zip(self.min, self.opt, self.max, strict=True)):
-            raise InvalidSpec(f"a shape range is min <= opt <= max in each dimension, not {self}")
+        sizes = zip(self.min, self.opt, self.max, strict=True)
+        if any(not 0 <= low <= best <= high <= LARGEST_SIZE for low, best, high in sizes):
+            raise InvalidSpec(f"a shape range is min <= opt <= max <= {LARGEST_SIZE} in each dimension, not {self}")
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         return len(shape) == len(self.min) and all(
@@ -83,6 +85,13 @@ class Tolerance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_abs: float | None = None
     rel_l2: float | None = None
     cosine: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_abs", self.max_abs), ("rel_l2", self.rel_l2)):
+            if value is not None and not value >= 0:
+                raise InvalidSpec(f"tolerance: {name} is 0 or more, not {value:g}")
+        if self.cosine is not None and not -1 <= self.cosine <= 1:
+            raise InvalidSpec(f"tolerance: cosine is from -1 to 1, not {self.cosine:g}")
 
 
 # The presets, by the coarsest arithmetic in an engine; a ModelSpec's own tolerance takes their place.
@@ -157,6 +166,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
         if (wrong := wrong_build_time(self.max_build_s)) is not None:
             raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
+        if self.memory_limit_bytes is not None and not 0 < self.memory_limit_bytes < 1 << 63:
+            raise InvalidSpec(
+                f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, not {self.memory_limit_bytes}"
+            )
         if self.precision is Precision.INT8 and self.samples is None:
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 

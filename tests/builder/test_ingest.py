@@ -360,6 +360,11 @@ def test_an_input_of_more_dimensions_than_arrays_have_is_refused(tmp_path: Path)
     assert refusal(tmp_path).message == "input x has 65 dimensions; 64 are allowed"
 
 
+def test_an_input_larger_than_a_request_can_say_is_refused(tmp_path: Path) -> None:
+    put(model([node("Neg", "x", "y")], [value("x", ["N", 1 << 31])], [value("y", None)]), tmp_path)
+    assert refusal(tmp_path).message == "input x has a size of 2147483648; 2147483647 is allowed"
+
+
 def test_a_tensor_in_segments_is_refused(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer[0].segment.end = 3

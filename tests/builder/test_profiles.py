@@ -56,13 +56,13 @@ def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None
     ("inputs", "given"),
     [
         ([TensorSpec("x", "FP32", (1 << 40, 1 << 40))], ()),
-        ([TensorSpec("x", "FP32", (-1, 2))], (profile(x=((1, 2), (1, 2), (1 << 70, 2))),)),
-        ([TensorSpec("x", "FP32", (-1, 1 << 33))], ()),
+        ([TensorSpec("x", "FP32", (-1, -1))], (profile(x=((1, 2), (1, 2), (1 << 24, 1 << 24))),)),
+        ([TensorSpec("x", "FP32", (-1, 1 << 30))], ()),
     ],
 )
 def test_shapes_that_no_array_has_are_refused(inputs: list[TensorSpec], given: tuple[ShapeProfile, ...]) -> None:
     with pytest.raises(BuildFailed, match=r"^x has up to \d+ elements; 17179869184 are allowed$") as caught:
-        resolve(inputs, *given, max_batch=4 if inputs[0].shape[0] == -1 else 1)
+        resolve(inputs, *given, max_batch=64 if inputs[0].shape[0] == -1 else 1)
     assert caught.value.node == "x"
 
 

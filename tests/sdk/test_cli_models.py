@@ -225,6 +225,23 @@ def test_a_build_shows_its_candidates_and_writes_its_report(platform: StubGatewa
     assert _sent(platform, "POST /v1/builds").json["device"] == "NVIDIA L4"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--report", "nowhere/report.html"), "nowhere/report.html: No such file or directory"),
+        (("--report", "."), ".: Is a directory"),
+        (("--report", "report.html", "--no-wait"), "--report is written when the build has ended: not with --no-wait"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_built(
+    platform: StubGateway, arguments: tuple[str, ...], message: str
+) -> None:
+    result = _gpufn("build", "net.onnx", *arguments)
+    assert result.exit_code != 0
+    assert message in result.stderr
+    assert not [request for request in platform.requests if request.method == "POST"]
+
+
 def test_a_build_as_json_is_its_view(platform: StubGateway) -> None:
     platform.on("GET /v1/builds/b1", _BUILT)
     found = json.loads(_gpufn("build", "net.onnx", "--json").stdout)

@@ -11,7 +11,7 @@ import pytest
 from gpufn import Model, enter, gpu_function, method
 from gpufn._model_files import external_data, file_of, folder_of, prepare
 from gpufn.errors import InvalidInput, InvalidSpec
-from gpufn.model import Precision, ShapeProfile, ShapeRange, TensorSpec, Tolerance
+from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, TensorSpec, Tolerance
 from gpufn.testing import run_locally
 
 _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
@@ -33,6 +33,9 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ),
         ({"shapes": {"x": ((4, 3), (2, 3), (8, 3))}}, "shapes['x']: a shape range is min <= opt <= max"),
         ({"shapes": {"x": ((1,), (2, 3), (8, 3))}}, "shapes['x']: min (1,), opt (2, 3) and max (8, 3) differ"),
+        ({"shapes": {"x": (1, 1 << 70)}}, "a shape range is min <= opt <= max <= 2147483647 in each dimension"),
+        ({"tolerance": {"rel_l2": -0.1}}, "tolerance: rel_l2 is 0 or more, not -0.1"),
+        ({"tolerance": {"cosine": 1.5}}, "tolerance: cosine is from -1 to 1, not 1.5"),
         ({"samples": "s.pkl"}, "samples is an .npz or .safetensors file, not 's.pkl'"),
         ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
         ({"require": "cpu"}, "require is None or 'gpu', not 'cpu'"),
@@ -41,12 +44,20 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"build_timeout": float("nan")}, "build_timeout is a number of seconds from 1 to 86400, not nan"),
         ({"build_timeout": "1h"}, "build_timeout is a number of seconds, not '1h'"),
         ({"build_memory": "much"}, "'much' is not a memory size"),
+        ({"build_memory": 1 << 70}, "a memory size is less than 8 EiB, not 1180591620717411303424"),
+        ({"build_memory": "9" * 400}, "a memory size is less than 8 EiB, not '999"),
     ],
 )
 def test_a_wrong_option_is_refused_where_it_is_written(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         Model(**{"path": "net.onnx"} | options)
     assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1 << 63])
+def test_a_spec_that_another_client_wrote_has_a_memory_limit_that_there_can_be(limit: int) -> None:
+    with pytest.raises(InvalidSpec, match="net: memory_limit_bytes is positive and less than 8 EiB, not"):
+        ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),), memory_limit_bytes=limit)
 
 
 def test_options_become_the_spec(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
 
 
 def check_output(output: Path | None) -> None:
-    """Before the call: the result of one that nobody submitted is lost when it cannot be written."""
+    """Before the work: the result of a call that nobody submitted is lost when it cannot be written, and a build is
+    long."""
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         number = errno.EISDIR if output.is_dir() else errno.ENOENT
         raise OSError(number, os.strerror(number), str(output))

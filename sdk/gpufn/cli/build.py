@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from gpufn.cli._call import check_output
 from gpufn.cli._model_options import (
     MaxBatch,
     ModelOptions,
@@ -57,6 +58,9 @@ def build(  # noqa: PLR0917  Typer passes them by name
 
     if not is_model(model):
         raise WrongUsage(f"{model} is neither an ONNX file (.onnx) nor FILE.py:FACTORY")
+    if report is not None and not wait:
+        raise WrongUsage("--report is written when the build has ended: not with --no-wait")
+    check_output(report)
     options = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
     with onnx_of(model) as onnx, Client() as client:
         with step(f"Reading {model}"), as_typed():

@@ -20,12 +20,11 @@ import numpy as np
 
 from gpufn.errors import InvalidInput
 from gpufn.media import TENSORS
-from gpufn.model import DATATYPES, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
+from gpufn.model import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
 _LENGTH = struct.Struct("<I")
-_LARGEST = 1 << 31  # of a shape's sizes
 _MOST_ELEMENTS = 1 << 48  # numpy counts an empty array's other sizes, too
 
 _Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
@@ -158,7 +157,7 @@ def _arrays(tensors: list[_Tensor], specs: Sequence[TensorSpec], binary: memoryv
 
 
 def _is_shape(sizes: tuple[int, ...]) -> bool:
-    return all(0 <= size < _LARGEST for size in sizes) and math.prod(size or 1 for size in sizes) < _MOST_ELEMENTS
+    return all(0 <= size <= LARGEST_SIZE for size in sizes) and math.prod(size or 1 for size in sizes) < _MOST_ELEMENTS
 
 
 def _binary_size(tensor: _Tensor, left: int) -> int | None:
