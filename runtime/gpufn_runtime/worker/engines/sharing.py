@@ -61,7 +61,11 @@ class SharedRuns:
         call.wake = functools.partial(_set, woken)
         self._enter(call)
         if not call.leads:
-            woken.wait()
+            try:
+                woken.wait()
+            except BaseException:  # the handler of a signal, in the main thread: a function's own alarm, say
+                self._leave(call)
+                raise
         if call.leads:
             self._lead(call)
         return call.result()

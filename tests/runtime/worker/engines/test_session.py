@@ -6,12 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpufn.errors import InvalidInput
+from gpufn_runtime.worker.engines import sharing
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.session import Session
 from tests.runtime.worker.engines.engines import FakeEngine, manifest, rows, tensor
@@ -120,6 +122,26 @@ def test_where_rows_mean_nothing_calls_run_one_by_one() -> None:
     futures = _call_while_busy(held, rows(1), rows(2))
     assert [future.result()[0, 0] for future in futures] == [-1, -2]
     assert held.run_sizes() == [1, 1, 1]
+
+
+def test_a_call_that_a_signals_handler_breaks_off_while_it_waits_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise TimeoutError("the alarm went off")
+
+    held = Held()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(held.session, rows(0))
+        assert held.running.acquire(timeout=PATIENCE_S)
+        monkeypatch.setattr(sharing, "threading", SimpleNamespace(Event=Interrupted))
+        with pytest.raises(TimeoutError, match="the alarm went off"):
+            held.session(rows(1))
+        still_waiting = len(held.session._runs._waiting)
+        held.release()
+    assert (first.result().tolist(), still_waiting) == ([[0, 0]], 0)
+    assert held.session(rows(5))[0, 0] == -5
 
 
 def test_as_many_runs_at_once_as_the_engine_allows() -> None:
