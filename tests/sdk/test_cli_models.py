@@ -178,6 +178,11 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
     [
         (["deploy", "app.py", "--precision", "fp16"], 2, "--precision is for a model; the options of a function are"),
         (["deploy", "app.py", "--min", "1"], 2, "--min is for a model"),
+        (
+            ["deploy", "模型.onnx"],
+            2,
+            "模型.onnx has no letter from a to z and no digit to be deployed under: give --name",
+        ),
         (["deploy", "net.onnx", "--name", "a", "--name", "b"], 2, "a model is deployed under one --name"),
         (["deploy", "net.onnx", "--include", "x*"], 2, "--include is for a file of functions; a model's weights are"),
         (["deploy", "no.onnx"], 2, "gpufn: model: there is no file "),

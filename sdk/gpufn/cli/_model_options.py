@@ -85,7 +85,10 @@ def name_of(source: str) -> str:
     """
     factory = _FACTORY.fullmatch(source)
     plain = factory["factory"] if factory else Path(source).stem
-    return re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].rstrip("-")
+    if not name:
+        raise WrongUsage(f"{source} has no letter from a to z and no digit to be deployed under: give --name")
+    return name
 
 
 @contextlib.contextmanager
