@@ -40,14 +40,18 @@ THOROUGH: Final = MeasurePlan()
 
 
 def shortened(error: ErrorInfo) -> ErrorInfo:
-    """As much of it as is read: it goes through a pipe and into a record, and what a model's nodes are called, a
-    stranger has chosen."""
+    """As much of it as is read, on one line: it goes through a pipe and into a record, and what a model's nodes are
+    called, a stranger has chosen."""
     return msgspec.structs.replace(
         error,
-        message=error.message[:1000],
-        node=error.node[:1000] if error.node else None,
+        message=_one_line(error.message),
+        node=_one_line(error.node) if error.node else None,
         traceback=error.traceback[-8000:] if error.traceback else None,
     )
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:1000]
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
