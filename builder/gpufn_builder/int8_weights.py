@@ -6,35 +6,51 @@ Told to (`gpufn.ort_integers`), it makes uint8 of int8 constants before a Dequan
   gets its own
 - where zero points are left out, for 0, it writes one that is for all, which does not run with a scale per channel or
   block: they are written out
+- those that the body of an If, Loop or Scan takes from around it, it does not find: they get into the body
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
-from gpufn_builder.ingest import all_nodes
+from gpufn_builder.graph_names import subgraphs
+
+_Constants = Mapping[str, TensorProto]
 
 
 def write_out(graph: GraphProto) -> None:
-    _write_zero_points(graph)
-    _copy_what_is_shared(graph)
+    """And in graphs within it."""
+    _write_out(graph, {}, itertools.count(1))
 
 
-def _write_zero_points(graph: GraphProto) -> None:
-    nodes = list(all_nodes(graph))
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    constants |= {
+def _write_out(graph: GraphProto, around: _Constants, numbers: Iterator[int]) -> None:
+    """`around` are the constants of the graphs that `graph` lies in."""
+    made = {each.name for each in graph.input}.union(*(node.output for node in graph.node))
+    around = {name: tensor for name, tensor in around.items() if name not in made}
+    constants = around | _given_by_nodes(graph) | {tensor.name: tensor for tensor in graph.initializer}
+    _write_zero_points(graph, constants)
+    for node in graph.node:
+        for body in subgraphs(node):
+            _write_out(body, constants, numbers)
+    _copy_what_is_shared(graph, around, numbers)
+
+
+def _given_by_nodes(graph: GraphProto) -> dict[str, TensorProto]:
+    return {
         node.output[0]: attribute.t
-        for node in nodes
+        for node in graph.node
         if node.op_type == "Constant"
         for attribute in node.attribute
         if attribute.name == "value"
     }
-    for node in nodes:
+
+
+def _write_zero_points(graph: GraphProto, constants: _Constants) -> None:
+    for node in graph.node:
         if node.op_type != "DequantizeLinear" or any(node.input[2:]):
             continue
         content, scales = (constants.get(name) for name in node.input[:2])
@@ -44,15 +60,15 @@ def _write_zero_points(graph: GraphProto) -> None:
             node.input[2:] = [name]
 
 
-def _copy_what_is_shared(graph: GraphProto) -> None:
+def _copy_what_is_shared(graph: GraphProto, around: _Constants, numbers: Iterator[int]) -> None:
     """Tensors that lie in a file of their own go on lying there, once."""
-    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.INT8}
+    taken = around.keys() - {tensor.name for tensor in graph.initializer}
+    constants = {name: around[name] for name in taken}
+    constants |= {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == TensorProto.INT8}
     takers: dict[str, list[tuple[NodeProto, int]]] = {}
     for node in graph.node:
         for position, name in enumerate(node.input):
             takers.setdefault(name, []).append((node, position))
-    numbers = itertools.count(1)
-    taken: set[str] = set()
 
     def own_constants(node: NodeProto) -> None:
         for position, name in enumerate(node.input):

@@ -197,6 +197,40 @@ def weights_of_few_bits(element: int, block_size: int = 0) -> ModelProto:
     )
 
 
+def integers_in_branches(*, own: bool) -> ModelProto:
+    """As `weights_of_few_bits`, in the branches of an If, whose values have the same names; the weights are the
+    branches' `own`, or lie around them."""
+    drawn = np.random.default_rng(0).integers(-128, 128, (2, 64, 8))
+    constants = [
+        [constant(f"integers{index}", each, np.int8), weights(f"scales{index}", 8, scale=0.02)]
+        for index, each in enumerate(drawn)
+    ]
+    then_branch, else_branch = (
+        helper.make_graph(
+            [
+                node("DequantizeLinear", f"integers{index} scales{index}", "w", axis=1),
+                node("MatMul", "x w", "product"),
+            ],
+            "branch",
+            [],
+            [value("product", None)],
+            constants[index] if own else [],
+        )
+        for index in range(2)
+    )
+    return model(
+        [
+            node("ReduceMax", "x", "largest", keepdims=0),
+            node("Greater", "largest zero", "positive"),
+            node("If", "positive", "y", then_branch=then_branch, else_branch=else_branch),
+        ],
+        [value("x", ["N", 64])],
+        [value("y", ["N", 8])],
+        [constant("zero", 0.0), *([] if own else [*constants[0], *constants[1]])],
+        opset=21,
+    )
+
+
 def fused() -> ModelProto:
     """As ONNX Runtime's tools write it: with an operator of its own."""
     proto = model(

@@ -310,3 +310,19 @@ def test_int8_weights_and_zero_points_that_nodes_share_become_their_own_so_that_
         options.add_session_config_entry(entry, told)
     session = onnxruntime.InferenceSession(found.path, options, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.ones((1, 4), np.float32)})[0].tolist() == [[12.5] * 4]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_int8_weights_of_branches_are_written_out_in_the_branches(own: bool, tmp_path: Path) -> None:
+    proto = models.integers_in_branches(own=own)
+    as_it_is = onnxruntime.SessionOptions()
+    as_it_is.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    exact = onnxruntime.SessionOptions()
+    exact.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    for entry, told in EXACT.items():
+        exact.add_session_config_entry(entry, told)
+    wanted = onnxruntime.InferenceSession(proto.SerializeToString(), as_it_is, providers=["CPUExecutionProvider"])
+    found = onnxruntime.InferenceSession(normal(proto, tmp_path).path, exact, providers=["CPUExecutionProvider"])
+    for sign in (1, -1):
+        x = sign * np.linspace(0.1, 1, 64, dtype=np.float32)[np.newaxis]
+        np.testing.assert_allclose(found.run(None, {"x": x})[0], wanted.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)

@@ -149,7 +149,7 @@ class OrtEngine:
 
     def bind(self, inputs: Arrays) -> Callable[[], None]:
         def run() -> None:
-            ort_run.run(self._session, self._outputs, inputs)
+            self.run(inputs)
 
         return run
 
