@@ -216,8 +216,7 @@ def _operators(nodes: Mapping[str, int]) -> str:
 def _tensors(report: BuildReport) -> Html:
     if not report.inputs and not report.outputs:
         return tag("p", "Not known: the build did not get so far.", cls="soft")
-    ranges = {name: str(ranged) for profile in report.profiles for name, ranged in profile.inputs.items()}
-    lines = [(tag("b", each.name), "input", _type(each), ranges.get(each.name, "fixed")) for each in report.inputs]
+    lines = [(tag("b", each.name), "input", _type(each), _ranges(report, each.name)) for each in report.inputs]
     lines += [(tag("b", each.name), "output", _type(each), "") for each in report.outputs]
     rows = (
         f"rows are independent; calls share runs of up to {report.max_batch}"
@@ -225,6 +224,11 @@ def _tensors(report: BuildReport) -> Html:
         else f"each call has a run of its own: {report.why_alone or 'rows stay together'}"
     )
     return Html(_table(("Name", "", "Type", "Shapes"), lines) + tag("p", f"Batches: {rows}.", cls="soft"))
+
+
+def _ranges(report: BuildReport, name: str) -> str:
+    """Of every profile."""
+    return "; ".join(str(each.inputs[name]) for each in report.profiles if name in each.inputs) or "fixed"
 
 
 def _settings(report: BuildReport, passed: Sequence[CandidateRow]) -> Html:

@@ -133,6 +133,12 @@ def test_a_plot_of_runs_of_which_few_took_long_is_in_powers_of_ten() -> None:
     assert "01 ms2 ms" not in read.text
 
 
+def test_the_shapes_of_every_profile_are_told() -> None:
+    profiles = tuple(ShapeProfile({"images": ShapeRange((1, 3), (rows, 3), (rows, 3))}) for rows in (4, 16))
+    page_ = page.render(msgspec.structs.replace(REPORT, profiles=profiles))
+    assert "[1, 3] to [4, 3], tuned for [4, 3]; [1, 3] to [16, 3], tuned for [16, 3]" in page_
+
+
 def test_a_failed_build_says_why_first() -> None:
     read = _Reader(page.render(FAILED))
     assert read.text.index("no kernel for NonZero") < read.text.index("Candidates")
