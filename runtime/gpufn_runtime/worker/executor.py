@@ -84,7 +84,7 @@ class Executor:
             known = ", ".join(self._methods) or "none"
             error = InvalidInput(f"there is no method {attempt.run.method!r}; there is {known}", field="method")
             self._results.rejected(attempt, error, time.perf_counter())
-        elif self._gathering is not None:
+        elif self._gathering is not None and method.batched:
             with self._gathering_lock:
                 self._gathering.add(attempt.run.method, attempt, time.monotonic())
             self._hand_over(self._next_batch)

@@ -25,6 +25,8 @@ class LoadError(Exception):
 
 
 class Method(NamedTuple):
+    """`batched` calls gather, and `call` takes a list for each argument."""
+
     call: Callable[..., Any]
     kind: CallKind
     parameters: Reader
@@ -73,7 +75,7 @@ class _Model(Loaded):
     """A function without code."""
 
     def make(self) -> None:
-        batched = self._spec.batch is not None
+        batched = self._spec.batch is not None and self._target.shares_runs
         for method in self._spec.methods:
             call = self._target.call_all if batched else self._target.call
             self.methods[method.name] = Method(call, method.kind, self._target, batched)

@@ -43,6 +43,11 @@ class ModelFunction:
         self._version = str(revision)
         self._inputs = {spec.name: spec for spec in session.inputs}
 
+    @property
+    def shares_runs(self) -> bool:
+        """Else a batch would only make its calls wait for each other."""
+        return self._session.manifest.batched
+
     # --- what the executor knows as parameters ------------------------------------------------------------------------
 
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:

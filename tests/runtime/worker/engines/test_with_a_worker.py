@@ -189,6 +189,22 @@ def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tm
     assert json.loads(answers[wide][1])["y"] == [[3.0, 0.0], [3.0, 0.0]]
 
 
+def test_calls_that_cannot_share_runs_do_not_wait_for_each_other(start: Start, tmp_path: Path) -> None:
+    """Of a batch nobody is answered before all have run, and all run again when one fails."""
+    engine = write_engine(
+        tmp_path / "gather", {"x": np.array([0])}, {"y": np.array([1])},
+        nodes=[("Shape", ["x"], ["table"]), ("Gather", ["table", "x"], ["y"])],  # there is an element 0 only
+        inputs=[tensor("x", "INT64", -1)], outputs=[tensor("y", "INT64", -1)], batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)}, batch=Batch(max_size=8))
+    busy = json.dumps({"x": [0] * 200_000}, separators=(",", ":")).encode()  # the rest arrives meanwhile
+    first, *numbers = worker.run_at_once(busy, b'{"x": [0]}', b'{"x": [9]}', b'{"x": [0]}')
+    answers = {result.attempt: (result.kind.value, body) for result, body in (worker.result() for _ in range(4))}
+    assert answers.pop(first)[0] == "succeeded"
+    assert [answers[number][0] for number in numbers] == ["succeeded", "raised", "succeeded"]
+    assert "a batch of" not in str(worker.logs)
+
+
 def test_an_answer_that_is_too_large_says_so(start: Start, tmp_path: Path) -> None:
     x = np.zeros((1, 1), np.float32)
     engine = write_engine(
