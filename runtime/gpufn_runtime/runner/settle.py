@@ -320,7 +320,7 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRe
         started_at=attempt.started_at,
         worker=attempt.link.worker,
         gpu_s=attempt.gpu_s,
-        code="" if error is None else error.code,
+        code="" if error is None else error.code[:_KEPT_MESSAGE_CHARS],
         message="" if error is None else error.summary[:_KEPT_MESSAGE_CHARS],
     )
     return (*attempt.message.attempts, this)[-_KEPT_ATTEMPTS:]

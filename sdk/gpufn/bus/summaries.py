@@ -13,19 +13,33 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.codec import encode
+from gpufn.protocol.records import CallRecord, DeadLetter
 
 _SUMMARY = "Gpufn-Record"
 MOST_LOOKED_AT = 100_000
+_MOST_BYTES = 32 << 10  # a server takes headers of 64 KiB, and base64 makes 43 of these
+_CHARS = 1000
 
+R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def summary(stored: msgspec.Struct) -> dict[str, str]:
-    """Without the `error`'s traceback."""
-    error: ErrorInfo | None = getattr(stored, "error", None)
+def summary(stored: R) -> dict[str, str]:
+    """Without the `error`'s traceback; of many words the first ones."""
+    error = stored.error
     if error is not None and error.traceback is not None:
         stored = msgspec.structs.replace(stored, error=msgspec.structs.replace(error, traceback=None))
-    return {_SUMMARY: base64.b64encode(encode(stored)).decode()}
+    packed = encode(stored)
+    if len(packed) > _MOST_BYTES:
+        packed = encode(_in_few_words(stored))
+    return {_SUMMARY: base64.b64encode(packed).decode()}
+
+
+def _in_few_words(stored: R) -> R:
+    error = stored.error
+    if error is not None:
+        error = ErrorInfo(error.code[:_CHARS], error.message[:_CHARS], error.retryable)
+    return msgspec.structs.replace(stored, error=error, content_type=stored.content_type[:_CHARS], attempts=())
 
 
 def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:

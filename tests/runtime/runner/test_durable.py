@@ -280,6 +280,36 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
     on_node(url, tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("error", "content_type"),
+    [
+        (msgspec.structs.replace(NO, message="語" * (16 << 10)), ""),  # as long as a worker's own code lets one be
+        (ErrorInfo("x" * 400_000, "y" * 400_000), "z" * 100_000),
+    ],
+)
+def test_a_call_that_failed_with_many_words_has_ended(
+    url: str, tmp_path: Path, error: ErrorInfo, content_type: str
+) -> None:
+    """What lists show of it is a header, of which a server takes 64 KiB: the end was stored again and again."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("wordy")
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        run, _ = await worker.run()
+        worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, error, content_type, 0.001))
+        assert (await ended(node, call.id)).error == error
+        await node.queue_is_empty(revision)
+        letter = await dead_letters.read(node.bus, "wordy", call.id)
+        assert letter is not None
+        assert letter[0].error == error
+        (listed,) = (each for each in await records.recent(node.bus, "wordy", 10) if each.id == call.id)
+        assert listed.error is not None
+        assert error.message.startswith(listed.error.message)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("late-letter")
