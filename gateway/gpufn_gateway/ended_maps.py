@@ -1,5 +1,5 @@
-"""Notes of maps that they have ended: who reads one to its end notes it himself, and this is for those that nobody
-reads, and for those that took longer than their results are kept."""
+"""Whether maps have ended, and notes that they have: a gateway that somebody reads one to its end from notes it itself,
+and this is for those that nobody reads, and for those that took longer than their results are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EndedMaps:
         count = 0
         for map_id in ids - self._ended:
             newest = await maps.last(self._bus, map_id)
-            if newest is None or not (newest.entry.is_ended or await self._has_ended(newest)):
+            if newest is None or not (newest.entry.is_ended or await has_ended(self._bus, newest)):
                 continue
             self._ended.add(map_id)
             if not newest.entry.is_ended:
@@ -32,20 +32,21 @@ class EndedMaps:
                 count += 1
         return count
 
-    async def _has_ended(self, newest: Logged) -> bool:
-        """By its items' records; or, when some are forgotten already, by their places in the queues."""
-        entry = newest.entry
-        if not (entry.is_closed or entry.is_cancelled):
-            return False
-        if await maps.count_ended(self._bus, entry) >= entry.accepted:
-            return entry.is_tried_once or await self._none_waits(entry)
-        queues = subjects.async_queues(entry.function)
-        oldest = await streams.next_message(self._bus, subjects.ASYNC, queues, 1)
-        # An item that waits for another attempt is in a place behind the map.
-        return oldest is None or (entry.is_tried_once and oldest.seq > newest.seq)
 
-    async def _none_waits(self, entry: MapEntry) -> bool:
-        """For another attempt: all its items have a record."""
-        if entry.accepted > MOST_LOOKED_AT:
-            return False
-        return not await records.waiting_of_map(self._bus, entry.function, entry.id, limit=1)
+async def has_ended(bus: Bus, newest: Logged) -> bool:
+    """By its items' records; or, when some are forgotten already, by their places in the queues."""
+    entry = newest.entry
+    if not (entry.is_closed or entry.is_cancelled):
+        return False
+    if await maps.count_ended(bus, entry) >= entry.accepted:
+        return entry.is_tried_once or await _none_waits(bus, entry)
+    oldest = await streams.next_message(bus, subjects.ASYNC, subjects.async_queues(entry.function), 1)
+    # An item that waits for another attempt is in a place behind the map.
+    return oldest is None or (entry.is_tried_once and oldest.seq > newest.seq)
+
+
+async def _none_waits(bus: Bus, entry: MapEntry) -> bool:
+    """For another attempt: all its items have a record."""
+    if entry.accepted > MOST_LOOKED_AT:
+        return False
+    return not await records.waiting_of_map(bus, entry.function, entry.id, limit=1)

@@ -24,6 +24,7 @@ from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls import Arguments, Calls
+from gpufn_gateway.ended_maps import has_ended
 from gpufn_gateway.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.registry import Target
@@ -138,13 +139,14 @@ class Maps:
                     known = await maps.last(self._bus, map_id) or known
 
     async def _is_over(self, known: Logged, ended: int, follower: Follower) -> bool:
-        """Whether a reader of `ended` ends has all."""
+        """Whether a reader of `ended` ends has all, by his own word."""
         entry = known.entry
         if entry.is_ended:
             return ended >= entry.accepted or await follower.is_drained()  # what is missing was forgotten
         if ended < entry.accepted or not (entry.is_closed or entry.is_cancelled):
             return False
-        await maps.end(self._bus, known)
+        if await has_ended(self._bus, known):  # his cursor may have been another map's
+            await maps.end(self._bus, known)
         return True
 
     async def cancel(self, map_id: str, principal: Principal) -> tuple[dict[str, Any], bool]:

@@ -357,6 +357,20 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         assert (view["state"], view["ended"]) == ("ended", 2)
 
 
+async def test_a_map_does_not_end_by_the_word_of_a_reader(nats: Any, make: Any) -> None:
+    """Who came with the cursor of another map noted this one as ended: for others, and for who would cancel it."""
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("believed"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "believed", map_id, 0, lines("a", "b"), last=True)
+        await end(gateway, "believed", item_id(map_id, 0))
+        assert await read(gateway, map_id, after=f"{1 << 40}.2") == []
+        assert not await is_noted(gateway, map_id)
+        await end(gateway, "believed", item_id(map_id, 1))
+        assert [each["index"] for each in await read(gateway, map_id)] == [0, 1]
+        assert await is_noted(gateway, map_id)
+
+
 async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_for_another_attempt(
     nats: Any, make: Any
 ) -> None:
