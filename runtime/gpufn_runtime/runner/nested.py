@@ -31,7 +31,7 @@ from gpufn.ids import names_invocation
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.limits import CHECKPOINT_BYTES
+from gpufn.protocol.limits import CHECKPOINT_BYTES, MESSAGE_BYTES
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.records import CallRecord, Checkpoint
 from gpufn.revision import Revision
@@ -106,7 +106,10 @@ class NestedCalls:
         if parent is not None:
             parent.calls.discard(call.call)
         kind, error, content_type, body = _CANCELLED if task.cancelled() else task.result()
-        link.send(frames.Answer(call.call, kind, error, content_type), body)
+        try:
+            link.send(frames.Answer(call.call, kind, error, content_type), body)
+        except PayloadTooLarge as failure:  # or the function would wait for it for ever
+            link.send(frames.Answer(call.call, OutcomeKind.REJECTED, failure.info(), ""))
 
     async def _serve(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         try:
@@ -184,6 +187,11 @@ class NestedCalls:
             if not record.state.ended:
                 raise TimeoutError
             if record.blob:
+                if record.size > MESSAGE_BYTES:
+                    raise PayloadTooLarge(
+                        f"the result of {record.id} has {record.size:,} bytes, and a function is given "
+                        f"{MESSAGE_BYTES:,} at most; who calls from outside can fetch it"
+                    )
                 body = await records.blob(self._bus, record)
             return _KIND_OF_STATE[record.state], record.error, record.content_type, body
         found = await records.read(self._bus, call.target)

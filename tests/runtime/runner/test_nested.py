@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gpufn.bus import records, streams
+from gpufn.bus import objects, records, streams
 from gpufn.errors import ErrorInfo
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
+from gpufn.protocol.limits import MESSAGE_BYTES
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn.spec import CallKind
@@ -259,5 +261,27 @@ def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, ver
         assert isinstance(answer, frames.Answer)
         assert answer.error is not None
         assert answer.error.code == "invocation_not_found"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_is_told_that_a_result_is_too_large_for_it(url: str, tmp_path: Path) -> None:
+    """It waited for the answer for as long as it might run."""
+
+    async def test(node: Node) -> None:
+        await objects.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
+        worker = await node.worker(await node.deploy("eager"))
+        call = await node.submit(await node.deploy("bulky"))
+        (path := tmp_path / "result").write_bytes(bytes(MESSAGE_BYTES + 1))
+        digest, size = await objects.keep_file(node.bus, subjects.RESULT_FILES, path, owner=call.id, ttl_s=60)
+        kept = msgspec.structs.replace(
+            call, state=InvocationState.SUCCEEDED, ended_at=1.0, content_type="x/large", blob=digest, size=size
+        )
+        assert await records.end(node.bus, kept)
+        worker.send(frames.Call(1, "result", call.id))
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert answer.error is not None
+        assert (answer.error.code, f"{size:,} bytes" in answer.error.message) == ("payload_too_large", True)
 
     on_node(url, tmp_path, test)
