@@ -31,7 +31,7 @@ from gpufn.ids import names_invocation
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.limits import CHECKPOINT_BYTES, MESSAGE_BYTES
+from gpufn.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.records import CallRecord, Checkpoint
 from gpufn.revision import Revision
@@ -42,7 +42,6 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
-_LONGEST_WAIT_S = 3600.0
 _RETRY_BUS_S = 0.2
 _KIND_OF_STATE = {
     InvocationState.SUCCEEDED: OutcomeKind.SUCCEEDED,
@@ -182,8 +181,7 @@ class NestedCalls:
         if not names_invocation(call.target):  # it becomes a part of subjects, where * is everybody's
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         if call.verb == "result":
-            timeout_s = min(call.timeout_s if call.timeout_s is not None else _LONGEST_WAIT_S, _LONGEST_WAIT_S)
-            record, body = await records.wait(self._bus, call.target, timeout_s)
+            record, body = await self._ended(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
             if record.blob:
@@ -202,6 +200,21 @@ class NestedCalls:
             was_running = await records.cancel(self._bus, record, self._clock.time())
             return OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false"
         return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
+
+    async def _ended(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
+        """As `records.wait`; who waits is ended with his own call. A bus that is away for a moment ends no wait for
+        what runs for hours."""
+        if timeout_s is None or not timeout_s <= LONGEST_TIMEOUT_S:
+            timeout_s = LONGEST_TIMEOUT_S
+        until = self._clock.monotonic() + timeout_s
+        while True:
+            try:
+                return await records.wait(self._bus, invocation, until - self._clock.monotonic())
+            except BusUnavailable as error:
+                if self._clock.monotonic() >= until:
+                    raise
+                log.info("whether %s has ended is asked again: %s", invocation, error)
+                await asyncio.sleep(_RETRY_BUS_S)
 
     async def _keep(self, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from gpufn.bus import objects, records, streams
-from gpufn.errors import ErrorInfo
+from gpufn.bus.connection import Bus
+from gpufn.errors import BusUnavailable, ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
-from gpufn.protocol.limits import MESSAGE_BYTES
+from gpufn.protocol.limits import LONGEST_TIMEOUT_S, MESSAGE_BYTES
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.records import CallRecord
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn.spec import CallKind
 from tests.runtime.runner.node import Node, on_node
@@ -283,5 +285,33 @@ def test_a_function_is_told_that_a_result_is_too_large_for_it(url: str, tmp_path
         assert isinstance(answer, frames.Answer)
         assert answer.error is not None
         assert (answer.error.code, f"{size:,} bytes" in answer.error.message) == ("payload_too_large", True)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an hour it was told that its own timeout was over, of which it had none."""
+    wait, waits = records.wait, list[float]()
+
+    async def away_at_first(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord, bytes]:
+        waits.append(timeout_s)
+        if len(waits) < 3:
+            raise BusUnavailable("away")
+        return await wait(bus, invocation, timeout_s)
+
+    monkeypatch.setattr(records, "wait", away_at_first)
+
+    async def test(node: Node) -> None:
+        worker = await node.worker(await node.deploy("parent"))
+        call = await node.submit(await node.deploy("child"))
+        worker.send(frames.Call(1, "result", call.id))
+        kept = msgspec.structs.replace(call, state=InvocationState.SUCCEEDED, ended_at=1.0, content_type="x/kept")
+        assert await records.end(node.bus, kept, b"at last")
+        answer, body = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert (answer.kind, answer.content_type, body) == (OutcomeKind.SUCCEEDED, "x/kept", b"at last")
+        assert (round(waits[0]), len(waits)) == (LONGEST_TIMEOUT_S, 3)
 
     on_node(url, tmp_path, test)
