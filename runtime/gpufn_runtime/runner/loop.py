@@ -34,6 +34,7 @@ from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.lane import DirectDelivery, Lane
 from gpufn_runtime.runner.meter import Meter
+from gpufn_runtime.runner.missed_ends import MissedEnds
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -90,6 +91,7 @@ class Runner:
         self._is_new = True  # it hears of what was assigned before it was there
         self._inherited: set[str] = set()  # workers of that
         self._departed = Departed(bus, self._running, self._cancel_attempt)
+        self._missed = MissedEnds(bus, self._running, self._cancel_attempt)
         self._queues: dict[RevisionKey, RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
@@ -101,6 +103,7 @@ class Runner:
         self._caller.start()
         self._supervision.start()
         self._circuits.start()
+        self._missed.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
@@ -137,6 +140,7 @@ class Runner:
                 self._detach(worker)  # it was unassigned before there was anything to detach
         self._caller.tick(now)
         self._departed.tick(now)
+        self._missed.tick()
         self._settler.tick(now)
         for queue in self._queues.values():
             queue.tick(now)

@@ -311,6 +311,22 @@ def test_a_long_call_survives_a_broken_connection(url: str, tmp_path: Path) -> N
     on_node(url, tmp_path, test)
 
 
+def test_a_call_that_was_cancelled_while_its_runner_was_without_the_bus_is_ended(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("unheard")
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        await worker.run()
+        # What is left of a cancel that this runner did not hear.
+        assert await records.end(node.bus, msgspec.structs.replace(call, state=InvocationState.CANCELLED, ended_at=1.0))
+        assert node.bus._link is not None
+        node.bus._link._transport.abort()
+        frame, _ = await worker.next()
+        assert isinstance(frame, frames.Cancel)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_call_that_has_ended_is_held_until_its_record_says_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
