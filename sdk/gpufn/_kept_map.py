@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 from gpufn import media
 from gpufn._answers import error_of
 from gpufn._decode import decode, remote_traceback
-from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder
+from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder, patiently
 from gpufn._map_items import Outbox
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
@@ -156,7 +156,7 @@ class KeptMap:
             case media.OutcomeKind.RESULT:
                 return end.content_type, end.body
             case media.OutcomeKind.ELSEWHERE:
-                return self._keeper.result(item_id(self.id, end.item))
+                return patiently(lambda: self._keeper.result(item_id(self.id, end.item)))
             case media.OutcomeKind.PROBLEM:
                 raise error_of(0, {}, end.body)
             case media.OutcomeKind.NOTHING:

@@ -2,6 +2,7 @@
 
 ends_of    the records of `media.OUTCOMES` → Ends
 InOrder    Ends as they come → in the order of the items, with bounded memory
+patiently  asks a gateway that is away once more
 Inbox      a thread that reads them, and comes again behind the last one when its connection breaks
 """
 
@@ -14,10 +15,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from gpufn import media
 from gpufn.errors import BusUnavailable, GatewayUnavailable, InvalidInput
+
+T = TypeVar("T")
 
 _MOST_BYTES: Final = 32 << 20  # read and not yet taken, and again as many that wait for an earlier item
 _MOST_ENDS: Final = 4096
@@ -86,6 +89,19 @@ def ends_of(chunks: Iterable[bytes]) -> Iterator[list[End]]:
         yield found
     if buffer:
         raise GatewayUnavailable("the outcomes broke off in the middle of one")
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """What `ask` gives, asked again while the gateway is away, or the bus."""
+    give_up, pause_s = time.monotonic() + _PATIENCE_S, _SHORTEST_PAUSE_S
+    while True:
+        try:
+            return ask()
+        except (GatewayUnavailable, BusUnavailable):
+            if time.monotonic() >= give_up:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class InOrder:

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufn import Function, Map, _map_ends, _map_items, _transport, gpu_function, media, values
+from gpufn._kept_map import KeptMap, MapOptions
 from gpufn._map_ends import AsTheyCome, Cursor, End, InOrder, ends_of
 from gpufn._map_items import Outbox
 from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
 from gpufn._views import MapView
 from gpufn.errors import (
+    BusUnavailable,
     Conflict,
     FunctionRaised,
     GatewayUnavailable,
@@ -562,6 +564,25 @@ def test_a_gateway_that_does_not_come_back_is_told(monkeypatch: pytest.MonkeyPat
     inbox.start()
     with pytest.raises(GatewayUnavailable, match="gone"):
         inbox.take()
+
+
+def test_a_result_that_is_fetched_by_itself_waits_for_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one was the failure of its item when the gateway was started again just then."""
+    away: list[Exception] = [GatewayUnavailable("restarting"), BusUnavailable("electing")]
+
+    class Large(Keeper):
+        def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+            if away:
+                raise away.pop()
+            return media.BYTES, invocation.encode()
+
+    kept = KeptMap(Large(), "1" * 26, MapOptions())
+    end = End(media.OutcomeKind.ELSEWHERE, 7, 10, 1, "", b"")
+    assert kept.raised(end) == (media.BYTES, f"{'1' * 26}-7".encode())
+    away.append(GatewayUnavailable("gone"))
+    monkeypatch.setattr(_map_ends, "_PATIENCE_S", 0.0)
+    with pytest.raises(GatewayUnavailable, match="gone"):
+        kept.raised(end)
 
 
 def test_the_memory_of_a_reader_that_is_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
