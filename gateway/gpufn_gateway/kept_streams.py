@@ -2,7 +2,8 @@
 
 1. the first request under an Idempotency-Key starts the call; its items are taken here, not by the connection
 2. a reader gets those behind its `Last-Event-ID`, then each as it comes; the generator runs a window ahead of them
-3. what was read is kept as well, for what was sent may never have arrived: the newest 16 MiB
+3. what was read is kept as well, for what was sent may never have arrived: the newest 16 MiB, and nothing while all
+   streams together keep more than 256 MiB
 4. a minute without a reader ends the call, and forgets one that has ended
 
 They are in this process's memory: another gateway does not have them.
@@ -26,7 +27,7 @@ _KEPT_S: Final = 60.0
 _KEPT_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
 _ITEM_BYTES: Final = 400  # what an item takes beside its body: all there is of a token's
 _MOST: Final = 1000
-_MOST_BYTES: Final = 256 << 20  # of all: beyond it none begins
+_MOST_BYTES: Final = 256 << 20  # of all: beyond it none begins, and those that there are keep what nobody has read
 
 
 class ItemsGone(Conflict):
@@ -35,16 +36,24 @@ class ItemsGone(Conflict):
     retryable = False
 
 
-class KeptStream:
-    """One invocation's items. `digest` tells a repeat of its request from another one."""
+class Kept:
+    """What all streams keep together."""
 
-    def __init__(self, pending: PendingStream, digest: str) -> None:
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
+class KeptStream:
+    """One invocation's items, `of_all` that are kept. `digest` tells a repeat of its request from another one."""
+
+    def __init__(self, pending: PendingStream, digest: str, of_all: Kept) -> None:
         self.pending = pending
         self.digest = digest
-        self.kept_bytes = 0
         self.readers = 0
         self.left_at = 0.0  # when the last reader left; monotonic
         self._kept: deque[tuple[ItemReply, bytes]] = deque()
+        self._kept_bytes = 0
+        self._of_all = of_all
         self._first = 0  # number of the first that is kept
         self._read = 0  # so many have been read by somebody
         self._is_over = False
@@ -55,7 +64,7 @@ class KeptStream:
         try:
             async for item, body in self.pending.items():
                 self._kept.append((item, body))
-                self.kept_bytes += _ITEM_BYTES + len(body)
+                self._count(_ITEM_BYTES + len(body))
                 async with self._changed:
                     self._changed.notify_all()
                     await self._changed.wait_for(lambda: self._end - self._read < STREAM_WINDOW)
@@ -93,6 +102,7 @@ class KeptStream:
 
     def close(self) -> None:
         self._taking.cancel()
+        self._count(-self._kept_bytes)
         if not self.pending.future.done():
             self.pending.cancel()
         elif not self.pending.future.cancelled():
@@ -103,9 +113,17 @@ class KeptStream:
         return self._first + len(self._kept)
 
     def _drop_old(self) -> None:
-        while self.kept_bytes > _KEPT_BYTES and self._first < self._read:
-            self.kept_bytes -= _ITEM_BYTES + len(self._kept.popleft()[1])
+        while self._keeps_too_much and self._first < self._read:
+            self._count(-_ITEM_BYTES - len(self._kept.popleft()[1]))
             self._first += 1
+
+    @property
+    def _keeps_too_much(self) -> bool:
+        return self._kept_bytes > _KEPT_BYTES or self._of_all.bytes > _MOST_BYTES
+
+    def _count(self, more_bytes: int) -> None:
+        self._kept_bytes += more_bytes
+        self._of_all.bytes += more_bytes
 
 
 class Reader:
@@ -125,6 +143,7 @@ class KeptStreams:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._streams: dict[str, KeptStream] = {}
+        self._kept = Kept()
 
     @contextlib.contextmanager
     def reading(
@@ -159,9 +178,9 @@ class KeptStreams:
                     "The stream of this Idempotency-Key is not here, or not any more: leave out Last-Event-ID to begin "
                     "a new one."
                 )
-            if len(self._streams) >= _MOST or sum(each.kept_bytes for each in self._streams.values()) > _MOST_BYTES:
+            if len(self._streams) >= _MOST or self._kept.bytes > _MOST_BYTES:
                 raise CapacityError("This gateway keeps as many streams as it can: try again, or without a key.")
-            stream = self._streams[key] = KeptStream(begin(), digest)
+            stream = self._streams[key] = KeptStream(begin(), digest, self._kept)
         elif stream.digest != digest:
             raise IdempotencyMismatch
         return stream

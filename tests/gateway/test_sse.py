@@ -182,16 +182,18 @@ async def test_a_client_that_does_not_read_holds_the_generator_back(
 
 
 class KeptStream:
-    """One that a test's clients read under the key `k`, one after the other."""
+    """One that a test's clients read under its key, one after the other; it is begun in its `place`."""
 
-    def __init__(self, streaming: Any, connection: Any, settle: Any) -> None:
+    def __init__(self, streaming: Any, connection: Any, settle: Any, *, key: str = "k", place: int = 0) -> None:
         self.streaming = streaming
+        self._key = key
+        self._place = place
         self._connection = connection
         self._settle = settle
 
     async def read(self, body: bytes = b"{}", **headers: str) -> Any:
         """What a client has been sent so far, who has left then."""
-        client = self._connection(URL, body, accept=EVENTS, idempotency_key="k", **headers)
+        client = self._connection(URL, body, accept=EVENTS, idempotency_key=self._key, **headers)
         task = client.start(self.streaming.app)
         await self._settle()
         client.left.set()
@@ -208,7 +210,7 @@ class KeptStream:
 
     def items(self, numbers: range) -> None:
         for number in numbers:
-            item(self.streaming.streams[0], number, b"1234")
+            item(self.streaming.streams[self._place], number, b"1234")
 
 
 @pytest.fixture
@@ -279,6 +281,29 @@ async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
     kept.items(range(4))
     assert await kept.ids() == [0, 1, 2, 3]
     assert await kept.refusal(last_event_id="0") == (409, "conflict")
+
+
+async def test_what_all_streams_keep_is_bounded(
+    kept: KeptStream, connection: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None began beyond the bound, and those that had begun grew to 16 MiB each."""
+    monkeypatch.setattr("gpufn_gateway.kept_streams._MOST_BYTES", 20)
+    monkeypatch.setattr("gpufn_gateway.kept_streams._ITEM_BYTES", 0)
+    other = KeptStream(kept.streaming, connection, settle, key="other", place=1)
+    for stream in (kept, other):
+        await stream.ids()
+        stream.items(range(4))
+    assert await kept.ids() == [0, 1, 2, 3]
+    assert await kept.refusal(last_event_id="1") == (409, "conflict")
+    assert await kept.ids(last_event_id="3") == []
+    assert await other.ids() == [0, 1, 2, 3]
+    kept.streaming.clock.now += 61
+    kept.streaming.invoke.tick(kept.streaming.clock.now)
+    again = KeptStream(kept.streaming, connection, settle, key="again", place=2)
+    await again.ids()
+    again.items(range(4))
+    assert await again.ids() == [0, 1, 2, 3]
+    assert await again.ids(last_event_id="0") == [1, 2, 3], "what was forgotten counts no more"
 
 
 async def test_only_a_generators_stream_can_be_taken_up_again(gateway: Any, connection: Any) -> None:
