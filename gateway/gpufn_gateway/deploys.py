@@ -75,6 +75,7 @@ class Deploys:
         self._bus = bus
         self._functions = buckets.functions
         self._revisions = buckets.revisions
+        self._schedules = buckets.schedules
         self._registry = registry
         self._builds = builds
         self._artifacts = artifacts
@@ -192,6 +193,7 @@ class Deploys:
                 continue
         else:
             raise _busy(name)
+        await self._forget_schedules(name)
         latest, revisions = _function.decode(entry.value).latest, self._registry.revisions.get(name, {})
         # A later one is of a deploy that goes on meanwhile and brings a function of this name again; or it was built.
         numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
@@ -204,6 +206,13 @@ class Deploys:
             )
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    async def _forget_schedules(self, name: str) -> None:
+        """At once: the leader, who does so as well, takes a young one for that of a function that he does not know yet,
+        and they would call the next one of this name."""
+        for key in (name, *await self._schedules.keys(f"{name}.")):
+            if await self._schedules.get(key) is not None:
+                await self._schedules.delete(key)
 
     def _check_calls(self, spec: FunctionSpec) -> None:
         """Where its webhook goes, and what its schedule calls it with."""

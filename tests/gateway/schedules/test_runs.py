@@ -338,3 +338,19 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         refused = await gateway.http.delete("/v1/schedules/own")
         assert problem(refused) == (409, "conflict")
         assert "deploy it without, or pause the schedule" in refused.json()["detail"]
+
+
+async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name_comes_at_once(
+    nats: Any, make: Any
+) -> None:
+    """Those of the last minute stayed, and called the next function."""
+    async with empty(nats) as gateway:
+        for name in ("renewed", "renewed-too"):
+            await gateway.deploys.deploy(make.spec(name, schedule=MINUTELY), DIGEST)
+            await gateway.schedules.add(name, Schedule("0 6 * * *", arguments={"texts": ["x"]}))
+        led = await Led.from_now(gateway, NOON)
+        await led.at(NOON)
+        assert len(await gateway.buckets.schedules.keys("renewed")) == 4
+        await gateway.deploys.delete("renewed")
+        await gateway.deploys.deploy(make.spec("renewed"), DIGEST)
+        assert {key.partition(".")[0] for key in await gateway.buckets.schedules.keys("renewed")} == {"renewed-too"}
