@@ -10,7 +10,7 @@ import msgspec
 from gpufn.bus import dead_letters, records
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
-from gpufn.errors import DeadLetterNotFound
+from gpufn.errors import DeadLetterNotFound, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol.records import CallRecord, DeadLetter
 from gpufn_gateway import call_views
@@ -68,11 +68,13 @@ class DeadLetters:
         return record
 
     async def replay_all(self, function: str, owner: str) -> list[Replayed]:
-        """The oldest first; of very many, the newest thousand. Raises FunctionNotFound."""
+        """The oldest first; of very many, the newest thousand. Those of a method that is gone stay. Raises
+        FunctionNotFound."""
         self._registry.function(function)
         replayed = []
         for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
-            with contextlib.suppress(DeadLetterNotFound):  # somebody else has taken it meanwhile
+            # Somebody else has taken it meanwhile; nobody can call it.
+            with contextlib.suppress(DeadLetterNotFound, FunctionNotFound):
                 replayed.append(Replayed(letter.id, (await self.replay(function, letter.id, owner)).id))
         return replayed
 

@@ -19,7 +19,7 @@ from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
 from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint
 from gpufn.protocol.reports import Waiting, WaitReason
-from gpufn.spec import Retry
+from gpufn.spec import MethodSpec, Retry
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
 
@@ -483,6 +483,27 @@ async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_
         answer = await gateway.http.post("/v1/dlq/shared/replay")
         assert answer.status_code == 202
         assert [each["letter"] for each in answer.json()["replayed"]] == [dead[0], dead[2]]
+
+
+async def test_who_replays_all_dead_letters_leaves_those_of_a_method_that_is_gone(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    """The oldest of them stopped all others, each time."""
+    async with gateway_on(nats) as gateway:
+        old, new = (MethodSpec(name=name, parameters={"type": "object"}) for name in ("old", "new"))
+        await gateway.deploys.deploy(make.spec("changed", old, new, is_class=True), DIGEST)
+        dead = [await submit(gateway, name) for name in ("changed.old", "changed.new")]
+        for invocation in dead:
+            await die(gateway, invocation)
+        gateway.report(make.status("changed", ready=0))
+        await gateway.deploys.deploy(make.spec("changed", new, is_class=True), DIGEST)
+        answer = await gateway.http.post("/v1/dlq/changed/replay")
+        assert answer.status_code == 202
+        assert [each["letter"] for each in answer.json()["replayed"]] == [dead[1]]
+        assert [each["id"] for each in (await gateway.http.get("/v1/dlq/changed")).json()["letters"]] == [dead[0]]
+        assert problem(await gateway.http.post(f"/v1/dlq/changed/{dead[0]}/replay")) == (404, "function_not_found")
+        await gateway.deploys.delete("changed")
+        assert problem(await gateway.http.post("/v1/dlq/changed/replay")) == (404, "function_not_found")
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "expired"])

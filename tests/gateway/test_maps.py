@@ -380,8 +380,12 @@ async def test_a_map_has_not_ended_while_an_item_of_an_earlier_revision_waits_fo
         await gateway.deploys.deploy(make.spec("redeployed", retries=Retry(1)), DIGEST)
         await put(gateway, "redeployed", map_id, 0, lines("a"))
         await fail_once(gateway, item_id(map_id, 0))
+        gateway.report(make.status("redeployed", ready=0))
         await gateway.deploys.deploy(make.spec("redeployed"), DIGEST)
         await put(gateway, "redeployed", map_id, 1, lines("b"), last=True)
+        newest = await maps.last(gateway.bus, map_id)
+        assert newest is not None
+        assert newest.entry.revision == 2
         await end(gateway, "redeployed", item_id(map_id, 1))
         look = EndedMaps(gateway.bus)
         await look.step()
