@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from gpufn import start_failures
 from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
+from gpufn.protocol.launch import RECONNECT_S
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Function, Revision
 from gpufn.workers import ParkedMemory, WorkerState
@@ -41,7 +42,7 @@ from .world import World
 PATIENCE_S = 2.0
 DELETED_FOR_S = 2.0
 START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must not keep others from starting
-START_OVERDUE_S = 30.0  # beyond the startup timeout, which is the runner's to enforce
+START_OVERDUE_S = 30.0  # beyond the time that it may take, which is the runner's to enforce, or its own
 
 
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
@@ -234,8 +235,10 @@ class _Step:
         held = [worker for worker in held if worker.assignment.worker not in self.leaving]
         surplus = len(held) - one.decision.count
         if one.revision is not None:
-            overdue_s = one.revision.spec.startup_timeout_s + START_OVERDUE_S
             for worker in held:
+                # One that was READY has a new runner, and no more time than it gives itself to come back to that.
+                within_s = RECONNECT_S if worker.was_ready else one.revision.spec.startup_timeout_s
+                overdue_s = within_s + START_OVERDUE_S
                 if worker.state is WorkerState.STARTING and self.now - worker.since > overdue_s:
                     self._drain(worker, f"not ready after {self.now - worker.since:.0f} s")
                     surplus -= 1

@@ -381,6 +381,21 @@ def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() ->
     assert Drain("w0", "not ready after 631 s") in plan(stuck, 731.0).actions
 
 
+def test_a_worker_that_does_not_come_back_to_a_new_runner_is_replaced() -> None:
+    """One that holds the interpreter, or is stopped, had all the time that a start may take, and its place with it."""
+    at_work = world(1)
+    now = 100.0
+    while now < 170.0:
+        now += 1.0
+        at_work.on_node_report(node(), now)
+        frozen = WorkerReport("w0", "f", 1, WorkerState.STARTING, 1)
+        at_work.on_runner_report(RunnerReport("a", "next", now, (frozen,) if now > 105.0 else ()), now)
+        at_work.on_depths({("f", 1): 1}, now, now)
+        if drains := [action for action in plan(at_work, now).actions if isinstance(action, Drain)]:
+            break
+    assert drains == [Drain("w0", "not ready after 61 s")]
+
+
 def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
     broken = world(0, active=2)
     broken.on_revision(("f", 2), revision("f", 2))
