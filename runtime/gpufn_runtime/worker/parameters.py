@@ -73,10 +73,10 @@ class Parameters:
         }
         self._of_class = {name for name, hint in checked.items() if _names_class(hint)}
         self._with_defaults = {name for name, hint in self._hints.items() if may_be_missing(hint)}
-        open_ended = [p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-        self._hint_of_others = self._hints[open_ended[0]] if open_ended else None  # of any other keyword
+        # The parameter that takes keywords of any name, if there is one.
+        self._rest = next((p.name for p in self.signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
         self._by_position = [p.name for p in self.signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
-        self._struct = None if open_ended else self._make_struct()
+        self._struct = None if self._rest is not None else self._make_struct()
         form = dict[str, Any] if self._struct is None else self._struct
         self._from_json = msgspec.json.Decoder(form, dec_hook=_convert).decode
         self._from_msgpack = msgspec.msgpack.Decoder(form, dec_hook=_convert).decode
@@ -126,29 +126,34 @@ class Parameters:
         converted = {}
         for name, value in decoded.items():
             try:
-                hint = self._hints.get(name, self._hint_of_others)
-                converted[name] = self._whole(name, msgspec.convert(value, hint, dec_hook=_convert))
+                parameter = self._parameter_of(name)
+                hint = self._hints.get(parameter, Any)
+                converted[name] = self._whole(parameter, msgspec.convert(value, hint, dec_hook=_convert))
             except msgspec.ValidationError as error:
                 raise self._refusal(str(error), within=name) from error
         return self._placed(self._checked([], converted)[1])
 
     def _from_native(self, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = self._checked(*values.decode_call(body, allow_pickle=True))
-        args = [self._fitted(name, value) for name, value in zip(self._positions(), args, strict=False)]
-        return args, {name: self._fitted(name, value) for name, value in kwargs.items()}
+        args = [self._fitted(name, value, told) for (name, told), value in zip(self._positions(), args, strict=False)]
+        return args, {name: self._fitted(self._parameter_of(name), value, name) for name, value in kwargs.items()}
 
-    def _positions(self) -> Iterator[str]:
-        """The parameter that each positional argument is for."""
+    def _positions(self) -> Iterator[tuple[str, str]]:
+        """The parameter that each positional argument is for, and what the argument is called."""
         for parameter in self.signature.parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
-                yield from itertools.repeat(parameter.name)
-            yield parameter.name
+                yield from ((parameter.name, f"{parameter.name}[{number}]") for number in itertools.count())
+            yield parameter.name, parameter.name
 
-    def _fitted(self, name: str, value: Any) -> Any:
-        """A Python value for a parameter: as it is, or as the class that the hint names."""
+    def _parameter_of(self, keyword: str) -> str:
+        """Whose hint is the keyword's."""
+        return keyword if keyword in self._hints or self._rest is None else self._rest
+
+    def _fitted(self, name: str, value: Any, told: str) -> Any:
+        """A Python value for a parameter: as it is, or as the class that the hint names. `told`: the argument."""
         hint = self._hints.get(name, Any)
         if native.has_record(value):
-            return self._converted(name, native.plain(value), hint)
+            return self._converted(name, native.plain(value), hint, told)
         holder = self._holders.get(name)
         if holder is None:
             return value
@@ -156,17 +161,17 @@ class Parameters:
             held = msgspec.convert({name: value}, holder, builtin_types=_BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
             # What is not plain may stand for what is: a float32 for a float.
-            return self._converted(name, value, hint) if _is_plain(value) else value
+            return self._converted(name, value, hint, told) if _is_plain(value) else value
         return self._whole(name, getattr(held, name)) if name in self._of_class else value
 
     def _whole(self, name: str, value: Any) -> Any:
         return filled_in(value) if name in self._with_defaults else value
 
-    def _converted(self, name: str, value: Any, hint: Any) -> Any:
+    def _converted(self, name: str, value: Any, hint: Any, told: str) -> Any:
         try:
             return self._whole(name, msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_convert))
         except msgspec.ValidationError as error:
-            raise self._refusal(str(error), within=name) from error
+            raise self._refusal(str(error), within=told) from error
 
     def _checked(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         try:

@@ -177,7 +177,7 @@ def test_the_sdks_values_of_a_wrong_plain_type_name_the_field_as_json_does(
 
 def test_each_of_many_positional_values_is_checked() -> None:
     assert Parameters(plainly).bind(NATIVE, values.encode_call((1, 2, True), {})) == ([1, 2, True], {})
-    with pytest.raises(InvalidInput, match="many: expected int, got str"):
+    with pytest.raises(InvalidInput, match=r"many\[2\]: expected int, got str"):
         Parameters(plainly).bind(NATIVE, values.encode_call((1, 2, "3"), {}))
 
 
@@ -255,6 +255,24 @@ def test_any_keyword_is_of_the_type_that_their_hint_says() -> None:
         assert repr(given) == "([], {'a': 1, 'x': 2.0, 'factors': 3.0})"
         with pytest.raises(InvalidInput, match="x: expected float, got str"):
             parameters.bind(kind, encode({"a": 1, "x": "2"}))
+
+
+def test_keywords_of_any_name_are_what_their_hint_says() -> None:
+    """Whatever they were, the function got it."""
+
+    def points(a: int, **more: Point) -> None: ...
+
+    parameters = Parameters(points)
+    wanted = ([], {"a": 1, "z": Point(2)})
+    assert parameters.bind(JSON, b'{"a": 1, "z": {"x": 2}}') == wanted
+    assert parameters.bind(NATIVE, values.encode_call((), {"a": 1, "z": {"x": 2}})) == wanted
+    for kind, body in (
+        (JSON, b'{"a": 1, "z": {"x": "no"}}'),
+        (NATIVE, values.encode_call((), {"a": 1, "z": {"x": "no"}})),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            parameters.bind(kind, body)
+        assert (caught.value.message, caught.value.field) == ("z.x: expected int, got str", "z.x")
 
 
 def test_another_content_type_is_for_the_bytes_parameter_only() -> None:
