@@ -108,6 +108,8 @@ class CapturedStream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if self._output.released:  # a handler of `logging` holds us, in a child
+            return self._own_write(text)
         attempt = current_attempt.get()
         with self._lock:
             begun = self._begun.pop(attempt, "")
@@ -124,6 +126,14 @@ class CapturedStream(io.TextIOBase):
                 self._begun[attempt] = begun
         if lines:
             self._output.send(self._name, attempt, [_last_state(line) for line in lines])
+        return len(text)
+
+    def _own_write(self, text: str) -> int:
+        """To the process's own stream; at once, for nobody flushes that when a child ends by `os._exit`."""
+        own = sys.__stdout__ if self._name == "stdout" else sys.__stderr__
+        if own is not None:
+            own.write(text)
+            own.flush()
         return len(text)
 
     def end(self, attempt: Attempt | None) -> None:

@@ -306,6 +306,27 @@ class C:
     assert worker.call(method="f") == b"0"
 
 
+def test_what_a_child_logs_as_its_parent_set_it_up_is_not_lost(start: Start) -> None:
+    """A handler holds the stream that stood in for stderr when it was made, and nobody reads that in a child."""
+    worker = start(
+        """
+        import logging, multiprocessing, sys
+        logging.basicConfig(level=logging.INFO)
+        out = sys.stdout
+        def say(x):
+            logging.info("from %s", x)
+            out.write(f"to {x}\\n")
+            out.flush()
+        def f():
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                pool.map(say, ["a pool"])
+        """
+    )
+    assert worker.call() == b"null"
+    assert "INFO:root:from a pool" in worker.printed()
+    assert "to a pool" in worker.printed()
+
+
 def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
     """It waited for an answer for ever, and its parent for it."""
     worker = start(
