@@ -135,16 +135,25 @@ class Room:
         return self._world.holdings.host_memory(worker.assignment.node).worth(name), name
 
     def idle_workers(self) -> list[WorkerView]:
+        """And those that start, and that nobody waits for any more."""
         found: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker.state is not WorkerState.READY:
+            if worker.assignment.worker in self._leaving:
                 continue
-            idle_s = self._world.idle_for(worker, self._now)
-            if idle_s is None or idle_s < SETTLE_S or worker.assignment.worker in self._leaving:
+            if worker.state is WorkerState.STARTING:
+                idle_s = None if self._is_next(worker) else self._now - worker.since
+            elif worker.state is WorkerState.READY:
+                idle_s = self._world.idle_for(worker, self._now)
+            else:
                 continue
-            if not self._has_calls(worker):
+            if idle_s is not None and idle_s >= SETTLE_S and not self._has_calls(worker):
                 found.append(worker)
         return sorted(found, key=lambda worker: idle_longest_first(self._world, worker, self._now))
+
+    def _is_next(self, worker: WorkerView) -> bool:
+        """Calls go to its revision when it has started."""
+        function = self._world.functions.get(worker.key[0])
+        return function is not None and worker.key[1] == function.active != function.serving
 
     def surplus_of_others(self, need: Need) -> list[WorkerView]:
         """READY workers of functions that have several, from who has most; they finish what they run."""
@@ -223,5 +232,6 @@ class Room:
             return True
         view = self._world.view(worker.key)
         leaving = self._leaving | {other.assignment.worker for other in gone}
-        left = sum(other.assignment.worker not in leaving for other in view.in_state(WorkerState.READY)) - 1
+        beside = [WorkerState.READY] if worker.state is WorkerState.READY else [WorkerState.READY, worker.state]
+        left = sum(other.assignment.worker not in leaving for other in view.in_state(*beside)) - 1
         return left >= policy.effective(record.spec.scaling, function).min_workers

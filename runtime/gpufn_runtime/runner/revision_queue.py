@@ -116,7 +116,11 @@ class RevisionQueue:
             self._ticking.cancel()
 
     def drain(self, worker: str) -> None:
-        if (link := self.links.get(worker)) is not None:
+        if (link := self.links.get(worker)) is None:
+            return
+        if link.state is WorkerState.STARTING and not link.is_inherited:
+            self._retire(link, "it is not wanted any more, and has not started yet")
+        else:
             link.drain()
             self._intake.shrink()
             self._tell_room()

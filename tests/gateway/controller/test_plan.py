@@ -286,6 +286,29 @@ def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> 
     assert (waiting.reason, waiting.detail.partition(" are free")[2]) == ("no_capacity", told)
 
 
+@pytest.mark.parametrize(
+    ("calls", "min_workers", "active", "drains"),
+    [
+        (0, 0, 1, [Drain("w0", "makes room for h, which has calls and no room")]),
+        (1, 0, 1, []),  # it is waited for
+        (0, 1, 1, []),
+        (0, 0, 2, []),  # it is of the next revision, which gets calls when it has started
+    ],
+)
+def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
+    calls: int, min_workers: int, active: int, drains: list[Drain]
+) -> None:
+    """Its call was cancelled while it loaded, and who came then waited until it had, and was idle."""
+    slow = world(scaling=ScalingPolicy(min_workers=min_workers))
+    slow.on_revision(("f", 2), revision("f", 2))
+    slow.on_function("f", function("f", active=active))
+    slow.on_assignment("w0", assignment("w0", number=active), 90.0)
+    slow.on_revision(("h", 1), revision("h", resources=Resources(memory_bytes=8 * GIB - (100 << 20))))
+    slow.on_function("h", function("h"))
+    slow.on_depths({("h", 1): 1} | ({("f", 1): calls} if calls else {}), 100.0, 100.0)
+    assert [action for action in plan(slow, 100.0).actions if isinstance(action, Drain)] == drains
+
+
 def test_why_calls_of_a_retired_revision_wait_is_told_apart() -> None:
     """They were told why those of the serving one do, or nothing when these did not."""
     moved = world()

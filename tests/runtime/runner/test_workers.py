@@ -367,10 +367,29 @@ def test_a_worker_that_comes_back_says_what_still_runs_there(url: str, tmp_path:
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_is_told_to_drain_while_it_starts_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_is_to_drain_while_it_starts_ends_at_once(url: str, tmp_path: Path) -> None:
+    """It had its GPU until it had loaded, and nothing of a call to finish."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("unwanted")
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        await node.assign(revision, "w-1", Desired.DRAIN)
+        order = await node.kills.get()
+        assert (order.worker, order.reason) == ("w-1", "it is not wanted any more, and has not started yet")
+        with pytest.raises(EOFError):
+            await worker.next()
+        assert (await node.report_of("w-1", WorkerState.STOPPED)).in_use == 0
+
+    on_node(url, tmp_path, test)
+
+
+def test_one_that_an_earlier_runner_may_have_had_at_work_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("undecided")
+        await node.stop()
         await node.assign(revision, "w-1")
+        await node.start()
         worker = await node.connect("w-1")
         await node.assign(revision, "w-1", Desired.DRAIN)
         call = node.invoke(revision)

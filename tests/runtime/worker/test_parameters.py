@@ -263,7 +263,7 @@ def test_keywords_of_any_name_are_what_their_hint_says() -> None:
     def points(a: int, **more: Point) -> None: ...
 
     parameters = Parameters(points)
-    wanted = ([], {"a": 1, "z": Point(2)})
+    wanted: tuple[list[Any], dict[str, Any]] = ([], {"a": 1, "z": Point(2)})
     assert parameters.bind(JSON, b'{"a": 1, "z": {"x": 2}}') == wanted
     assert parameters.bind(NATIVE, values.encode_call((), {"a": 1, "z": {"x": 2}})) == wanted
     for kind, body in (
