@@ -24,6 +24,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol.launch import RECONNECT_S
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Function, Revision
+from gpufn.spec import ScalingPolicy
 from gpufn.workers import ParkedMemory, WorkerState
 
 from . import policy, rollout
@@ -137,7 +138,7 @@ class _Step:
         if function.active != function.serving:
             self._move(function, decided[function.serving], decided[function.active])
         for one in decided.values():
-            self._drain_surplus(one)
+            self._drain_surplus(one, function)
             self._drain_parked(one, function)
 
     def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
@@ -230,7 +231,7 @@ class _Step:
 
     # 3
 
-    def _drain_surplus(self, one: Decided) -> None:
+    def _drain_surplus(self, one: Decided, function: Function) -> None:
         held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker.assignment.worker not in self.leaving]
         surplus = len(held) - one.decision.count
@@ -242,6 +243,8 @@ class _Step:
                 if worker.state is WorkerState.STARTING and self.now - worker.since > overdue_s:
                     self._drain(worker, f"not ready after {self.now - worker.since:.0f} s")
                     surplus -= 1
+            if one.role is Role.SERVING:
+                surplus -= self._drain_before_they_start(held, policy.effective(one.revision.spec.scaling, function))
         if surplus <= 0:
             return
         going = sorted(held, key=lambda worker: idle_longest_first(self.world, worker, self.now))
@@ -251,6 +254,15 @@ class _Step:
             going = [worker for worker in going if self.world.idle_for(worker, self.now) is not None]
         for worker in going[:surplus]:
             self._park_or_drain(worker, one.decision.reason)
+
+    def _drain_before_they_start(self, held: list[WorkerView], scaling: ScalingPolicy) -> int:
+        """As many of those above max_workers as are on their way, the newest, for nobody would use them. How many."""
+        held = [worker for worker in held if worker.assignment.worker not in self.leaving]
+        new = [worker for worker in held if worker.state is WorkerState.STARTING and not worker.was_ready]
+        going = new[::-1][: max(0, len(held) - scaling.max_workers)]
+        for worker in going:
+            self._drain(worker, f"there are more than max_workers={scaling.max_workers} with those that start")
+        return len(going)
 
     def _drain_parked(self, one: Decided, function: Function) -> None:
         """Those of a revision that nobody calls any more, those whose time is over, and those above max_workers."""

@@ -309,6 +309,20 @@ def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
     assert [action for action in plan(slow, 100.0).actions if isinstance(action, Drain)] == drains
 
 
+@pytest.mark.parametrize(
+    ("max_workers", "going"), [(4, []), (3, ["w3"]), (2, ["w2", "w3"]), (1, ["w2", "w3"]), (0, ["w2", "w3"])]
+)
+def test_above_max_workers_those_go_first_that_have_not_started(max_workers: int, going: list[str]) -> None:
+    """Warm ones went and these stayed; `gpufn scale --max 0` left a model loading for minutes, and its GPU in use."""
+    slow = world(2, ScalingPolicy(scaledown_window_s=0))
+    for name in ("w2", "w3"):
+        slow.on_assignment(name, assignment(name), 100.0)
+    slow.on_function("f", function("f", max_workers=max_workers))
+    slow.on_depths({("f", 1): 4}, 100.0, 100.0)
+    drains = sorted(action.worker for action in plan(slow, 100.0).actions if isinstance(action, Drain))
+    assert drains == going  # half of all at a time
+
+
 def test_why_calls_of_a_retired_revision_wait_is_told_apart() -> None:
     """They were told why those of the serving one do, or nothing when these did not."""
     moved = world()
