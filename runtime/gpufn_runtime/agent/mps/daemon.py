@@ -142,7 +142,10 @@ class Daemon:
         self._write(self._file)
         if self._may_set_compute_mode and not self._file.compute_mode_before:
             before = await compute_mode.read(self.gpu)
-            self._write(msgspec.structs.replace(self._file, compute_mode_before=before))  # first, for we may die
+            file = msgspec.structs.replace(self._file, compute_mode_before=before)
+            if not self._write(file):  # first, for we may die
+                self._file = msgspec.structs.replace(file, compute_mode_before="")
+                raise DeviceFailed(f"{self.gpu}: how it was cannot be written down, so its compute mode stays")
             await compute_mode.write(self.gpu, compute_mode.EXCLUSIVE)
         self._write(msgspec.structs.replace(self._file, process=self._spawn()))
         try:
@@ -286,10 +289,18 @@ class Daemon:
         if servers != self._file.servers:
             self._write(msgspec.structs.replace(self._file, servers=servers))
 
-    def _write(self, file: DaemonFile) -> None:
+    def _write(self, file: DaemonFile) -> bool:
+        """Whole or not at all. On a full disk the daemon runs all the same; only a later agent does not know it."""
         self._file = file
-        if self.folder.is_dir():
-            (self.folder / _FILE).write_bytes(msgspec.json.encode(file))
+        part = self.folder / f".{_FILE}"
+        try:
+            if self.folder.is_dir():
+                part.write_bytes(msgspec.json.encode(file))
+                part.replace(self.folder / _FILE)
+        except OSError as error:
+            log.warning("%s: its MPS daemon cannot be written down: %s", self.gpu, error)
+            return False
+        return True
 
     def _last_words(self) -> str:
         """Of its logs, where a driver says what it lacks: the daemon's own, and that of its server."""

@@ -170,6 +170,33 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     _on_daemon(tmp_path, work, may_set_compute_mode=True)
 
 
+def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine: Machine, tmp_path: Path) -> None:
+    """As on a disk that is full; what was written before stays whole."""
+    (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
+
+    async def work(daemon: Daemon) -> None:
+        await daemon.start()
+        assert await daemon.observe() is Condition.ACTIVE
+        await daemon.stop()
+        assert machine.running() == []
+        assert not daemon.folder.exists()
+
+    _on_daemon(tmp_path, work)
+
+
+def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Machine, tmp_path: Path) -> None:
+    """Nobody would set it back if we died."""
+    (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
+
+    async def work(daemon: Daemon) -> None:
+        with pytest.raises(DeviceFailed, match="GPU-1: how it was cannot be written down"):
+            await daemon.start()
+        assert not daemon.folder.exists()
+
+    _on_daemon(tmp_path, work, may_set_compute_mode=True)
+    assert machine.modes == {}
+
+
 def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
