@@ -60,7 +60,7 @@ class Burials:
         having been written down."""
         processes.kill_writers(folder.output)
         if (group := self.group_left(folder.worker, file)) is not None:
-            processes.kill_each(group.pids())
+            group.kill()
             self._old_groups.append(group)
         folder.remove()
 
@@ -71,8 +71,11 @@ class Burials:
         return MemoryGroup(Path(file.cgroup)) if file.cgroup else None
 
     def step(self) -> None:
-        """Remove the groups that were not empty before."""
+        """Remove the groups that were not empty before, and end what is in them still: who forks without end had a
+        child whenever all were killed."""
         self._old_groups = [group for group in self._old_groups if not group.remove()]
+        for group in self._old_groups:
+            group.kill()
 
     async def done(self) -> None:
         await self._tasks.done()
@@ -97,7 +100,7 @@ class Burials:
         for _ in range(_REMOVE_TRIES):
             if group.remove():
                 return
-            processes.kill_each(group.pids())
+            group.kill()
             await asyncio.sleep(_REMOVE_PAUSE_S)
         self._old_groups.append(group)
 

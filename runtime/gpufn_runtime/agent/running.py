@@ -76,7 +76,7 @@ class RunningWorker:
             return
         processes.signal_group(self.process, how)
         if how is signal.SIGKILL and self.group is not None:
-            processes.kill_each(self.group.pids())
+            self.group.kill()
 
     def report(self, gpus_busy: float | None = None, gpu_bytes: dict[str, int] | None = None) -> ProcessReport:
         record = self.record

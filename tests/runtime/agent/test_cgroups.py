@@ -36,3 +36,12 @@ def test_a_group_is_made_found_again_and_removed(memory_groups: Any) -> None:
 def test_without_a_place_for_groups_there_are_none() -> None:
     groups = MemoryGroups(None)
     assert (groups.create("w", 1 << 20), groups.find_left("w")) == (None, None)
+
+
+def test_all_of_a_group_is_killed_by_the_kernels_switch_where_there_is_one(tmp_path: Path) -> None:
+    group = MemoryGroup(tmp_path)
+    group.procs.write_text("")
+    group.kill()
+    (tmp_path / "cgroup.kill").write_text("")
+    group.kill()
+    assert (tmp_path / "cgroup.kill").read_text() == "1"
