@@ -57,11 +57,12 @@ def find_url(environ: Mapping[str, str] = os.environ) -> str:
     return DEFAULT_GATEWAY
 
 
-def _address(url: str) -> str:
+def _address(url: str | None) -> str:
     try:
-        return gateway_address(url)
+        return gateway_address(url or find_url())
     except InvalidInput as error:
-        raise GatewayUnavailable(error.message) from None
+        whose = "" if url else "GPUFN_URL: "  # what `gpufn up` wrote down is one
+        raise GatewayUnavailable(whose + error.message) from None
 
 
 def _checked_key(name: str, key: str) -> str:
@@ -88,7 +89,7 @@ class Requests:
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         import httpx  # noqa: PLC0415  100 ms that a program without remote calls does not pay
 
-        address = _address(url or find_url())
+        address = _address(url)
         self.url = public(address)
         is_encrypted = self.url.startswith("https:")
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))

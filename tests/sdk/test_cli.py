@@ -70,6 +70,12 @@ def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
         (404, {"code": "function_not_found", "detail": "There is no function 'f'."}, 4, "there is no function 'f'"),
         (403, {"code": "forbidden", "detail": "scope"}, 5, "scope"),
         (429, {"code": "queue_full", "detail": "full", "retry_after_s": 3}, 6, "full (try again in 3 s)"),
+        (
+            429,
+            {"code": "rate_limited", "detail": "One in 30 s.", "retry_after_s": 3},
+            6,
+            "one in 30 s (try again in 3 s)",
+        ),
         (500, {"code": "platform_error", "detail": "oops"}, 1, "oops"),
     ],
 )
@@ -615,8 +621,8 @@ def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> 
 
 
 def test_the_limits_of_a_key_are_changed(gateway: StubGateway) -> None:
-    gateway.on("PUT /v1/keys/k1/limits", {"id": "k1", "scopes": ["hi"], "limits": {"rate": 0.5}})
-    assert _gpufn("keys", "limit", "k1", "--rate", "30/min").stdout == "key k1: 0.5/s\n"
+    gateway.on("PUT /v1/keys/k1/limits", {"id": "k1", "scopes": ["hi"], "limits": {"rate": 0.5, "burst": 2}})
+    assert _gpufn("keys", "limit", "k1", "--rate", "30/min").stdout == "key k1: 30/min (burst 2)\n"
     assert gateway.requests[-1].json == {"rate": 0.5}
 
 
@@ -642,6 +648,15 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
         assert text in _gpufn(*arguments).stdout
         json.loads(_gpufn(*arguments, "--json").stdout)
     assert (_gpufn("keys", "ls").stdout, _gpufn("keys", "ls", "--json").stdout) == ("", "[]\n")
+
+
+@pytest.mark.parametrize("noun", ["builds", "dlq", "engines", "keys", "models", "schedules"])
+def test_a_noun_alone_lists(gateway: StubGateway, noun: str) -> None:
+    path = {"dlq": "/v1/dlq?limit=20"}.get(noun, f"/v1/{noun}")
+    gateway.on(f"GET {path.partition('?')[0]}", {"letters" if noun == "dlq" else noun: []})
+    assert (_gpufn(noun).exit_code, _gpufn(noun, "--json").stdout) == (0, "[]\n")
+    assert {request.path for request in gateway.requests} == {path}
+    assert _gpufn(noun, "nothing").exit_code == 2
 
 
 def test_what_keeps_a_function_from_starting_has_its_type(gateway: StubGateway) -> None:

@@ -193,6 +193,14 @@ def test_an_address_that_leads_nowhere_is_refused_at_once(url: str, monkeypatch:
     assert caught.value.__cause__ is None
 
 
+def test_an_address_of_the_environment_that_leads_nowhere_is_told_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GPUFN_URL", "ftp://x")
+    with pytest.raises(GatewayUnavailable, match=r"^GPUFN_URL: 'ftp://x' is not an address"):
+        Client()
+
+
 def test_an_address_without_a_scheme_is_http(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions", {"functions": []})
     with Client(gateway.url.removeprefix("http://")) as client:

@@ -105,7 +105,7 @@ def report(error: Exception) -> None:
     if not message.startswith(lead):
         message = lead + message
     if isinstance(error, CapacityError) and error.retry_after_s:
-        message += f" (try again in {duration(error.retry_after_s)})"
+        message = message.rstrip(".") + f" (try again in {duration(error.retry_after_s)})"
     if isinstance(error, FunctionNotFound):
         message = message.rstrip(".") + _near(error.message)
     say(f"gpufn: {message if isinstance(error, FunctionRaised) else voiced(message)}", err=True)

@@ -34,7 +34,8 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     """Call a function and print its result.
 
     A generator's items are printed as they come, one per line. With --json the result, a generator's as a list, comes
-    at the end with its invocation's id and timings; with --output it is in the file alone.
+    at the end with its invocation's id and timings; with --output it is in the file alone. With a key that may only
+    invoke, a generator's items come as a list.
     """
     from gpufn._client import Client  # noqa: PLC0415
 

@@ -16,8 +16,7 @@ _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
 _LEAST_S, _MOST_S = 0.001, 1e9  # per day; JSON has no word for NaN, and without one there would be no limit
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
-app = new_app(no_args_is_help=True, help="Make, limit, list and delete API keys.")
-
+app = new_app(help="Make, limit, list and delete API keys.")
 
 Id = Annotated[str, typer.Argument(help="The key's id.")]
 Rate = Annotated[str | None, typer.Option(help="So many calls, such as 50/s, 600/min or 1000/h.")]
@@ -31,6 +30,13 @@ RunSeconds = Annotated[
     typer.Option(help="So many seconds that its calls run, per day (UTC).", min=_LEAST_S, max=_MOST_S),
 ]
 GpuSeconds = Annotated[float | None, typer.Option(help="So many GPU seconds per day (UTC).", min=_LEAST_S, max=_MOST_S)]
+
+
+@app.callback(invoke_without_command=True)
+def _alone(context: typer.Context, json: Json = False) -> None:
+    """Make, limit, list and delete API keys."""
+    if context.invoked_subcommand is None:
+        list_keys(json=json)
 
 
 @app.command()
@@ -132,11 +138,24 @@ def per_second(rate: str | None) -> float | None:
     return float(match["calls"]) / _SECONDS[match["per"]]
 
 
+def rate_text(calls_per_s: float) -> str:
+    """As it is typed.
+
+    >>> rate_text(50.0), rate_text(1.5), rate_text(2 / 60), rate_text(1000 / 3600)
+    ('50/s', '90/min', '2/min', '1000/h')
+    """
+    for unit, seconds in _SECONDS.items():
+        calls = round(calls_per_s * seconds, 6)
+        if calls >= 1 and calls.is_integer():
+            return f"{calls:.0f}/{unit}"
+    return f"{calls_per_s:.4g}/s"
+
+
 def _limits(limits: KeyLimits) -> str:
     parts = []
     if limits.rate is not None:
         burst = "" if limits.burst is None else f" (burst {limits.burst:,})"
-        parts.append(f"{limits.rate:.4g}/s{burst}")
+        parts.append(f"{rate_text(limits.rate)}{burst}")
     if limits.concurrency is not None:
         parts.append(f"{limits.concurrency:,} at a time")
     if limits.queued is not None:

@@ -21,7 +21,14 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Id = Annotated[str, typer.Argument(help="The schedule's id, from `gpufn schedules ls`.")]
 
-app = new_app(no_args_is_help=True, help="List, add and pause what functions are called by themselves for.")
+app = new_app(help="List, add and pause what functions are called by themselves for.")
+
+
+@app.callback(invoke_without_command=True)
+def _alone(context: typer.Context, json: Json = False) -> None:
+    """List, add and pause what functions are called by themselves for."""
+    if context.invoked_subcommand is None:
+        list_schedules(json=json)
 
 
 @app.command("ls")
