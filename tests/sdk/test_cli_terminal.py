@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gpufn._views import Answer
-from gpufn.cli import app
+from gpufn.cli import _open_streams, app
 from gpufn.cli._call import show
+from gpufn.cli._render import print_json_line, say
 from tests.sdk.conftest import StubGateway
 
 _EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
@@ -167,3 +168,17 @@ def test_streams_that_are_closed_or_full_end_it_without_a_traceback(
     ended, heard = _ended(command, gateway)
     assert (ended, "Traceback" in heard) == (code, False), heard
     assert said in heard
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_locale_has_no_letters_for_is_escaped_and_json_stays_json(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    _open_streams()
+    print_json_line({"text": "ü🦊"})
+    say("→")
+    line, arrow = written.getvalue().decode(encoding).splitlines()
+    assert json.loads(line) == {"text": "ü🦊"}
+    assert arrow == ("→" if encoding == "utf-8" else r"\u2192")

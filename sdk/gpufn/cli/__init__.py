@@ -7,9 +7,11 @@ Exit codes:
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -68,6 +70,7 @@ _OTHER_WORDS = {
     "start": "up",
     "stop": "down",
 }
+_ESCAPED = "gpufn-escaped"  # what is done with letters that cannot be encoded
 _EXIT_CODES = (
     "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
 )
@@ -192,10 +195,22 @@ def main() -> NoReturn:
 
 
 def _open_streams() -> None:
-    """Those that we were started without are empty ones: nothing that we open may get their numbers."""
+    """Those that we were started without are empty ones: nothing that we open may get their numbers. Letters that the
+    locale does not have are escaped."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    codecs.register_error(_ESCAPED, _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_ESCAPED)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """As JSON writes it, and Python too but for what is beyond 16 bits."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = zip(units[::2], units[1::2], strict=True)
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs), error.end
 
 
 def _give_up(stream: TextIO) -> None:
