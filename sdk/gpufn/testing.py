@@ -1,7 +1,8 @@
 """For tests of code that uses gpufn: `.remote` and its siblings without a platform.
 
 `run_locally` runs each remote call in this process. Arguments and results are encoded and decoded on the way, and a
-failure arrives as FunctionRaised, so that what works here works there.
+failure arrives as FunctionRaised, so that what works here works there. What a worker does with the types of arguments
+it does not: refuse a str for an int, or make the dataclass of a dict.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class RemoteCall(NamedTuple):
 @contextlib.contextmanager
 def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
     """Inside the `with`, remote calls run here. A replacement runs in place of the function of its name.
+
+    Arguments are passed as they are; on the platform those of a wrong type are refused.
 
     >>> from gpufn import gpu_function
     >>> @gpu_function(gpu="H100")

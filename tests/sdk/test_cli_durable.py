@@ -58,6 +58,16 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     assert told == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
 
 
+def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds_are_missing(
+    gateway: StubGateway,
+) -> None:
+    gateway.on("GET /v1/usage", {"usage": []})
+    result = _gpufn("usage", "f")
+    day = gateway.requests[-1].path.partition("since=")[2]
+    told = f"no calls have ended since {day}; they are counted within 10 s of their ends\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", told)
+
+
 def test_a_time_that_is_none_is_refused(gateway: StubGateway) -> None:
     result = _gpufn("calls", "--since", "yesterday")
     assert (result.exit_code, result.stderr) == (2, "gpufn: --since: write 90s, 15m, 2h or 3d, not 'yesterday'\n")

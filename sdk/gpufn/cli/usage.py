@@ -32,14 +32,14 @@ def usage(
 
     A GPU second is charged for each second that a call runs and each GPU that its worker has, under MPS for the
     worker's part of one. Calls that run in one worker at the same time share it. Nothing is charged between calls, nor
-    while a worker is parked.
+    while a worker is parked. A call is counted within ten seconds of its end.
     """
     from gpufn._client import Client  # noqa: PLC0415
-    from gpufn.usage import Usage  # noqa: PLC0415
+    from gpufn.usage import STORED_EACH_S, Usage  # noqa: PLC0415
 
-    first = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=span_s(since))
+    first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=span_s(since))).date()
     with Client() as client:
-        rows = client.usage(function=name, key=key, since=first.date().isoformat())
+        rows = client.usage(function=name, key=key, since=first.isoformat())
     columns = list(dict.fromkeys(by or By))
     added: dict[tuple[str, ...], Usage] = {}
     for row in rows:
@@ -55,5 +55,5 @@ def usage(
             (*which, each.calls, each.failed, duration(each.run_s), f"{each.gpu_s:.1f}" if each.gpu_s else "-")
             for which, each in sorted(added.items())
         ],
-        empty="no calls have ended",
+        empty=f"no calls have ended since {first}; they are counted within {STORED_EACH_S:g} s of their ends",
     )
