@@ -63,8 +63,8 @@ class OutputLog:
         return lines
 
     def tail(self) -> str:
-        lines = _text(bytes(self._tail)).rstrip("\n").split("\n")
-        return "\n".join(lines[-_TAIL_LINES:])
+        lines = bytes(self._tail).rstrip(b"\r\n").split(b"\n")
+        return "\n".join(map(_text, lines[-_TAIL_LINES:]))
 
     def _dropped_note(self) -> list[str]:
         dropped, self._dropped = self._dropped, 0
@@ -74,4 +74,5 @@ class OutputLog:
 
 
 def _text(line: bytes) -> str:
-    return line.decode("utf-8", "replace").rstrip("\r")
+    """A progress bar draws over itself: only its last state is worth anything."""
+    return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

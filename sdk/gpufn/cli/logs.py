@@ -21,8 +21,8 @@ def logs(
 ) -> None:
     """Show what a function's workers wrote.
 
-    `!` marks standard error, `#` how a call or a start failed. A line of its own says where another day or another
-    revision begins.
+    `!` marks standard error, and all that programs print which a function starts; `#` how a call or a start failed. A
+    line of its own says where another day or another revision begins.
     """
     from gpufn._client import Client  # noqa: PLC0415
 

@@ -13,6 +13,12 @@ def test_lines_come_whole_however_they_are_cut() -> None:
     assert log.tail() == "one\ntwo\n\nthr\ufffd".replace("\r", "") or log.tail().startswith("one")
 
 
+def test_of_a_line_that_draws_over_itself_the_last_state_is_left() -> None:
+    log = OutputLog(0.0)
+    assert log.feed(b"copy: 0%\rcopy: 50%\rcopy: 100%\r\nnext\n", 0.0) == ["copy: 100%", "next"]
+    assert log.tail() == "copy: 100%\nnext"
+
+
 def test_a_line_without_end_is_cut_into_pieces() -> None:
     log = OutputLog(0.0)
     assert [len(line) for line in log.feed(b"x" * 20_000, 0.0)] == [8192, 8192]
