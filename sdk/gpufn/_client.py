@@ -162,7 +162,7 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
         `name` raises FunctionNotFound; `function` finds the calls of a deleted one as well.
         """
-        wanted = {"function": function, "state": state and state.value, "since": since, "limit": limit}
+        wanted = {"function": function, "state": state, "since": since, "limit": limit}
         params = {option: str(value) for option, value in wanted.items() if value is not None}
         path = "/v1/calls" if name is None else f"/v1/functions/{segment(name)}/calls"
         return self._json(Calls, "GET", path, params=params).calls

@@ -19,12 +19,7 @@ import msgspec
 
 from gpufn._building import build_error, upload
 from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
-from gpufn.errors import (
-    Conflict,
-    Forbidden,
-    FunctionNotFound,
-    FunctionStartFailed,
-)
+from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, InvalidSpec
 from gpufn.ids import Digest
 from gpufn.revision import RevisionState
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources, spec_from_json
@@ -81,9 +76,13 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
     from gpufn import _image  # noqa: PLC0415
     from gpufn._bundle import bundles_of  # noqa: PLC0415
+    from gpufn._function import Function, FunctionClass  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
 
     functions = list(functions)
+    for function in functions:
+        if not isinstance(function, (Function, FunctionClass)):
+            raise InvalidSpec(f"{function!r} is no @gpu_function: deploy takes functions and classes that are")
     images = {
         function: _image.prepare(declared, folder_of(function.raw))
         for function in functions

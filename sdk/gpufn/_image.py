@@ -6,6 +6,7 @@ Declaring one reads no file, for a worker declares again at its start; `prepare`
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,26 +43,44 @@ class Image:
     @classmethod
     def python(cls, version: str) -> Image:
         """Of the nodes' base image for this version of Python, such as ``"3.12"``."""
-        return cls(version=version)
+        return cls(version=_text(version, "the version of Python is text, such as '3.12'"))
 
     @classmethod
     def from_name(cls, base: str) -> Image:
         """Of an image that the nodes have, or can pull; it needs Python 3.11 or newer, and pip."""
+        if not _text(base, "the name of a base image is text"):
+            raise InvalidSpec("image: '' is not the name of an image")
         return cls(base=base)
 
     def apt_install(self, *packages: str) -> Image:
-        return dataclasses.replace(self, apt=self.apt + packages)
+        """Install packages of the base image's distribution (Debian's or Ubuntu's)."""
+        told = [_text(each, "packages are given one by one, such as apt_install('git', 'curl')") for each in packages]
+        return dataclasses.replace(self, apt=(*self.apt, *told))
 
     def pip_install(self, *requirements: str) -> Image:
-        return dataclasses.replace(self, pip=self.pip + requirements)
+        """Install Python packages: names, with extras and versions as pip takes them."""
+        told = [
+            _text(each, "packages are given one by one, such as pip_install('torch', 'numpy')") for each in requirements
+        ]
+        return dataclasses.replace(self, pip=(*self.pip, *told))
 
-    def pip_lock(self, file: str) -> Image:
+    def pip_lock(self, file: str | os.PathLike[str]) -> Image:
         """Install a requirements file as it is, hashes and all. The path is relative to the function's file."""
-        return dataclasses.replace(self, lock=file)
+        return dataclasses.replace(self, lock=_path(file))
 
-    def add_file(self, here: str, there: str) -> Image:
+    def add_file(self, here: str | os.PathLike[str], there: str | os.PathLike[str]) -> Image:
         """A file of this machine, relative to the function's file, at an absolute path of the image."""
-        return dataclasses.replace(self, files=(*self.files, (here, there)))
+        return dataclasses.replace(self, files=(*self.files, (_path(here), _path(there))))
+
+
+def _text(given: str, what: str) -> str:
+    if not isinstance(given, str):
+        raise InvalidSpec(f"image: {what}, not {given!r}")
+    return given
+
+
+def _path(given: str | os.PathLike[str]) -> str:
+    return _text(os.fspath(given) if isinstance(given, os.PathLike) else given, "a file's name is text")
 
 
 class PreparedImage(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn import media
@@ -43,6 +43,16 @@ class MapOptions(NamedTuple):
     progress: bool = False
     id: str | None = None
     after: str | None = None
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> Self:
+        """Raises TypeError, as a wrong call does, and InvalidInput."""
+        if unknown := sorted(keywords.keys() - set(cls._fields)):
+            raise TypeError(
+                f"a map has no option {unknown[0]!r}; it has {', '.join(cls._fields)}, and arguments of the function are"
+                " iterables, with one value per call"
+            )
+        return cls(**keywords).checked()
 
     def checked(self) -> Self:
         """Raises InvalidInput."""

@@ -169,7 +169,7 @@ def begin(
     keywords: MapKeywords,
 ) -> Map[Any]:
     """A map of `arguments`, which are `total`; `call` makes one call by itself."""
-    options = MapOptions(**keywords).checked()
+    options = MapOptions.of(keywords)
     target = mapped.target()
     kept = None
     transport = _transport.current()
@@ -192,7 +192,7 @@ def begin_async(
     keywords: MapKeywords,
 ) -> AsyncMap[Any]:
     """As `begin`, when its first result is asked for."""
-    options = MapOptions(**keywords).checked()
+    options = MapOptions.of(keywords)
     kept = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):

@@ -39,6 +39,18 @@ _NOT_YET = {
     "secrets": "secrets; use env=... for what is not secret",
     "volumes": "volumes",
 }
+# What other platforms call them.
+_OTHER_WORDS = {
+    "allow_concurrent_inputs": "concurrency",
+    "buffer_containers": "buffer_workers",
+    "concurrency_limit": "max_workers",
+    "container_idle_timeout": "idle_timeout",
+    "cron": "schedule",
+    "keep_warm": "min_workers",
+    "max_containers": "max_workers",
+    "max_inputs": "concurrency",
+    "min_containers": "min_workers",
+}
 _SCALING = {
     "min_workers": "min_workers",
     "max_workers": "max_workers",
@@ -215,7 +227,8 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             if value is not None:
                 raise InvalidSpec(f"{option}={value!r}: this release of gpufn does not have {_NOT_YET[option]} yet")
         elif option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
+            word = _OTHER_WORDS.get(option)
+            near = [word] if word else difflib.get_close_matches(option, known, n=1)
             raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 

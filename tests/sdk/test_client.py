@@ -26,6 +26,7 @@ from gpufn.errors import (
     GatewayUnavailable,
     GpufnError,
     InvalidInput,
+    InvalidSpec,
     PayloadTooLarge,
     ProtocolMismatch,
     QueueFull,
@@ -433,6 +434,24 @@ def test_a_bundle_that_is_there_is_not_uploaded(gateway: StubGateway) -> None:
         ("HEAD", "def"),
         ("PUT", "def"),
     ]
+
+
+def test_what_is_no_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
+    def plain() -> None: ...
+
+    not_one: Any = plain
+    with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is no @gpu_function"):
+        client.deploy(not_one)
+    assert gateway.requests == []
+
+
+def test_the_state_of_calls_may_be_given_as_text(gateway: StubGateway) -> None:
+    gateway.on("GET /v1/calls", {"calls": []})
+    as_text: Any = "failed"
+    with Client() as client:
+        for state in (as_text, InvocationState.FAILED):
+            assert client.calls(state=state) == []
+            assert gateway.requests[-1].path == "/v1/calls?state=failed&limit=20"
 
 
 def test_deploy_sends_the_bundle_then_the_spec(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:

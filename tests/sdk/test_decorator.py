@@ -76,6 +76,8 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
     [
         ({"max_worker": 1}, "work: there is no option 'max_worker'; did you mean 'max_workers'?"),
         ({"zzz": 1}, "there is no option 'zzz'"),
+        ({"keep_warm": 1}, "there is no option 'keep_warm'; did you mean 'min_workers'?"),
+        ({"concurrency_limit": 1}, "there is no option 'concurrency_limit'; did you mean 'max_workers'?"),
         ({"share": "mps"}, "share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'"),
         ({"share": "mps", "gpu": "any"}, "share='mps' needs a limit of GPU memory: write for example vram='6Gi'"),
         ({"share": "mps", "gpu": "L4", "sm": 25}, "share='mps' needs a limit of GPU memory"),

@@ -472,3 +472,10 @@ def test_options_keep_all_else_of_a_function() -> None:
         urgent.stream(1)
     with pytest.raises(InvalidInput, match="hi, normal or low, not 'high'"):
         plus.options(priority="high")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("map_of", [plus.map, plus.starmap, plus.aio.map, plus.aio.starmap])
+def test_an_argument_that_is_no_option_of_a_map_is_told_where_arguments_go(map_of: Callable[..., Any]) -> None:
+    said = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
+    with run_locally(), pytest.raises(TypeError, match=said):
+        map_of([1, 2], b=5)

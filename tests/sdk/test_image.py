@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -54,6 +54,29 @@ def plain(x: int) -> int:
 def test_what_no_image_can_be_made_of_is_refused(spec: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidSpec, match=why):
         ImageSpec(**spec)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "why"),
+    [
+        ("python", (3.12,), "image: the version of Python is text, such as '3.12', not 3.12"),
+        ("from_name", (None,), "image: the name of a base image is text, not None"),
+        ("from_name", ("",), "image: '' is not the name of an image"),
+        ("pip_install", (["a", "b"],), "one by one, such as pip_install('torch', 'numpy'), not ['a', 'b']"),
+        ("apt_install", (("a",),), "one by one, such as apt_install('git', 'curl'), not ('a',)"),
+        ("pip_lock", (["a"],), "image: a file's name is text, not ['a']"),
+        ("add_file", ("a", 5), "image: a file's name is text, not 5"),
+    ],
+)
+def test_what_is_no_text_is_told_where_it_is_written(method: str, given: tuple[Any, ...], why: str) -> None:
+    with pytest.raises(InvalidSpec) as raised:
+        getattr(Image.python("3.12"), method)(*given)
+    assert why in raised.value.message
+
+
+def test_files_are_named_by_paths_as_well() -> None:
+    image = Image.python("3.12").pip_lock(Path("lock.txt")).add_file(Path("a/b"), PurePosixPath("/opt/b"))
+    assert (image.lock, image.files) == ("lock.txt", (("a/b", "/opt/b"),))
 
 
 @pytest.mark.parametrize("path", ["opt/x", "/opt/../etc/passwd", "/opt/", "/opt/$HOME", "/opt/a b", "/"])
