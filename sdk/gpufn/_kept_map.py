@@ -49,8 +49,8 @@ class MapOptions(NamedTuple):
         """Raises TypeError, as a wrong call does, and InvalidInput."""
         if unknown := sorted(keywords.keys() - set(cls._fields)):
             raise TypeError(
-                f"a map has no option {unknown[0]!r}; it has {', '.join(cls._fields)}, and arguments of the function are"
-                " iterables, with one value per call"
+                f"a map has no option {unknown[0]!r}; it has {', '.join(cls._fields)}, and arguments of the function "
+                "are iterables, with one value per call"
             )
         return cls(**keywords).checked()
 
