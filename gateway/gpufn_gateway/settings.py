@@ -47,17 +47,21 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
+    if not (text.isdecimal() and int(text) <= 65535):
         raise ValueError("a port is a number from 0 to 65535")
-    return port
+    return int(text)
 
 
 def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
+    needed = "a positive whole number is needed" if kind is int else "a positive number is needed"
+
     def read(text: str) -> T:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ValueError(needed) from None
         if not 0 < value < float("inf"):  # type: ignore[operator]
-            raise ValueError("a positive number is needed")
+            raise ValueError(needed)
         return value
 
     return read

@@ -37,7 +37,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
         settings.home.ensure()
         uvloop.run(_watched(serve(settings)))
     except GpufnError as error:
-        print(f"gpufn {name}: {error}", file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
+        print(error, file=sys.stderr)  # noqa: T201  the supervisor shows a process's last line
         return 1 if isinstance(error, BusUnavailable) else EXIT_CONFIGURATION
     return 0
 

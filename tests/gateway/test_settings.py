@@ -41,6 +41,20 @@ def test_an_error_names_the_variable(variable: str, value: str) -> None:
         GatewaySettings.from_env({variable: value})
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("GPUFN_PORT", "'eighty': a port is a number from 0 to 65535"),
+        ("GPUFN_MAX_BODY_BYTES", "'eighty': a positive whole number is needed"),
+        ("GPUFN_BODY_TIMEOUT_S", "'eighty': a positive number is needed"),
+    ],
+)
+def test_an_error_says_what_is_needed(variable: str, said: str) -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        GatewaySettings.from_env({variable: "eighty"})
+    assert str(raised.value) == f"{variable}={said}"
+
+
 def test_networks_for_webhooks_are_checked_and_a_wrong_one_names_the_variable() -> None:
     given = GatewaySettings.from_env({"GPUFN_WEBHOOK_NETWORKS": "10.0.0.0/8, fd00::/8"})
     assert given.webhook_networks == ("10.0.0.0/8", "fd00::/8")

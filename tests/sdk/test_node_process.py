@@ -39,8 +39,8 @@ sys.exit(node_process.run("worker bee", read, serve))
     ("how", "code", "said"),
     [
         ("told", 0, "put away"),
-        ("bus", 1, "gpufn worker bee: no bus there"),
-        ("setting", 78, "gpufn worker bee: GPUFN_X is wrong"),
+        ("bus", 1, "no bus there"),
+        ("setting", 78, "GPUFN_X is wrong"),
     ],
 )
 def test_it_ends_when_it_is_told_to_and_says_why_it_cannot_go_on(

@@ -65,7 +65,7 @@ def main() -> int:
         hide_environment("GPUFN_NATS_URL")
         lock = _lock(settings.home)
     except GpufnError as error:
-        log.error("%s", error.message)
+        sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     code = 0
     try:

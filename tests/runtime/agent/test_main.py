@@ -194,7 +194,7 @@ def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
     )
     assert ended.returncode == EXIT_CONFIGURATION
     assert ended.stderr.count("\n") == 1
-    assert "GPUFN_NATS_URL is not set" in ended.stderr
+    assert ended.stderr.startswith("GPUFN_NATS_URL is not set")
 
 
 def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
