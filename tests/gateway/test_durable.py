@@ -455,14 +455,14 @@ async def test_of_the_dead_letters_of_a_function_that_does_not_exist_is_told_tha
 
 async def test_the_dead_letters_of_a_deleted_function_are_found(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
-        await gateway.deploys.deploy(make.spec("deleted"), DIGEST)
-        invocation = await submit(gateway, "deleted")
+        await gateway.deploys.deploy(make.spec("departed"), DIGEST)
+        invocation = await submit(gateway, "departed")
         await die(gateway, invocation)
-        assert (await gateway.http.delete("/v1/functions/deleted")).status_code == 204
-        await until(lambda: "deleted" not in gateway.registry.functions)
-        letters = (await gateway.http.get("/v1/dlq/deleted")).json()["letters"]
+        assert (await gateway.http.delete("/v1/functions/departed")).status_code == 204
+        await until(lambda: "departed" not in gateway.registry.functions)
+        letters = (await gateway.http.get("/v1/dlq/departed")).json()["letters"]
         assert [each["id"] for each in letters] == [invocation]
-        assert (await gateway.http.delete("/v1/dlq/deleted")).json() == {"dropped": 1}
+        assert (await gateway.http.delete("/v1/dlq/departed")).json() == {"dropped": 1}
 
 
 async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_else_takes(
