@@ -22,7 +22,7 @@ def test_what_is_no_modules_name_is_refused(name: str) -> None:
         spec(modules=("numpy", name))
 
 
-@pytest.mark.parametrize("size", ["9" * 400, "1e9", "٣Gi", "-1", ""])
+@pytest.mark.parametrize("size", ["1e9", "٣Gi", "-1", ""])
 def test_what_is_no_size_of_memory_is_refused(size: str) -> None:
     with pytest.raises(InvalidSpec, match="is not a memory size"):
         parse_bytes(size)

@@ -29,7 +29,7 @@ from gpufn_runtime.agent.launchers.sandbox import Sandbox
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 _TIMEOUT_S = 60.0
-_WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen
+_WAIT_TIMEOUT_S = 5.0  # for the daemon to learn of an end that we have seen; whoever asks waits a little longer
 _TAIL_LINES = 40
 _NO_GPU_RUNTIME = "could not select device driver"
 
