@@ -18,7 +18,7 @@ from gpufn_runtime.worker.attempts import Attempt, Attempts
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.loader import Method
-from gpufn_runtime.worker.process import leave_as_script, vital
+from gpufn_runtime.worker.process import vital
 from gpufn_runtime.worker.results import Results
 
 
@@ -93,7 +93,7 @@ class EventLoop:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
                 result = await method.call(*args, **kwargs)
-                self._leave_if_parents(None)
+                self._link.leave_if_parents()
                 self._results.returned(attempt, result, started)
         except asyncio.CancelledError as error:
             if attempt.cancel_requested:
@@ -101,7 +101,7 @@ class EventLoop:
             else:
                 self._results.raised(attempt, error, started)
         except BaseException as error:
-            self._leave_if_parents(error)
+            self._link.leave_if_parents(error)
             self._results.raised(attempt, error, started)
 
     async def _iterate(self, attempt: Attempt, items: Any, changed: asyncio.Event, started: float) -> None:
@@ -109,7 +109,7 @@ class EventLoop:
         sent = 0
         async with contextlib.aclosing(items):
             async for item in items:
-                self._leave_if_parents(None)
+                self._link.leave_if_parents()
                 if not attempt.run.stream:
                     collected.append(item)
                     continue
@@ -119,7 +119,7 @@ class EventLoop:
                         await changed.wait()
                 self._results.item(attempt, item)
                 sent += 1
-        self._leave_if_parents(None)
+        self._link.leave_if_parents()
         if attempt.run.stream:
             self._results.exhausted(attempt, started)
         else:
@@ -130,15 +130,10 @@ class EventLoop:
         try:
             result = await coroutine
         except BaseException as error:
-            self._leave_if_parents(error)
+            self._link.leave_if_parents(error)
             return _Raised(error)
-        self._leave_if_parents(None)
+        self._link.leave_if_parents()
         return result
-
-    def _leave_if_parents(self, error: BaseException | None) -> None:
-        """A child that the code forked ends with what it ran: the loop's descriptors are its parent's as well."""
-        if self._link.is_parents:
-            leave_as_script(error)
 
 
 class _Raised:

@@ -27,7 +27,7 @@ from gpufn_runtime.worker.batches import Gathering
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.loader import Method
-from gpufn_runtime.worker.process import leave_as_script, vital
+from gpufn_runtime.worker.process import vital
 from gpufn_runtime.worker.reading import Loan
 from gpufn_runtime.worker.results import Results
 
@@ -193,8 +193,7 @@ class Executor:
                     self._iterate(attempt, result, started)
                     return
             except BaseException as error:
-                if self._link.is_parents:  # in a generator's body
-                    leave_as_script(error)
+                self._link.leave_if_parents(error)  # in a generator's body
                 # SystemExit and KeyboardInterrupt too: a call does not end the worker
                 self._results.raised(attempt, error, started)
             else:
@@ -204,15 +203,12 @@ class Executor:
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
 
     def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A child that the call forked ends with it: what waits here is its parent's."""
         try:
             result = call(*args, **kwargs)
         except BaseException as error:
-            if self._link.is_parents:
-                leave_as_script(error)
+            self._link.leave_if_parents(error)
             raise
-        if self._link.is_parents:
-            leave_as_script(None)
+        self._link.leave_if_parents()
         return result
 
     def _iterate(self, attempt: Attempt, items: Any, started: float) -> None:
@@ -222,8 +218,7 @@ class Executor:
         sent = 0
         with contextlib.closing(items):
             for item in items:
-                if self._link.is_parents:
-                    leave_as_script(None)
+                self._link.leave_if_parents()
                 if not attempt.run.stream:
                     collected.append(item)
                 while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
@@ -234,8 +229,7 @@ class Executor:
                 if attempt.run.stream:
                     self._results.item(attempt, item)
                     sent += 1
-        if self._link.is_parents:
-            leave_as_script(None)
+        self._link.leave_if_parents()
         if attempt.cancel_requested:
             self._results.cancelled(attempt, started)
         elif attempt.run.stream:

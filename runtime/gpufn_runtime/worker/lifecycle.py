@@ -151,8 +151,7 @@ class Worker:
         except BaseException as error:
             self._start_failed("enter", error)
             return None
-        if self._link.is_parents:  # a module or a constructor forked
-            process.leave_as_script(None)
+        self._link.leave_if_parents()  # a module or a constructor forked
         warm_at = time.perf_counter()
         self._output.capture_logging()
         self._executor.serve(loaded.methods)

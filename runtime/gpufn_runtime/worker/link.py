@@ -20,6 +20,7 @@ import msgspec
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame
+from gpufn_runtime.worker.process import leave_as_script
 
 _RETRY_S = 0.005  # a unix socket costs nothing to try
 _SLOWEST_RETRY_S = 0.2
@@ -152,6 +153,12 @@ class Link:
             connection, self._socket = self._socket, None
         if connection is not None:
             connection.close()
+
+    def leave_if_parents(self, error: BaseException | None = None) -> None:
+        """A child that the user's code forked ends with what it ran, and with `error` if that raised: what waits in the
+        worker is its parent's. In the worker itself, nothing."""
+        if self.is_parents:
+            leave_as_script(error)
 
     def _forget(self) -> None:
         """In a child that the user's code forked: it is no worker, and must not keep the connection open."""
