@@ -130,7 +130,7 @@ class Invoke:
                 await send_result(send, wording, reply.content_type, result, about)
             else:
                 await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
-        finally:
+        finally:  # counted behind the answer, which somebody waits for
             self._calls.telemetry.of(call.target.name).ended(reply, took_s)
 
     async def _failed(

@@ -143,7 +143,7 @@ class KeptStreams:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._streams: dict[str, KeptStream] = {}
-        self._kept = Kept()
+        self._of_all = Kept()
 
     @contextlib.contextmanager
     def reading(
@@ -178,9 +178,9 @@ class KeptStreams:
                     "The stream of this Idempotency-Key is not here, or not any more: leave out Last-Event-ID to begin "
                     "a new one."
                 )
-            if len(self._streams) >= _MOST or self._kept.bytes > _MOST_BYTES:
+            if len(self._streams) >= _MOST or self._of_all.bytes > _MOST_BYTES:
                 raise CapacityError("This gateway keeps as many streams as it can: try again, or without a key.")
-            stream = self._streams[key] = KeptStream(begin(), digest, self._kept)
+            stream = self._streams[key] = KeptStream(begin(), digest, self._of_all)
         elif stream.digest != digest:
             raise IdempotencyMismatch
         return stream

@@ -74,9 +74,8 @@ class Reaper:
         revision = registry.revisions.get(invocation.function, {}).get(invocation.revision)
         spec = None if revision is None or not exists else revision.spec
         if (outcome := reaping.verdict(invocation, spec, now)) is not None:
-            if (
-                reaping.verdict(invocation, spec, now, delivered=2) is None
-            ):  # it is the time until its start that is over
+            is_start_overdue = reaping.verdict(invocation, spec, now, delivered=2) is None  # and nothing else
+            if is_start_overdue:
                 queue = queues.address(invocation.function, invocation.revision, invocation.queue)
                 if await queues.was_handed_over(self._bus, queue, seq):
                     return False  # a runner that died may have begun with it

@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from gpufn.errors import InvalidSpec
+from gpufn.protocol.limits import LARGEST_INTEGER
 
 MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
@@ -166,7 +167,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
         if (wrong := wrong_build_time(self.max_build_s)) is not None:
             raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
-        if self.memory_limit_bytes is not None and not 0 < self.memory_limit_bytes < 1 << 63:
+        if self.memory_limit_bytes is not None and not 0 < self.memory_limit_bytes <= LARGEST_INTEGER:
             raise InvalidSpec(
                 f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, not {self.memory_limit_bytes}"
             )

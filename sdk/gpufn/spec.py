@@ -19,9 +19,9 @@ from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
+from gpufn.protocol.limits import LARGEST_INTEGER
 from gpufn.schedule import Schedule
 
-_NO_BYTES = 1 << 63  # a number that no message holds
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,10 +54,10 @@ def parse_bytes(quantity: str | int) -> int:
         match = _QUANTITY.fullmatch(quantity.strip())
         if match is None:
             raise InvalidSpec(f"{quantity!r} is not a memory size; write for example '512Mi' or '2Gi'")
-        amount = int(min(float(match[1]) * _UNITS[match[2] or ""], _NO_BYTES))
+        amount = int(min(float(match[1]) * _UNITS[match[2] or ""], LARGEST_INTEGER + 1))
     if amount <= 0:
         raise InvalidSpec(f"a memory size is positive, not {quantity!r}")
-    if amount >= _NO_BYTES:
+    if amount > LARGEST_INTEGER:
         raise InvalidSpec(f"a memory size is less than 8 EiB, not {quantity!r}")
     return amount
 

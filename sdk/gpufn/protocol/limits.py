@@ -10,6 +10,7 @@ a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 progress           PROGRESS_CHARS    of what a call says of itself
 a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
 a timeout          LONGEST_TIMEOUT_S  that a caller may ask for
+a whole number     LARGEST_INTEGER    such as a size in bytes: what a message can say
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PROGRESS_CHARS = 500
 RECORD_BYTES = 1 << 20
 CHUNK_ITEMS = 999
 LONGEST_TIMEOUT_S = 7 * 86_400.0
+LARGEST_INTEGER = (1 << 63) - 1
 
 
 def inline_bytes(max_payload: int) -> int:
