@@ -207,11 +207,11 @@ _TENSOR = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":%s}]}'
     ("request_", "depth"),
     [
         (_TENSOR, 65),
-        (_TENSOR, 100_000),
-        ('{"inputs":%s}', 100_000),
-        ('{"inputs":[],"parameters":{"a":%s}}', 100_000),
-        ('{"inputs":[],"more":%s}', 100_000),
-        ("%s", 100_000),
+        (_TENSOR, 1_000_000),
+        ('{"inputs":%s}', 1_000_000),
+        ('{"inputs":[],"parameters":{"a":%s}}', 1_000_000),
+        ('{"inputs":[],"more":%s}', 1_000_000),
+        ("%s", 1_000_000),
     ],
 )
 def test_what_is_nested_too_deep_is_refused(request_: str, depth: int) -> None:
