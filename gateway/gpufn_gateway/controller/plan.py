@@ -3,7 +3,7 @@
 1. Assignments on lost nodes are given up, unless their workers still serve.
 2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
 3. Workers above their revision's count park, or drain, the longest idle first; those that were parked for long enough
-   drain.
+   drain (`Leaving`).
 4. Missing workers resume, where one is parked and its share is free, or are placed: functions that have none first, of
    them first those whose starts do not fail, then who has waited longest.
 5. Where there is no room for a function that has calls, parked workers of others drain, the least worth first, and idle
@@ -21,21 +21,19 @@ from collections.abc import Iterable, Iterator
 from gpufn import start_failures
 from gpufn.errors import InvocationCancelled
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.launch import RECONNECT_S
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Function, Revision
-from gpufn.spec import ScalingPolicy
-from gpufn.workers import ParkedMemory, WorkerState
+from gpufn.workers import WorkerState
 
 from . import policy, rollout
-from .actions import Action, Decided, Delete, Drain, EndQueued, MoveServing, Need, Park, Plan, Resume, Start
+from .actions import Action, Decided, EndQueued, MoveServing, Need, Plan, Resume, Start
 from .circuit import CircuitState
+from .leaving import Leaving
 from .limits import Limits
-from .parking import Admission, admit
 from .placement import NoRoom
 from .policy import ScaleDecision
 from .rollout import Role, Standing
-from .room import Return, Room, idle_longest_first
+from .room import Return, Room
 from .status import Teller
 from .views import WorkerView, window_for
 from .world import World
@@ -43,7 +41,6 @@ from .world import World
 PATIENCE_S = 2.0
 DELETED_FOR_S = 2.0
 START_SLOT_S = 10.0  # a start that takes longer waits for its own load: it must not keep others from starting
-START_OVERDUE_S = 30.0  # beyond the time that it may take, which is the runner's to enforce, or its own
 
 
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> Plan:
@@ -59,8 +56,7 @@ class _Step:
         self.actions: list[Action] = []
         self.needs: list[Need] = []
         self.decided: dict[str, list[Decided]] = {}
-        self.leaving: set[str] = set()  # workers that this step drains, parks or gives up
-        self.promised: dict[str, int] = {}  # bytes of a node's memory, to workers that this step parks
+        self.leaving = Leaving(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
         self._room: Room | None = None
@@ -77,7 +73,7 @@ class _Step:
             with self._alone(name):
                 function = self.world.functions.get(name)
                 if function is None:
-                    self._drain_all(name, "the function was deleted")
+                    self.leaving.drain_all(name, "the function was deleted")
                 else:
                     self._decide(function)
         if only is not None and self.needs:
@@ -106,8 +102,7 @@ class _Step:
         except Exception as error:
             self.failed[name] = error
             for action in self.actions[begun:]:
-                if isinstance(action, (Drain, Park)):
-                    self.leaving.discard(action.worker)
+                self.leaving.take_back(action)
             del self.actions[begun:]
             self.needs = [need for need in self.needs if need.key[0] != name]
             self.decided.pop(name, None)
@@ -116,8 +111,7 @@ class _Step:
 
     def _give_up_lost_workers(self) -> None:
         for worker, who in self.world.lost_workers(self.now):
-            self.leaving.add(worker.assignment.worker)
-            self.actions.append(Delete(worker.assignment.worker, f"{who} is silent"))
+            self.leaving.give_up(worker, f"{who} is silent")
 
     def _end_calls_of_deleted(self) -> None:
         """Of those that came while the gateway deleted it; the gateway has ended the others."""
@@ -138,8 +132,8 @@ class _Step:
         if function.active != function.serving:
             self._move(function, decided[function.serving], decided[function.active])
         for one in decided.values():
-            self._drain_surplus(one, function)
-            self._drain_parked(one, function)
+            self.leaving.drain_surplus(one, function)
+            self.leaving.drain_parked(one, function)
 
     def _decide_revision(self, function: Function, number: int, serving: Decided | None) -> Decided:
         world, now = self.world, self.now
@@ -229,98 +223,6 @@ class _Step:
                 error = start_failures.told(one.key[0], circuit.last_error)
                 self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, error))
 
-    # 3
-
-    def _drain_surplus(self, one: Decided, function: Function) -> None:
-        held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
-        held = [worker for worker in held if worker.assignment.worker not in self.leaving]
-        surplus = len(held) - one.decision.count
-        if one.revision is not None:
-            for worker in held:
-                # One that was READY has a new runner, and no more time than it gives itself to come back to that.
-                within_s = RECONNECT_S if worker.was_ready else one.revision.spec.startup_timeout_s
-                overdue_s = within_s + START_OVERDUE_S
-                if worker.state is WorkerState.STARTING and self.now - worker.since > overdue_s:
-                    self._drain(worker, f"not ready after {self.now - worker.since:.0f} s")
-                    surplus -= 1
-            if one.role is Role.SERVING:
-                surplus -= self._drain_before_they_start(held, policy.effective(one.revision.spec.scaling, function))
-        if surplus <= 0:
-            return
-        going = sorted(held, key=lambda worker: idle_longest_first(self.world, worker, self.now))
-        # What is retired with nothing queued goes as it is: draining lets a call finish.
-        may_be_busy = one.decision.count == 0 and one.role is Role.RETIRED
-        if not may_be_busy:
-            going = [worker for worker in going if self.world.idle_for(worker, self.now) is not None]
-        for worker in going[:surplus]:
-            self._park_or_drain(worker, one.decision.reason)
-
-    def _drain_before_they_start(self, held: list[WorkerView], scaling: ScalingPolicy) -> int:
-        """As many of those above max_workers as are on their way, the newest, for nobody would use them. How many."""
-        held = [worker for worker in held if worker.assignment.worker not in self.leaving]
-        new = [worker for worker in held if worker.state is WorkerState.STARTING and not worker.was_ready]
-        going = new[::-1][: max(0, len(held) - scaling.max_workers)]
-        for worker in going:
-            self._drain(worker, f"there are more than max_workers={scaling.max_workers} with those that start")
-        return len(going)
-
-    def _drain_parked(self, one: Decided, function: Function) -> None:
-        """Those of a revision that nobody calls any more, those whose time is over, and those above max_workers."""
-        parked = one.view.in_state(WorkerState.PARKED)
-        if one.role is not Role.SERVING and one.demand is not None and not one.demand.calls:
-            for worker in parked:
-                self._drain(worker, "its revision is replaced")
-        if one.role is not Role.SERVING or one.revision is None:
-            return
-        spec = one.revision.spec
-        for worker in parked:
-            idle_s = self.world.idle_for(worker, self.now) or 0.0
-            if idle_s >= spec.scaling.idle_timeout_s + spec.park_timeout_s:
-                self._drain(worker, f"parked, and idle for {idle_s:.0f} s")
-        held = one.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
-        parked = [worker for worker in parked if worker.assignment.worker not in self.leaving]
-        excess = len(held) + len(parked) - policy.effective(spec.scaling, function).max_workers
-        for worker in sorted(parked, key=lambda each: idle_longest_first(self.world, each, self.now))[: max(0, excess)]:
-            self._drain(worker, "there are more than max_workers with those that are parked")
-
-    def _park_or_drain(self, worker: WorkerView, reason: str) -> None:
-        if self._park(worker, reason):
-            return
-        found = self._admit(worker)
-        for name in found.victims:  # it parks when they have gone
-            victim = self.world.workers[name]
-            self.world.holdings.host_memory(victim.assignment.node).evict(name)
-            self._drain(victim, f"its memory is for {worker.key[0]}, which parks")
-        if not found.victims:
-            self._drain(worker, f"{reason}; not parked: {found.why}" if found.why else reason)
-
-    def _park(self, worker: WorkerView, reason: str) -> bool:
-        found = self._admit(worker)
-        if found.host_bytes:
-            node = worker.assignment.node
-            self.promised[node] = self.promised.get(node, 0) + found.expected_bytes
-            self.leaving.add(worker.assignment.worker)
-            self.actions.append(Park(worker.assignment.worker, found.host_bytes, found.expected_bytes, reason))
-        return found.host_bytes > 0
-
-    def _admit(self, worker: WorkerView) -> Admission:
-        return admit(self.world, worker, self.promised.get(worker.assignment.node, 0))
-
-    def _would_hold(self, worker: WorkerView) -> ParkedMemory | None:
-        found = self._admit(worker)
-        return ParkedMemory(found.expected_bytes) if found.host_bytes else None
-
-    def _drain_all(self, name: str, reason: str) -> None:
-        for number in self.world.numbers(name):
-            for worker in self.world.view((name, number)).workers.values():
-                if worker.state not in (WorkerState.DRAINING, WorkerState.FAILED):
-                    self._drain(worker, reason)
-
-    def _drain(self, worker: WorkerView, reason: str) -> None:
-        if worker.assignment.worker not in self.leaving:
-            self.leaving.add(worker.assignment.worker)
-            self.actions.append(Drain(worker.assignment.worker, reason))
-
     # 4
 
     def _start(self) -> list[Need]:
@@ -332,9 +234,7 @@ class _Step:
             return []
         world, now = self.world, self.now
         reports = world.reports(now)
-        room = self._room = Room(
-            world, now, self.limits, self.leaving, drain=self._drain, park=self._park, would_hold=self._would_hold
-        )
+        room = self._room = Room(world, now, self.limits, self.leaving)
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node

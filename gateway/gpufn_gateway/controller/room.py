@@ -5,7 +5,6 @@ Who waits gets a parked worker of its own back, where that one's share is free; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import msgspec
@@ -17,16 +16,13 @@ from gpufn.workers import ParkedMemory, WorkerState
 from . import policy
 from .actions import Need
 from .leases import LeaseBook
+from .leaving import Leaving, idle_longest_first
 from .limits import Limits
 from .placement import NoRoom, Placement, place, returns
 from .views import WorkerView
 from .world import World
 
 SETTLE_S = 0.2  # a worker that has just become idle may have its next call on the way
-
-
-def idle_longest_first(world: World, worker: WorkerView, now: float) -> tuple[float, str]:
-    return -(world.idle_for(worker, now) or 0.0), worker.assignment.worker
 
 
 class Return(msgspec.Struct, frozen=True):
@@ -36,27 +32,13 @@ class Return(msgspec.Struct, frozen=True):
 
 
 class Room:
-    """The leases as they are once this step is done. `leaving`: workers that it drains or parks; `drain` makes one
-    such, and so does `park`, unless the worker cannot be parked: then it is False. `would_hold` is what it would."""
+    """The leases as they are once this step is done."""
 
-    def __init__(
-        self,
-        world: World,
-        now: float,
-        limits: Limits,
-        leaving: set[str],
-        *,
-        drain: Callable[[WorkerView, str], None],
-        park: Callable[[WorkerView, str], bool],
-        would_hold: Callable[[WorkerView], ParkedMemory | None],
-    ) -> None:
+    def __init__(self, world: World, now: float, limits: Limits, leaving: Leaving) -> None:
         self._world = world
         self._now = now
         self._limits = limits
         self._leaving = leaving
-        self._drain = drain
-        self._park = park
-        self._would_hold = would_hold
         self._book = world.leases.copy()
         self._granted = 0
         self._returned: set[str] = set()
@@ -84,7 +66,7 @@ class Room:
             if worker.state is WorkerState.PARKING and assignment.worker not in self._returned:
                 expected = ParkedMemory(self._world.view(worker.key).parked_bytes or 0)
                 self._book.grant(assignment.worker, assignment.node, assignment.share, expected)
-            elif worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or assignment.worker in self._leaving:
+            elif worker.state in (WorkerState.DRAINING, WorkerState.FAILED) or worker in self._leaving:
                 self._book.release(assignment.worker)
 
     def claim(self, need: Need) -> bool:
@@ -99,7 +81,7 @@ class Room:
         gone: list[WorkerView] = []
         found: Return | Placement | NoRoom = NoRoom()
         for worker in candidates:
-            if worker.assignment.worker in self._leaving or not self._can_spare(worker, need, gone):
+            if worker in self._leaving or not self._can_spare(worker, need, gone):
                 continue
             trial.release(worker.assignment.worker)
             gone.append(worker)
@@ -115,13 +97,13 @@ class Room:
             if not isinstance(self._find(need, reports, trial), NoRoom):
                 continue
             reason = f"makes room for {need.key[0]}, which has calls and no room"
-            held = self._would_hold(victim)
+            held = self._leaving.would_hold(victim)
             if held is not None:
                 trial.grant(lease.worker, lease.node, lease.share, held)
-                if not isinstance(self._find(need, reports, trial), NoRoom) and self._park(victim, reason):
+                if not isinstance(self._find(need, reports, trial), NoRoom) and self._leaving.park(victim, reason):
                     continue
             trial.release(lease.worker)
-            self._drain(victim, reason)
+            self._leaving.drain(victim, reason)
         self._book = trial
         return self.claim(need)
 
@@ -138,7 +120,7 @@ class Room:
         """And those that start, and that nobody waits for any more."""
         found: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker.assignment.worker in self._leaving:
+            if worker in self._leaving:
                 continue
             if worker.state is WorkerState.STARTING:
                 idle_s = None if self._is_next(worker) else self._now - worker.since
@@ -189,7 +171,7 @@ class Room:
             found = need.view.in_state(WorkerState.PARKING, WorkerState.PARKED)
             found.sort(key=lambda each: (each.parked is not None, self._world.idle_for(each, self._now) or 0.0))
             self._parked[need.key] = found
-        return [each for each in found if each.assignment.worker not in self._returned | self._leaving]
+        return [each for each in found if each.assignment.worker not in self._returned | self._leaving.names]
 
     def _returns(self, worker: WorkerView, need: Need, book: LeaseBook) -> bool:
         assignment = worker.assignment
@@ -231,7 +213,7 @@ class Room:
         if is_before_it and self._world.idle_for(worker, self._now) is not None:
             return True
         view = self._world.view(worker.key)
-        leaving = self._leaving | {other.assignment.worker for other in gone}
+        leaving = self._leaving.names | {other.assignment.worker for other in gone}
         beside = [WorkerState.READY] if worker.state is WorkerState.READY else [WorkerState.READY, worker.state]
         left = sum(other.assignment.worker not in leaving for other in view.in_state(*beside)) - 1
         return left >= policy.effective(record.spec.scaling, function).min_workers
