@@ -38,7 +38,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             variable = f"GPUFN_{field.name.upper()}"
             text = environ.get(variable, "").strip()
             if text:
-                given[field.name] = _read(variable, text, _READERS.get(field.name, str))
+                given[field.name] = _read(variable, text, _OF_FIELD.get(field.name) or _OF_TYPE[field.type])
         return cls(**given)
 
     def max_call_bytes(self, max_payload: int) -> int:
@@ -83,15 +83,14 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
+_OF_TYPE: dict[type, Callable[[str], Any]] = {
+    bool: _yes_or_no,
+    float: _positive(float),
+    int: _positive(int),
+    str: str,
+}
+_OF_FIELD: dict[str, Callable[[str], Any]] = {
     "port": _port,
-    "max_body_bytes": _positive(int),
-    "max_bodies_bytes": _positive(int),
-    "max_model_bytes": _positive(int),
-    "body_timeout_s": _positive(float),
-    "shutdown_timeout_s": _positive(float),
-    "kept_revisions": _positive(int),
-    "share_across_domains": _yes_or_no,
     "webhook_networks": _networks,
     "log_level": _level,
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gpufn.protocol import limits
@@ -23,6 +24,14 @@ def test_values_come_from_the_environment() -> None:
     settings = GatewaySettings.from_env(environ)
     assert (settings.host, settings.port, settings.log_level) == ("::1", 0, "DEBUG")
     assert settings.max_call_bytes(limits.MESSAGE_BYTES) == 1000
+
+
+@pytest.mark.parametrize("field", msgspec.structs.fields(GatewaySettings), ids=lambda field: field.name)
+def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
+    """GPUFN_MAX_PARCELS_BYTES stayed text, and each large body failed at its comparison with a number."""
+    text = {bool: "yes", tuple: "10.0.0.0/8", str: "info"}.get(type(field.default), "7")
+    read = getattr(GatewaySettings.from_env({f"GPUFN_{field.name.upper()}": text}), field.name)
+    assert type(read) is type(field.default)
 
 
 @pytest.mark.parametrize(
