@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import random
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from statistics import mean
 import pytest
 
 from gpufn.turns import Arrivals
-from gpufn_gateway.simulation import figures as figures_module
-from gpufn_gateway.simulation import gpu as gpu_module
 from gpufn_gateway.simulation.figures import Ended, Figures, figures
 from gpufn_gateway.simulation.gpu import Gpu, Residents
 from gpufn_gateway.simulation.run import compare, play
@@ -124,7 +121,3 @@ def test_fair_queueing_has_fewer_cold_starts_and_shorter_waits_than_first_come_f
     assert ratio("sjf", lambda each: each.worst_slowdown) < 0.6
     assert ratio("fcfs", lambda each: each.jain) > 1.2
     assert ratio("sjf", lambda each: each.max_min) > 1.5
-
-
-def test_the_examples_run() -> None:
-    assert [doctest.testmod(module).failed for module in (figures_module, gpu_module)] == [0, 0]
