@@ -16,7 +16,7 @@ from collections.abc import Callable
 import measure
 from gpufn.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn_gateway.controller.leases import LeaseBook
 from gpufn_gateway.controller.placement import NoRoom, Placement, place
 

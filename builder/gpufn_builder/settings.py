@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
+from gpufn.quantities import parse_bytes
 from gpufn.settings import InvalidSetting, bus_url, node_name
-from gpufn.spec import parse_bytes
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
 
 _SHARE = 0.75  # of the machine's memory

@@ -10,8 +10,8 @@ from gpufn.device import DeviceType
 from gpufn.engine import CPU_KIND, Build, BuildState
 from gpufn.errors import BuildFailed, ErrorInfo, NoCapacity
 from gpufn.protocol.reports import NodeReport
+from gpufn.resources import Resources
 from gpufn.revision import Revision, RevisionState
-from gpufn.spec import Resources
 from gpufn_gateway.controller.gpus import ANY_KIND, has_kind
 
 RECORDED_WITHIN_S = 60.0  # a build's record is made before its revision's, and may be heard of after it

@@ -21,8 +21,9 @@ from gpufn._building import build_error, upload
 from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, InvalidSpec
 from gpufn.ids import Digest
+from gpufn.resources import Resources
 from gpufn.revision import RevisionState
-from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources, spec_from_json
+from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 
 if TYPE_CHECKING:
     from gpufn._bundle import AnyFunction

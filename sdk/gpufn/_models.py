@@ -15,7 +15,7 @@ import msgspec
 
 from gpufn.errors import InvalidSpec
 from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, Tolerance, wrong_build_time
-from gpufn.spec import parse_bytes
+from gpufn.quantities import parse_bytes
 
 Shape = Sequence[int]
 Shapes = Mapping[str, Shape | tuple[Shape, Shape, Shape]]

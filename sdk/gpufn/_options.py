@@ -20,18 +20,10 @@ from gpufn.errors import InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.priority import Priority
+from gpufn.quantities import parse_bytes
+from gpufn.resources import Resources
 from gpufn.schedule import Schedule
-from gpufn.spec import (
-    Batch,
-    EntryPoint,
-    FunctionSpec,
-    MethodSpec,
-    Packaging,
-    Resources,
-    Retry,
-    ScalingPolicy,
-    parse_bytes,
-)
+from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Retry, ScalingPolicy
 
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Named in the design, built later: refused with the reason, so that nobody relies on them in silence.

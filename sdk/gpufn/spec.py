@@ -13,26 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpufn.device import Share
 from gpufn.errors import InvalidInput, InvalidSpec
 from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.protocol.limits import LARGEST_INTEGER
+from gpufn.quantities import check_number, check_whole
+from gpufn.resources import Resources
 from gpufn.schedule import Schedule
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 # What follows /v2/ in the Open Inference Protocol; other protocols have a function's name there.
 _RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
-_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
-_MOST_GPUS = 16
-_LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
 MOST_MODULES = 256  # third-party ones of one revision
 _LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
@@ -42,24 +37,6 @@ RETENTION_S = 86400.0
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
 _RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
-
-
-def parse_bytes(quantity: str | int) -> int:
-    """Bytes of `"2Gi"`, `"500M"` or a number."""
-    if isinstance(quantity, bool) or not isinstance(quantity, (int, str)):
-        raise InvalidSpec(f"a memory size is a number of bytes or text such as '2Gi', not {quantity!r}")
-    if isinstance(quantity, int):
-        amount = quantity
-    else:
-        match = _QUANTITY.fullmatch(quantity.strip())
-        if match is None:
-            raise InvalidSpec(f"{quantity!r} is not a memory size; write for example '512Mi' or '2Gi'")
-        amount = int(min(float(match[1]) * _UNITS[match[2] or ""], LARGEST_INTEGER + 1))
-    if amount <= 0:
-        raise InvalidSpec(f"a memory size is positive, not {quantity!r}")
-    if amount > LARGEST_INTEGER:
-        raise InvalidSpec(f"a memory size is less than 8 EiB, not {quantity!r}")
-    return amount
 
 
 def function_name(name: str) -> str:
@@ -76,17 +53,6 @@ def _exception_name(kind: object) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         return kind.__qualname__
     raise InvalidSpec(f"retries.on takes exception classes, not {kind!r}")
-
-
-def _number(option: str, value: float, low: float, high: float) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InvalidSpec(f"{option} is a number from {low:g} to {high:.10g}, not {value!r}")
-    return value
-
-
-def _whole(option: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidSpec(f"{option} is a whole number from {low} to {high}, not {value!r}")
 
 
 class CallKind(enum.StrEnum):
@@ -144,8 +110,8 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_wait_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _whole("batch.max_size", self.max_size, 1, 4096)
-        _number("batch.max_wait_ms", self.max_wait_ms, 0, 60_000)
+        check_whole("batch.max_size", self.max_size, 1, 4096)
+        check_number("batch.max_wait_ms", self.max_wait_ms, 0, 60_000)
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
 
@@ -173,9 +139,9 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on: _Exceptions = ()
 
     def __post_init__(self) -> None:
-        _whole("retries.attempts", self.attempts, 0, 100)
-        _number("retries.delay_s", self.delay_s, 0, _LONGEST_DELAY_S)
-        _number("retries.backoff", self.backoff, 1, 100)
+        check_whole("retries.attempts", self.attempts, 0, 100)
+        check_number("retries.delay_s", self.delay_s, 0, _LONGEST_DELAY_S)
+        check_number("retries.backoff", self.backoff, 1, 100)
         if self.on and not self.attempts:
             raise InvalidSpec("retries: on=... says what to try again, and attempts=0 to try nothing again")
         if not isinstance(self.on, (tuple, list)):
@@ -204,68 +170,17 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     park_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        _whole("min_workers", self.min_workers, 0, 1000)
-        _whole("max_workers", self.max_workers, 0, 1000)
-        _whole("buffer_workers", self.buffer_workers, 0, 1000)
-        _number("idle_timeout", self.idle_timeout_s, 0, 7 * 86400)
-        _number("target", self.target, 0.05, 1.0)
-        _number("scaledown_window", self.scaledown_window_s, 0, 3600)
-        _number("target_delay", self.target_delay_s, 0.001, 3600)
+        check_whole("min_workers", self.min_workers, 0, 1000)
+        check_whole("max_workers", self.max_workers, 0, 1000)
+        check_whole("buffer_workers", self.buffer_workers, 0, 1000)
+        check_number("idle_timeout", self.idle_timeout_s, 0, 7 * 86400)
+        check_number("target", self.target, 0.05, 1.0)
+        check_number("scaledown_window", self.scaledown_window_s, 0, 3600)
+        check_number("target_delay", self.target_delay_s, 0.001, 3600)
         if self.park_timeout_s is not None:
-            _number("park_timeout", self.park_timeout_s, 0, 7 * 86400)
+            check_number("park_timeout", self.park_timeout_s, 0, 7 * 86400)
         if self.min_workers > self.max_workers:
             raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
-
-
-class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one worker takes of a node.
-
-    `gpu` lists acceptable device names in order of preference, empty for none; a worker has `gpu_count` of one name.
-    `cpu` is in cores and reserves a share of time, not a core of one's own. `memory_bytes`, when given, is both
-    reserved and enforced. Under MPS `vram_bytes` of the GPU's memory are, and `sm_percent` is a ceiling of its
-    multiprocessors. A GPU that is shared is shared with functions of the same `trust_domain` only.
-    """
-
-    gpu: tuple[str, ...] = ()
-    share: Share = Share.EXCLUSIVE
-    cpu: float = 0.1
-    memory_bytes: int | None = None
-    gpu_count: int = 1
-    vram_bytes: int | None = None
-    sm_percent: int | None = None
-    trust_domain: str = ""
-
-    def __post_init__(self) -> None:
-        _number("cpu", self.cpu, 0.01, 1024)
-        if self.memory_bytes is not None:
-            parse_bytes(self.memory_bytes)
-        _whole("gpu", self.gpu_count, 1, _MOST_GPUS)
-        if self.trust_domain and _DOMAIN.fullmatch(self.trust_domain) is None:
-            raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
-        if self.share is Share.MPS:
-            self._check_fraction()
-        elif (option := _given(vram=self.vram_bytes, sm=self.sm_percent)) is not None:
-            raise InvalidSpec(f"{option}=... is a limit that only share='mps' has, not share={self.share.value!r}")
-        if self.share is not Share.EXCLUSIVE and self.gpu_count > 1:
-            raise InvalidSpec(
-                f"share={self.share.value!r} is a part of one GPU, and gpu=... asks for {self.gpu_count}: "
-                "several GPUs are exclusive"
-            )
-
-    def _check_fraction(self) -> None:
-        if not self.gpu:
-            raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
-        if self.vram_bytes is None:
-            raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
-        if parse_bytes(self.vram_bytes) < _LEAST_VRAM_BYTES:
-            raise InvalidSpec(f"vram is at least {_LEAST_VRAM_BYTES >> 20} MiB, not {self.vram_bytes:,} bytes")
-        if self.sm_percent is not None:
-            _whole("sm", self.sm_percent, 1, 100)
-
-
-def _given(**options: object) -> str | None:
-    """The first that is not None."""
-    return next((name for name, value in options.items() if value is not None), None)
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -305,16 +220,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
-        _whole("concurrency", self.concurrency, 1, 1000)
-        _number("timeout", self.timeout_s, 0.001, 7 * 86400)
-        _number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
+        check_whole("concurrency", self.concurrency, 1, 1000)
+        check_number("timeout", self.timeout_s, 0.001, 7 * 86400)
+        check_number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
         if self.queue_timeout_s is not None:
-            _number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+            check_number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
         if self.schedule is not None:
             self._check_schedule(self.schedule)
         if self.webhook is not None:
             self._check_webhook(self.webhook)
-        _number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
+        check_number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
         if self.batch is not None:
             for method in self.methods:
                 if method.kind.streams:

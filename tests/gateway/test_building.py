@@ -10,8 +10,9 @@ from gpufn.errors import BuildFailed, NoCapacity
 from gpufn.ids import Digest
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.reports import NodeReport
+from gpufn.resources import Resources
 from gpufn.revision import Revision, RevisionState
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.building import RECORDED_WITHIN_S, device_kinds, settled
 
 MODELS = tuple(ModelSpec(parameter=name, files=(ModelFile(f"{name}.onnx", "0" * 64, 1),)) for name in ("a", "b"))

@@ -31,8 +31,9 @@ from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.reports import NodeReport
+from gpufn.resources import Resources
 from gpufn.revision import Revision, RevisionState
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_gateway import engines
 from gpufn_gateway.buckets import records
 from gpufn_gateway.builds import Builds

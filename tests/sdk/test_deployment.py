@@ -14,8 +14,9 @@ from gpufn.engine import BuildStage, BuildState
 from gpufn.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn.ids import Digest
 from gpufn.image import ImageSpec
+from gpufn.resources import Resources
 from gpufn.revision import RevisionState
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 
 _SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(parameters={"type": "object"}),))
 _WANTED = Deployable(_SPEC, Digest("a"), b"")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import InvalidSpec
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Retry, parse_bytes, spec_from_json
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Retry, spec_from_json
 
 
 def spec(**options: Any) -> FunctionSpec:
@@ -20,12 +20,6 @@ def spec(**options: Any) -> FunctionSpec:
 def test_what_is_no_modules_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpec, match="is not the name of a module"):
         spec(modules=("numpy", name))
-
-
-@pytest.mark.parametrize("size", ["1e9", "٣Gi", "-1", ""])
-def test_what_is_no_size_of_memory_is_refused(size: str) -> None:
-    with pytest.raises(InvalidSpec, match="is not a memory size"):
-        parse_bytes(size)
 
 
 def test_it_is_refused_as_json_too() -> None:

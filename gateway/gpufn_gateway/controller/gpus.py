@@ -20,7 +20,7 @@ import msgspec
 
 from gpufn.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn.turns import TURNS_PER_GPU
 
 from .leases import GpuUse, Used

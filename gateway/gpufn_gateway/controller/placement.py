@@ -18,7 +18,7 @@ import msgspec
 
 from gpufn.device import Device, DeviceShare, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 
 from .gpus import GpuFit, Opening, Score, domain_of, has_mps_for, lack, left_bytes, openings, part, whole
 from .leases import GpuUse, LeaseBook, Used

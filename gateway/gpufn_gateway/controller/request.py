@@ -8,7 +8,7 @@ import msgspec
 from gpufn.device import Device, DeviceType
 from gpufn.engine import CPU_KIND
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 
 from .gpus import named_by
 

@@ -11,8 +11,8 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
+from gpufn.quantities import parse_bytes
 from gpufn.settings import InvalidSetting, bus_url, node_name
-from gpufn.spec import parse_bytes
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 

@@ -19,8 +19,9 @@ from gpufn.protocol.reports import (
     WorkerEventKind,
     WorkerReport,
 )
+from gpufn.resources import Resources
 from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources, ScalingPolicy
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
 from gpufn_gateway.controller.actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Plan, Resume, Start
 from gpufn_gateway.controller.limits import Limits

@@ -6,7 +6,7 @@ import pytest
 
 from gpufn.device import Device, DeviceLink, DeviceShare, DeviceType, Health, LinkKind, MpsLevel, NodeFacts, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn_gateway.controller.gpus import has_kind
 from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gpufn.device import DeviceShare, Share
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import ProcessReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
-from gpufn.spec import Resources, ScalingPolicy
+from gpufn.resources import Resources
+from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, ParkedMemory, StartFailure, WorkerState
 from gpufn_gateway.controller.actions import Action, Drain, Park, Resume, Start
 from gpufn_gateway.controller.leases import GpuUse, LeaseBook

@@ -4,7 +4,7 @@ import pytest
 
 from gpufn.device import DeviceShare, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn_gateway.controller.gpus import has_kind
 from gpufn_gateway.controller.leases import GpuUse, Lease, LeaseBook, Used
 from gpufn_gateway.controller.limits import Limits

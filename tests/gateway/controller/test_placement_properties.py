@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpufn.device import Device, DeviceShare, DeviceType, Health, MpsLevel, NodeFacts, Share
 from gpufn.protocol.reports import NodeReport
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement import Placement, place

@@ -12,7 +12,8 @@ from gpufn.image import ImageSpec
 from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
-from gpufn.spec import Resources, ScalingPolicy
+from gpufn.resources import Resources
+from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller import policy
 from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServing, Start

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpufn.spec import Resources, ScalingPolicy
+from gpufn.resources import Resources
+from gpufn.spec import ScalingPolicy
 from gpufn_gateway.controller.actions import Drain, EndQueued, MoveServing, Start
 from gpufn_gateway.controller.limits import Limits
 from tests.gateway.controller.simulation import Sim, cpu, gpu, node, revision

@@ -30,8 +30,9 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import KillOrder, LogLine
 from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
+from gpufn.resources import Resources
 from gpufn.revision import Function, Revision
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Resources
+from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups

@@ -21,8 +21,9 @@ from gpufn.model import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.launch import WorkerConfig
+from gpufn.resources import Resources
 from gpufn.revision import Revision
-from gpufn.spec import Resources, spec_from_json
+from gpufn.spec import spec_from_json
 from gpufn.workers import WorkerState
 from gpufn_runtime.agent.engines import EngineCache
 from tests.runtime.agent.conftest import Node, Run

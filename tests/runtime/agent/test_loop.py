@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufn.bus.embedded import EmbeddedServer
-from gpufn.spec import Resources
+from gpufn.resources import Resources
 from gpufn.workers import Desired, WorkerState
 
 

@@ -21,7 +21,8 @@ from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol import frames
 from gpufn.protocol.frames import FrameReader, Freed, Hello, Item, Log, Ready, Result, Run, StartFailed, WorkerFrame
 from gpufn.protocol.launch import WorkerConfig
-from gpufn.spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging, Resources
+from gpufn.resources import Resources
+from gpufn.spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
 
 PATIENCE_S = 20.0
 JSON = "application/json"
