@@ -28,6 +28,7 @@ from gpufn.workers import WorkerState
 from . import policy, rollout
 from .actions import Action, Decided, EndQueued, MoveServing, Need, Plan, Resume, Start
 from .circuit import CircuitState
+from .demand import demand_of, workers_of
 from .leaving import Leaving
 from .limits import Limits
 from .placement import NoRoom
@@ -141,9 +142,9 @@ class _Step:
         view = world.view(key)
         record = world.revisions.get(key)
         role = rollout.role_of(function, number)
-        demand = world.demand(key, now)
+        demand = demand_of(world, key, now)
         slots = record.spec.slots if record is not None else 1
-        workers = world.workers_of(view, slots, now)
+        workers = workers_of(world, view, slots, now)
         if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
         elif role is Role.SERVING:

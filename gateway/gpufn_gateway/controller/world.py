@@ -23,7 +23,6 @@ from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
 from .depths import Depths
 from .holdings import Holdings
 from .leases import LeaseBook
-from .policy import Demand, Workers
 from .views import OF_PARKING, NodeView, RevisionView, WorkerView
 
 
@@ -271,41 +270,6 @@ class World:
             running += worker.in_use
         return running
 
-    def demand(self, key: RevisionKey, now: float) -> Demand | None:
-        """None when nobody knows."""
-        view = self.view(key)
-        function = self.functions.get(key[0])
-        calls = self.calls(key, now)
-        if self.depths.has_rung(key[0]) and function is not None and function.serving == key[1]:
-            if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
-                return None
-            calls = max(calls or 0, 1)
-        if calls is None:
-            return None
-        left_over = sum(worker.left_over for worker in view.workers.values())
-        running = min(max(0, (self.running(view, now) or 0) - left_over), calls)
-        return Demand(
-            queued=calls - running,
-            running=running,
-            stuck=left_over,
-            average_in_flight=view.in_flight.at(now),
-            arrivals_per_s=view.arrivals.per_second(now),
-            most_calls=view.most_calls.at(now),
-            most_lately=view.most_lately.at(now),
-            service_s=self.service_s(view, now),
-            cold_start_s=view.cold_start_s,
-            idle_s=None if calls else self.idle_s(view, now),
-        )
-
-    def workers_of(self, view: RevisionView, slots: int, now: float) -> Workers:
-        ready = view.in_state(WorkerState.READY)
-        return Workers(
-            ready=len(ready),
-            starting=len(view.in_state(WorkerState.STARTING, WorkerState.RESUMING)),
-            idle=sum(self.idle_for(worker, now) is not None for worker in ready),
-            slots=slots,
-        )
-
     def idle_for(self, worker: WorkerView, now: float) -> float | None:
         """Seconds without a call; None while it has one, is neither READY nor PARKED, or its runner is silent."""
         if worker.state not in (WorkerState.READY, WorkerState.PARKED) or worker.idle_since is None:
@@ -314,25 +278,6 @@ class World:
         if node is None or not node.tells_of_workers(now):
             return None
         return max(0.0, now - worker.idle_since)
-
-    def idle_s(self, view: RevisionView, now: float) -> float | None:
-        """For how long no worker of a revision has had a call."""
-        shortest: float | None = None
-        for worker in view.workers.values():
-            if worker.state in (WorkerState.STARTING, WorkerState.RESUMING):
-                return None
-            if worker.state in (WorkerState.READY, WorkerState.PARKED):
-                idle = self.idle_for(worker, now)
-                if idle is None:
-                    return None
-                shortest = idle if shortest is None else min(shortest, idle)
-        return shortest
-
-    def service_s(self, view: RevisionView, now: float) -> float | None:
-        """Seconds per call. Before the first call ends: at least as long as it has run."""
-        if view.busy_since is None:
-            return view.service_s
-        return max(view.service_s or 0.0, now - view.busy_since) or None
 
     def reports(self, now: float) -> list[NodeReport]:
         """The nodes where workers can be placed."""

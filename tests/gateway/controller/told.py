@@ -1,0 +1,29 @@
+"""A world that was told exactly so much."""
+
+from __future__ import annotations
+
+from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerReport
+from gpufn.spec import ScalingPolicy
+from gpufn.workers import WorkerState
+from gpufn_gateway.controller.world import World
+from tests.gateway.controller.simulation import assignment, function, node, revision
+
+
+def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: object) -> World:
+    """One function `f` on node `a`; its workers are READY and idle, the depths known to be empty, at 100 s."""
+    made = World(100.0)
+    made.on_revision(("f", 1), revision("f", 1, scaling))
+    made.on_function("f", function("f", **options))  # type: ignore[arg-type]
+    made.on_node_report(node(), 100.0)
+    names = [f"w{number}" for number in range(workers)]
+    for name in names:
+        made.on_assignment(name, assignment(name), 100.0)
+    tell(made, 100.0, *names)
+    made.on_depths({}, 100.0, 100.0)
+    return made
+
+
+def tell(world: World, now: float, *idle: str, since: float = 0.0, traffic: RevisionTraffic | None = None) -> None:
+    workers = tuple(WorkerReport(name, "f", 1, WorkerState.READY, 1, idle_since=since) for name in idle)
+    world.on_node_report(node(), now)
+    world.on_runner_report(RunnerReport("a", "r", now, workers, () if traffic is None else (traffic,)), now)
