@@ -38,6 +38,7 @@ from gpufn_runtime.runner.missed_ends import MissedEnds
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.relay import Relay
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
@@ -86,6 +87,9 @@ class Runner:
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
+        self._relay = Relay(
+            bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._cancel
+        )
         self._lane = Lane(home.lane_socket, self._on_offer, self._on_withdrawn)
         self._running: dict[str, Attempt] = {}
         self._is_new = True  # it hears of what was assigned before it was there
@@ -214,8 +218,9 @@ class Runner:
                 assignment.worker,
                 revision,
                 self._home.worker_socket(assignment.worker),
-                queue,
-                assignment.created_at,
+                owner=queue,
+                relay=self._relay,
+                created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
                 is_inherited=assignment.worker in self._inherited,
@@ -244,7 +249,6 @@ class Runner:
             running=self._running,
             parcels=self._parcels,
             meter=self._meter,
-            inbox=subjects.runner_inbox(self._name),
             on_change=self.report,
             on_room=self._lane.room,
             on_start=self._tell_start,
@@ -291,8 +295,11 @@ class Runner:
             self._cancel_attempt(invocation)
 
     def _cancel_attempt(self, invocation: str) -> None:
-        attempt = self._running.get(invocation)
-        if attempt is not None and (queue := self._queues.get(attempt.link.revision.key)) is not None:
+        if (attempt := self._running.get(invocation)) is not None:
+            self._cancel(attempt)
+
+    def _cancel(self, attempt: Attempt) -> None:
+        if (queue := self._queues.get(attempt.link.revision.key)) is not None:
             queue.cancel(attempt)
 
     def _on_where(self, message: Message) -> None:

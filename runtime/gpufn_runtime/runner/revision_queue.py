@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
@@ -18,10 +17,8 @@ from gpufn.clock import Clock
 from gpufn.errors import ErrorInfo, GpufnError, WorkerLost
 from gpufn.invocation import OutcomeKind
 from gpufn.priority import QueueKind
-from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import encode, pack
+from gpufn.protocol import frames
 from gpufn.protocol.launch import RECONNECT_S
-from gpufn.protocol.messages import ItemReply, Progress
 from gpufn.protocol.reports import RevisionTraffic, WorkerEventKind
 from gpufn.revision import Revision
 from gpufn.workers import ColdStart, StartFailure, WorkerState
@@ -61,12 +58,10 @@ class RevisionQueue:
         running: dict[str, Attempt],
         parcels: NodeParcels,
         meter: Meter,
-        inbox: str,
         on_change: Callable[[], None],
         on_room: Callable[[Revision, int], None],
         on_start: Callable[[Attempt], None],
     ) -> None:
-        self._bus = bus
         self.revision = revision
         self._clock = clock
         self._supervision = supervision
@@ -74,7 +69,6 @@ class RevisionQueue:
         self._output = output
         self._running = running  # by invocation id, over all revisions of this runner
         self._parcels = parcels
-        self._inbox = inbox
         self._on_change = on_change  # a worker's state changed
         self._on_room = on_room  # how many calls the lane may bring at a time
         self._on_start = on_start  # an attempt of a submitted call began
@@ -326,35 +320,6 @@ class RevisionQueue:
 
     def on_freed(self, link: WorkerLink) -> None:
         self._after_end(link)
-
-    def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None:
-        reply = ItemReply(attempt.message.id, attempt.items, item.content_type, self._inbox)
-        attempt.items += 1
-        try:
-            self._bus.publish(attempt.message.reply, pack(reply, body))
-        except GpufnError as error:
-            log.info("the stream %s breaks off: %s", attempt.message.id, error)
-            self.cancel(attempt)
-
-    def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None:
-        self._output.publish(link, attempt.message.id if attempt else "", stream, text)
-
-    def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None:
-        attempt.progress = Progress(fraction, message)
-        with contextlib.suppress(GpufnError):  # the next one tells it as well
-            self._bus.publish(subjects.progress(attempt.message.id), encode(attempt.progress))
-
-    def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
-        parent = link.attempts.get(call.parent)
-        if parent is not None and link.seat is not None:
-            link.seat.done(parent)
-        self._nested.open(link, call, body, parent)
-
-    def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None:
-        self._nested.credit(link, call, items)
-
-    def on_close_call(self, link: WorkerLink, call: int) -> None:
-        self._nested.close(link, call)
 
     # --- what a link tells of its worker ------------------------------------------------------------------------------
 

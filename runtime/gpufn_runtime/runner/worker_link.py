@@ -41,22 +41,27 @@ _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 
 
 class LinkOwner(Protocol):
-    """What a link tells: to the queue of its revision."""
+    """What a link tells of its worker: to the queue of its revision."""
 
     def on_ready(self, link: WorkerLink) -> None: ...
     def on_freed(self, link: WorkerLink) -> None: ...
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None: ...
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
+    def on_draining(self, link: WorkerLink) -> None: ...
+    def on_parked(self, link: WorkerLink) -> None: ...
+    def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None: ...
+    def on_lost(self, link: WorkerLink, why: str) -> None: ...
+
+
+class LinkRelay(Protocol):
+    """What a link passes on, for whoever shall hear what its worker says."""
+
     def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None: ...
     def on_log(self, link: WorkerLink, attempt: Attempt | None, stream: str, text: bytes) -> None: ...
     def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None: ...
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None: ...
     def on_close_call(self, link: WorkerLink, call: int) -> None: ...
     def on_call_credit(self, link: WorkerLink, call: int, items: int) -> None: ...
-    def on_draining(self, link: WorkerLink) -> None: ...
-    def on_parked(self, link: WorkerLink) -> None: ...
-    def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None: ...
-    def on_lost(self, link: WorkerLink, why: str) -> None: ...
 
 
 class WorkerLink:
@@ -68,9 +73,10 @@ class WorkerLink:
         worker: str,
         revision: Revision,
         path: Path,
-        owner: LinkOwner,
-        created_at: float,
         *,
+        owner: LinkOwner,
+        relay: LinkRelay,
+        created_at: float,
         seat: Seat | None = None,
         gpus_charged: float = 0.0,
         is_inherited: bool = False,
@@ -94,12 +100,13 @@ class WorkerLink:
         self.park_bytes = 0  # of the host's memory, that it may take for it
         self.parked: ParkedMemory | None = None  # as it says itself
         self.told_at: float | None = None  # monotonic: it parks, or resumes, since then
-        self._leftovers = 0  # slots in use by attempts of that runner
+        self._leftovers = 0  # slots in use by attempts of an earlier runner
         self.ready_at: float | None = None
         self.idle_since: float | None = None
         self.cold_start: ColdStart | None = None
         self.modules: tuple[str, ...] = ()
         self._owner = owner
+        self._relay = relay
         self._server: asyncio.Server | None = None
         self._peer: _Peer | None = None
         self._last_attempt = 0
@@ -267,28 +274,28 @@ class WorkerLink:
         self._owner.on_result(attempt, result, body)
 
     def _on_item(self, item: frames.Item, body: bytes) -> None:
-        self._owner.on_item(self._attempt(item.attempt), item, body)
+        self._relay.on_item(self._attempt(item.attempt), item, body)
 
     def _on_log(self, line: frames.Log, text: bytes) -> None:
-        self._owner.on_log(self, self.attempts.get(line.attempt), line.stream, text)
+        self._relay.on_log(self, self.attempts.get(line.attempt), line.stream, text)
 
     def _on_progress(self, progress: frames.Progress, _: bytes) -> None:
         """Of an attempt that has been given up already: nobody asks for it any more."""
         if (attempt := self.attempts.get(progress.attempt)) is not None:
             fraction = min(max(progress.fraction, 0.0), 1.0) if progress.fraction == progress.fraction else 0.0
-            self._owner.on_progress(attempt, fraction, progress.message[:PROGRESS_CHARS])
+            self._relay.on_progress(attempt, fraction, progress.message[:PROGRESS_CHARS])
 
     def _on_call(self, call: frames.Call, body: bytes) -> None:
         if call.call in self.open_calls or len(self.open_calls) >= _MAX_OPEN_CALLS:
             raise ProtocolMismatch(f"more than {_MAX_OPEN_CALLS} calls at a time, or a call opened twice")
         self.open_calls.add(call.call)
-        self._owner.on_call(self, call, body)
+        self._relay.on_call(self, call, body)
 
     def _on_close_call(self, close: frames.CloseCall, _: bytes) -> None:
-        self._owner.on_close_call(self, close.call)
+        self._relay.on_close_call(self, close.call)
 
     def _on_call_credit(self, credit: frames.CallCredit, _: bytes) -> None:
-        self._owner.on_call_credit(self, credit.call, credit.items)
+        self._relay.on_call_credit(self, credit.call, credit.items)
 
     def _attempt(self, number: int) -> Attempt:
         attempt = self.attempts.get(number)

@@ -22,9 +22,13 @@ REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), cr
 CONTAINER_UID = 1_900_000_001
 
 
+def new_link(folder: Path) -> WorkerLink:
+    return WorkerLink("w-1", REVISION, folder / "s", owner=Mock(), relay=Mock(), created_at=1.0)
+
+
 async def connected(folder: Path, owner: int, running: int = 0) -> WorkerLink:
     """After a connection of ours, of a worker that was ready, to the socket in a folder that belongs to `owner`."""
-    link = WorkerLink("w-1", REVISION, folder / "s", Mock(), 1.0)
+    link = new_link(folder)
     await link.listen(1.0)
     os.chown(folder, owner, owner)
     try:
@@ -61,7 +65,7 @@ def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_
 
 def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path: Path) -> None:
     async def closed_at_once() -> None:
-        link = WorkerLink("w-1", REVISION, tmp_path / "w-1" / "s", Mock(), 1.0)
+        link = new_link(tmp_path / "w-1")
         listening = asyncio.ensure_future(link.listen(1.0))
         await asyncio.sleep(0)
         link.close()
@@ -76,7 +80,7 @@ def test_a_folder_that_is_somebody_elses_too_stays_without_the_socket(tmp_path: 
     folder = tmp_path / "w-1"
 
     async def ended() -> None:
-        link = WorkerLink("w-1", REVISION, folder / "s", Mock(), 1.0)
+        link = new_link(folder)
         await link.listen(1.0)
         (folder / "config.json").write_text("{}")
         link.close()
