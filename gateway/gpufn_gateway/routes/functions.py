@@ -19,7 +19,7 @@ from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine
-from gpufn.protocol.reports import WorkerCounts
+from gpufn.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn.revision import Function, Revision
 from gpufn.spec import function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ
@@ -168,19 +168,19 @@ class FunctionRoutes:
     async def why(self, request: Request) -> Response:
         principal_of(request).need(READ)
         function = self._function(request)
-        status = self._registry.status(function.name)
+        status = self._status(function)
         return json_answer(
             {
                 "function": function.name,
-                "workers": status.workers if status else WorkerCounts(),
-                "queued": status.queued if status else None,
-                "running": status.running if status else None,
+                "workers": status.workers,
+                "queued": status.queued,
+                "running": status.running,
                 "classes": await self._classes(function),
-                "wanted": status.wanted if status else 0,
-                "reason": status.reason if status else "the controller has not reported on it yet",
-                "terms": status.terms if status else {},
-                "waiting": status.waiting if status else None,
-                "start_error": status.start_error if status else None,
+                "wanted": status.wanted,
+                "reason": status.reason or "the controller has not reported on it yet",
+                "terms": status.terms,
+                "waiting": status.waiting,
+                "start_error": status.start_error,
             }
         )
 
@@ -230,9 +230,14 @@ class FunctionRoutes:
     def _function(self, request: Request) -> Function:
         return self._registry.function(request.path_params["fn"].partition(".")[0])
 
+    def _status(self, function: Function) -> FunctionStatus:
+        """What the controller has told of it, which may be nothing."""
+        told = self._registry.status(function.name)
+        return told or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
+
     def _view(self, function: Function) -> dict[str, Any]:
         """A FunctionView (docs/http.md). What the controller has not told is null."""
-        status = self._registry.status(function.name)
+        status = self._status(function)
         revision = self._registry.revisions.get(function.name, {}).get(function.active)
         return {
             "name": function.name,
@@ -243,15 +248,15 @@ class FunctionRoutes:
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
             "spec": revision.spec if revision else {},
-            "workers": status.workers if status else WorkerCounts(),
-            "queued": status.queued if status else None,
-            "running": status.running if status else None,
-            "wanted": status.wanted if status else 0,
-            "reason": status.reason if status else "",
-            "waiting": status.waiting if status else None,
-            "service_s": status.service_s if status else None,
-            "cold_start_s": status.cold_start_s if status else None,
-            "start_error": status.start_error if status else None,
+            "workers": status.workers,
+            "queued": status.queued,
+            "running": status.running,
+            "wanted": status.wanted,
+            "reason": status.reason,
+            "waiting": status.waiting,
+            "service_s": status.service_s,
+            "cold_start_s": status.cold_start_s,
+            "start_error": status.start_error,
         }
 
 
