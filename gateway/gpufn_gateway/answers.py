@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from gpufn import media
 from gpufn.parcels import ParcelReader
-from gpufn.protocol.messages import ResultReply
+from gpufn.workers import ColdStart
 from gpufn_gateway import negotiation
 from gpufn_gateway.bodies import Send
 from gpufn_gateway.problems import Headers, Problem
@@ -101,15 +101,16 @@ async def send_problem(send: Send, wording: Wording, problem: Problem, about: He
     await send({"type": "http.response.body", "body": body})
 
 
-def reply_headers(reply: ResultReply, revision: bytes) -> Headers:
-    """Which call this was, who ran it, and how long its parts took."""
-    timing = b"queue;dur=%.1f, run;dur=%.1f" % (reply.queue_s * 1e3, reply.run_s * 1e3)
-    if reply.gpu_s:
-        timing += b", gpu;dur=%.1f" % (reply.gpu_s * 1e3)
-    if (cold := reply.cold_start) is not None:
-        timing += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold.phases.items())
-    return [
-        (b"x-gpufn-invocation", reply.invocation.encode()),
-        (b"x-gpufn-revision", revision),
-        (b"server-timing", timing),
-    ]
+def call_headers(invocation: str, revision: bytes) -> Headers:
+    """Which call this is, and who runs it."""
+    return [(b"x-gpufn-invocation", invocation.encode()), (b"x-gpufn-revision", revision)]
+
+
+def timing(queue_s: float, run_s: float, gpu_s: float, cold_start: ColdStart | None) -> Headers:
+    """How long the parts of a call took that has ended."""
+    told = b"queue;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, run_s * 1e3)
+    if gpu_s:
+        told += b", gpu;dur=%.1f" % (gpu_s * 1e3)
+    if cold_start is not None:
+        told += b"".join(b", %s;dur=%.1f" % (phase.encode(), s * 1e3) for phase, s in cold_start.phases.items())
+    return [(b"server-timing", told)]

@@ -1,4 +1,5 @@
-"""Reading a request's body: bytes are counted as they come, whatever its length claims.
+"""Reading a request's body, and what its client does after it: bytes are counted as they come, whatever its length
+claims.
 
 A client that sends nothing at all is `protocol.GuardedProtocol`'s to hang up on.
 """
@@ -62,6 +63,12 @@ async def parts_of_body(receive: Receive) -> AsyncGenerator[bytes, None]:
         yield message.get("body", b"")
         if not message.get("more_body"):
             return
+
+
+async def left(receive: Receive) -> None:
+    """Returns when the client has, of a request whose body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def write_body(receive: Receive, write: Write) -> None:

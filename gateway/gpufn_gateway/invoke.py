@@ -14,8 +14,8 @@ from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.answers import OWN, Wording, reply_headers, send_problem, send_result
-from gpufn_gateway.bodies import Receive, Scope, Send
+from gpufn_gateway.answers import OWN, Wording, call_headers, send_problem, send_result, timing
+from gpufn_gateway.bodies import Receive, Scope, Send, left
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.kept_streams import KeptStreams
 from gpufn_gateway.sse import CallStream
@@ -37,8 +37,7 @@ class _Flight:
         self.watcher: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        await left(self.receive)
         self.call.cancel()
 
 
@@ -108,9 +107,7 @@ class Invoke:
             self._flights.discard(flight)
             if flight.watcher is not None:
                 flight.watcher.cancel()
-            # A task that is cancelled cancels the future that it awaits.
-            if not pending.future.done() or pending.future.cancelled():
-                pending.cancel()
+            pending.leave()
         await self._ended(call, reply, body, send, wording)
 
     def tick(self, now: float) -> None:
@@ -123,7 +120,11 @@ class Invoke:
 
     async def _ended(self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, wording: Wording) -> None:
         took_s = self._calls.clock.time() - call.now
-        about = reply_headers(reply, call.target.revision_header) + self._calls.limits(call)
+        about = [
+            *call_headers(reply.invocation, call.target.revision_header),
+            *timing(reply.queue_s, reply.run_s, reply.gpu_s, reply.cold_start),
+            *self._calls.limits(call),
+        ]
         try:
             if reply.kind is OutcomeKind.SUCCEEDED:
                 result = self._calls.result(reply, body)

@@ -23,7 +23,8 @@ from gpufn.media import RecordKind
 from gpufn.parcels import ParcelReader
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import negotiation, problems
-from gpufn_gateway.bodies import Receive, Send
+from gpufn_gateway.answers import call_headers
+from gpufn_gateway.bodies import Receive, Send, left
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.kept_streams import KeptStreams, Reader
 from gpufn_gateway.problems import Headers, Problem
@@ -91,9 +92,7 @@ class CallStream:
         try:
             await self._send(pending, receive, send)
         finally:
-            # A task that is cancelled cancels the future that it awaits.
-            if not pending.future.done() or pending.future.cancelled():
-                pending.cancel()
+            pending.leave()
 
     async def run_kept(self, kept: KeptStreams, key: str, after: int | None, receive: Receive, send: Send) -> None:
         """The client may come again, and go on behind item `after`. Raises as `run`."""
@@ -111,8 +110,7 @@ class CallStream:
         headers = [
             (b"content-type", self._encoding.content_type),
             *_AS_IT_COMES,
-            (b"x-gpufn-invocation", pending.id.encode()),
-            (b"x-gpufn-revision", self._call.target.revision_header),
+            *call_headers(pending.id, self._call.target.revision_header),
             *self._calls.limits(self._call),
         ]
         await pump(receive, send, headers, self._chunks(pending), heartbeat=self._encoding.heartbeat)
@@ -184,12 +182,6 @@ async def _write(send: Send, chunks: AsyncIterator[bytes]) -> None:
         async for chunk in opened:
             async with asyncio.timeout(_STALLED_S):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-async def left(receive: Receive) -> None:
-    """Returns when the client has."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _data(body: bytes) -> bytes:

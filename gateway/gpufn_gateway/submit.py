@@ -18,13 +18,12 @@ from gpufn.invocation import WORD_WITHIN_S, InvocationState
 from gpufn.protocol.messages import HeldBy
 from gpufn.protocol.records import CallRecord, Webhook
 from gpufn_gateway import call_events, call_views, problems
-from gpufn_gateway.answers import OWN, send_parts, send_problem, send_result
+from gpufn_gateway.answers import OWN, call_headers, send_parts, send_problem, send_result, timing
 from gpufn_gateway.auth import READ, Principal
-from gpufn_gateway.bodies import Receive, Send
+from gpufn_gateway.bodies import Receive, Send, left
 from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers, Limited
-from gpufn_gateway.sse import left
 from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 WEBHOOK: Final = b"x-gpufn-webhook"
@@ -54,8 +53,7 @@ class Submissions:
             (b"content-type", media.JSON.encode()),
             (b"content-length", b"%d" % len(body)),
             (b"location", f"/v1/invocations/{record.id}".encode()),
-            (b"x-gpufn-invocation", record.id.encode()),
-            (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
+            *_headers_of(record),
             *self._calls.limits(call),
         ]
         await send({"type": "http.response.start", "status": 202, "headers": answer})
@@ -122,14 +120,9 @@ class Submissions:
 
     async def send_outcome(self, record: CallRecord, body: bytes, send: Send, about: Headers | None = None) -> None:
         """The answer that an invoke would have given, of a call that has ended; with the fields `about` it."""
-        headers: Headers = [
-            *(about or ()),
-            (b"x-gpufn-invocation", record.id.encode()),
-            (b"x-gpufn-revision", f"{record.function}@{record.revision}".encode()),
-        ]
+        headers: Headers = [*(about or ()), *_headers_of(record)]
         if record.queue_s is not None and record.run_s is not None:
-            timing = b"queue;dur=%.1f, run;dur=%.1f" % (record.queue_s * 1e3, record.run_s * 1e3)
-            headers.append((b"server-timing", timing))
+            headers += timing(record.queue_s, record.run_s, record.gpu_s, record.cold_start)
         if record.state is not InvocationState.SUCCEEDED:
             await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
         elif record.blob:
@@ -219,6 +212,10 @@ class Submissions:
         if not (may_read and principal.may(READ)):
             principal.need_invoke(found[0].function)
         return found
+
+
+def _headers_of(record: CallRecord) -> Headers:
+    return call_headers(record.id, f"{record.function}@{record.revision}".encode())
 
 
 def id_of_key(function: str, principal: Principal, idempotency_key: bytes | None) -> InvocationId | None:

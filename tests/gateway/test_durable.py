@@ -20,6 +20,7 @@ from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
 from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint
 from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import MethodSpec, Retry
+from gpufn.workers import ColdStart
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
 
@@ -128,11 +129,15 @@ async def test_an_invoke_with_a_key_can_be_taken_up_again(nats: Any, make: Any, 
         assert first.sent == []
         assert (await record_of(gateway, invocation)).state is InvocationState.QUEUED
         second = asyncio.ensure_future(gateway.http.post(path, content=GOOD, headers=headers))
-        await end(gateway, invocation, queue_s=0.5, run_s=0.25)
+        cold = ColdStart(place_s=0.001, launch_s=0.05, load_s=0.2, warm_s=0.0)
+        await end(gateway, invocation, queue_s=0.5, run_s=0.25, gpu_s=0.125, cold_start=cold)
         answer = await second
         assert (answer.status_code, answer.content) == (200, b"[1]")
         assert answer.headers["x-gpufn-invocation"] == invocation
-        assert answer.headers["server-timing"] == "queue;dur=500.0, run;dur=250.0"
+        assert answer.headers["server-timing"] == (  # all that an invoke without a key tells
+            "queue;dur=500.0, run;dur=250.0, gpu;dur=125.0, "
+            "place;dur=1.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
+        )
         third = await gateway.http.post(path, content=GOOD, headers=headers)  # of what is stored
         assert (third.status_code, third.content) == (200, b"[1]")
         assert (await gateway.http.get(f"/v1/invocations/{invocation}/result")).content == b"[1]"
