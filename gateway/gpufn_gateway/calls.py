@@ -281,6 +281,12 @@ class Calls:
             self.queue.fail(status.function, status.serving, failure)
 
 
+def leave(pending: PendingCall) -> None:
+    """Cancel it unless it has ended. A task that is cancelled cancels the future that it awaits: that is no end."""
+    if not pending.future.done() or pending.future.cancelled():
+        pending.cancel()
+
+
 def _request(call: PreparedCall) -> CallRequest:
     target = call.target
     return CallRequest(

@@ -16,7 +16,7 @@ from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import problems
 from gpufn_gateway.answers import OWN, Wording, call_headers, send_problem, send_result, timing
 from gpufn_gateway.bodies import Receive, Scope, Send, left
-from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.calls import Calls, PreparedCall, leave
 from gpufn_gateway.kept_streams import KeptStreams
 from gpufn_gateway.sse import CallStream
 from gpufn_gateway.submit import WEBHOOK, Submissions, id_of_key
@@ -107,7 +107,7 @@ class Invoke:
             self._flights.discard(flight)
             if flight.watcher is not None:
                 flight.watcher.cancel()
-            pending.leave()
+            leave(pending)
         await self._ended(call, reply, body, send, wording)
 
     def tick(self, now: float) -> None:

@@ -25,7 +25,7 @@ from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import negotiation, problems
 from gpufn_gateway.answers import call_headers
 from gpufn_gateway.bodies import Receive, Send, left
-from gpufn_gateway.calls import Calls, PreparedCall
+from gpufn_gateway.calls import Calls, PreparedCall, leave
 from gpufn_gateway.kept_streams import KeptStreams, Reader
 from gpufn_gateway.problems import Headers, Problem
 
@@ -92,7 +92,7 @@ class CallStream:
         try:
             await self._send(pending, receive, send)
         finally:
-            pending.leave()
+            leave(pending)
 
     async def run_kept(self, kept: KeptStreams, key: str, after: int | None, receive: Receive, send: Send) -> None:
         """The client may come again, and go on behind item `after`. Raises as `run`."""

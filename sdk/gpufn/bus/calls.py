@@ -117,12 +117,6 @@ class PendingCall:
             self.future.set_exception(InvocationCancelled(f"invocation {self.id} was cancelled"))
             self.future.exception()  # whoever cancelled does not come back for it
 
-    def leave(self) -> None:
-        """As `cancel`, unless it has ended. A task that is cancelled cancels the future that it awaits: that is no
-        end."""
-        if not self.future.done() or self.future.cancelled():
-            self.cancel()
-
     def on_reconnect(self) -> None:
         """The bus is back."""
 
