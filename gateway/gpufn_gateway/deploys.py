@@ -29,11 +29,10 @@ from gpufn.errors import (
     InvalidBundle,
     InvalidInput,
     InvalidSpec,
-    InvocationCancelled,
     RevisionNotFound,
 )
 from gpufn.ids import Digest
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import OutcomeKind, was_deleted
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function, Revision, RevisionState
@@ -199,7 +198,7 @@ class Deploys:
         numbers = [number for number in self._registry.numbers(name) if number <= latest or revisions[number].builds]
         for number in numbers:
             await self._end(name, number)
-        error = InvocationCancelled(f"{name} was deleted before this call started.").info()
+        error = was_deleted(name).info()
         for number in numbers:
             await queues.end_queued(
                 self._bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self._clock.time()

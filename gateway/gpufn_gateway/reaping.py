@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpufn.errors import InvocationCancelled, InvocationExpired
-from gpufn.invocation import WORD_WITHIN_S, Outcome, OutcomeKind
+from gpufn.errors import InvocationExpired
+from gpufn.invocation import WORD_WITHIN_S, Outcome, OutcomeKind, was_deleted
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.spec import FunctionSpec
 
@@ -22,7 +22,7 @@ def verdict(
     if spec is None:
         if waited_s < _DEPLOYED_S:
             return None
-        gone = InvocationCancelled(f"{invocation.function}@{invocation.revision} was deleted before this call started")
+        gone = was_deleted(f"{invocation.function}@{invocation.revision}")
         return Outcome(OutcomeKind.CANCELLED, gone.info())
     if waited_s > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
         late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")

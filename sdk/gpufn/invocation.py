@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn.errors import ErrorInfo
+from gpufn.errors import ErrorInfo, InvocationCancelled, InvocationExpired
 from gpufn.spec import Retry
 
 STOPS_WITHIN_S: Final = 1.0  # so long an Attempt that is out of time may take to end by itself
@@ -97,3 +97,13 @@ def settlement_for(outcome: Outcome, retries: Retry | None, attempt: int, *, lef
         if not set(raised) & set(retries.on):
             return Settlement.ACK
     return Settlement.RETRY
+
+
+def waited_too_long(waited_s: float) -> InvocationExpired:
+    """What is told of an Invocation that expired in the queue, by whoever finds it there."""
+    return InvocationExpired(f"{waited_s:.1f} s in the queue were too long")
+
+
+def was_deleted(what: str) -> InvocationCancelled:
+    """The same of one whose Function, or Revision, has gone."""
+    return InvocationCancelled(f"{what} was deleted before this call started.")

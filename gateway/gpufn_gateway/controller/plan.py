@@ -19,8 +19,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from gpufn import start_failures
-from gpufn.errors import InvocationCancelled
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import OutcomeKind, was_deleted
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import Function, Revision
 from gpufn.workers import WorkerState
@@ -117,7 +116,7 @@ class _Step:
     def _end_calls_of_deleted(self) -> None:
         """Of those that came while the gateway deleted it; the gateway has ended the others."""
         for name in self.world.deleted_functions(self.now, DELETED_FOR_S):
-            error = InvocationCancelled(f"{name} was deleted before this call started.").info()
+            error = was_deleted(name).info()
             for number in sorted(self.world.numbers(name)):
                 self.actions.append(EndQueued(name, number, OutcomeKind.CANCELLED, error))
 

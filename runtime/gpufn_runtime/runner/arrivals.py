@@ -22,11 +22,10 @@ from gpufn.errors import (
     GpufnError,
     InvalidInput,
     InvocationCancelled,
-    InvocationExpired,
     ProtocolMismatch,
     WorkerLost,
 )
-from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
 from gpufn.tasks import Tasks
@@ -125,7 +124,7 @@ class Arrivals:
             delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
             self.intake.offer()
         elif now >= message.expires_at(self._revision.spec.queue_timeout_s, delivery.delivered):
-            expired = InvocationExpired(f"{now - message.submitted_at:.1f} s in the queue were too long").info()
+            expired = waited_too_long(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
         elif (link := self._places.least_busy()) is None:
             self._stand_in_line(Waiting(delivery, message, body))

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterator
 
 from gpufn.clock import Clock
-from gpufn.errors import GpufnError, InvocationCancelled, InvocationExpired
-from gpufn.invocation import Outcome, OutcomeKind
+from gpufn.errors import GpufnError, InvocationCancelled
+from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.revision import Revision
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -75,7 +75,7 @@ class Waits:
                 continue  # the end of one of the others gave it its turn
             if now >= attempt.must_end_at:
                 waited_s = self._clock.time() - attempt.message.submitted_at
-                expired = InvocationExpired(f"{waited_s:.1f} s in the queue were too long").info()
+                expired = waited_too_long(waited_s).info()
                 self._end(attempt, Outcome(OutcomeKind.EXPIRED, expired))
             else:
                 touch(attempt, now)

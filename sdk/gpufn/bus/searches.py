@@ -17,7 +17,8 @@ from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.records import where
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError, InvocationExpired
+from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.invocation import waited_too_long
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.tasks import Tasks
@@ -66,7 +67,7 @@ class Searches:
         if waits and call.id in self._pending:
             self._abandon(call)
             waited_s = self._clock.monotonic() - call.since
-            call.fail(InvocationExpired(f"{waited_s:.1f} s in the queue were too long"))
+            call.fail(waited_too_long(waited_s))
 
     async def _waits(self, call: PendingCall) -> bool:
         """For its first attempt: it is in the queue, or in line on the lane, and no runner has begun."""
