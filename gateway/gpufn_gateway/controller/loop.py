@@ -42,7 +42,6 @@ from .world import World
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-LEASE_TTL_S = 5.0
 COALESCE_S = 0.002
 AWAY_S = 4.0  # a tick this late means that we were suspended: others' silence is ours
 _STARTUP_RETRY_S = 0.5
@@ -78,7 +77,7 @@ class Controller:
         self._clock = clock
         self._name = name
         self._limits = limits or Limits()
-        self._lease = Lease(leases, "controller", name, LEASE_TTL_S)
+        self._lease = Lease(leases, "controller", name)
         self.world = World(clock.monotonic())
         self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record
         self._poked = asyncio.Event()
