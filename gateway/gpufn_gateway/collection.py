@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Set
 from typing import Final
 
 import msgspec
@@ -160,7 +160,7 @@ class Collection:
     # --- builds and blobs ---------------------------------------------------------------------------------------------
 
     async def _collect_builds(self) -> None:
-        over = usage.builds_over(self._builds.known.values(), self._revisions(), self._clock.time())
+        over = usage.builds_over(self._builds.known.values(), self._registry.all_revisions(), self._clock.time())
         for build in over:
             await self._buckets.builds.delete(build.id)
         if over:
@@ -168,7 +168,9 @@ class Collection:
 
     async def _collect_blobs(self) -> None:
         before = self._clock.time() - usage.YOUNG_S
-        known = usage.named_blobs(self._revisions(), self._builds.known.values(), self._registry.manifests.values())
+        known = usage.named_blobs(
+            self._registry.all_revisions(), self._builds.known.values(), self._registry.manifests.values()
+        )
         over: dict[str, list[objects.Blob]] = {}
         for bucket, named in known.items():
             await objects.remove_unfinished(self._bus, bucket, before)
@@ -190,7 +192,3 @@ class Collection:
             await records(self._buckets.builds, _build),
             await records(self._buckets.engines, _manifest),
         )
-
-    def _revisions(self) -> Iterator[Revision]:
-        for numbered in self._registry.revisions.values():
-            yield from numbered.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class Engines:
 
     def listed(self) -> list[dict[str, Any]]:
         """Every engine, the newest first."""
-        used_by = users(self._revisions(), self._registry.functions)
+        used_by = users(self._registry.all_revisions(), self._registry.functions)
         manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
         return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
 
@@ -117,10 +117,6 @@ class Engines:
             "profiles": manifest.profiles if manifest else (),
             "engines": engines,
         }
-
-    def _revisions(self) -> Iterator[Revision]:
-        for numbered in self._registry.revisions.values():
-            yield from numbered.values()
 
 
 def engine_view(manifest: EngineManifest) -> dict[str, Any]:

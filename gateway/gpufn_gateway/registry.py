@@ -7,7 +7,7 @@ watches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -195,6 +195,10 @@ class Registry:
         """Of the first engine that is known of a model: inputs and outputs are those of all of them."""
         keys = (key for keys in revision.engines.get(model.parameter, {}).values() for key in keys)
         return next((self.manifests[key] for key in keys if key in self.manifests), None)
+
+    def all_revisions(self) -> Iterator[Revision]:
+        for numbered in self.revisions.values():
+            yield from numbered.values()
 
     def numbers(self, name: str) -> list[int]:
         """The revisions of `name` that there still are, and the newest that it ever had, in order."""
