@@ -19,6 +19,7 @@ Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
 
@@ -129,6 +130,10 @@ def invocation_id_for(function: str, caller: str, idempotency_key: str) -> Invoc
     seed = "\0".join((function, caller, idempotency_key)).encode()
     number = int.from_bytes(hashlib.sha256(seed).digest()[:16], "big")
     return InvocationId(_base32(number & ((1 << 130) - 1), 26))
+
+
+def is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(text) is not None
 
 
 def digest_of(data: bytes) -> Digest:

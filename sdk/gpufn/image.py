@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from gpufn.errors import InvalidSpec
+from gpufn.ids import is_digest
 
 FILES_FOLDER = ".image"  # in the bundle: the image's files, each named by its digest
 
@@ -21,7 +22,6 @@ _APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,100}(=[A-Za-z0-9.+:~-]{1,100})?")
 # A requirement as pip takes it: name, extras, version, or `name @ https://...`; never an option.
 _PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCII)
 _PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would replace
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_PACKAGES = 500
 _MOST_FILES = 500
 
@@ -35,7 +35,7 @@ class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if _PATH.fullmatch(self.path) is None or posixpath.normpath(self.path) != self.path:
             raise InvalidSpec(f"image: {self.path[:120]!r} is not a file's absolute path in the image")
-        if _DIGEST.fullmatch(self.digest) is None:
+        if not is_digest(self.digest):
             raise InvalidSpec(f"image: {self.digest[:80]!r} is not a digest")
 
 
@@ -74,7 +74,7 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         for name in self.pip:
             if _PIP.fullmatch(name) is None:
                 raise InvalidSpec(f"image: {name[:120]!r} is not a requirement that pip installs, such as 'torch>=2'")
-        if self.lock and _DIGEST.fullmatch(self.lock) is None:
+        if self.lock and not is_digest(self.lock):
             raise InvalidSpec(f"image: {self.lock[:80]!r} is not a digest")
         if len(self.apt) + len(self.pip) > _MOST_PACKAGES or len(self.files) > _MOST_FILES:
             raise InvalidSpec(f"image: more than {_MOST_PACKAGES} packages or {_MOST_FILES} files")

@@ -12,13 +12,13 @@ import re
 import msgspec
 
 from gpufn.errors import InvalidSpec
+from gpufn.ids import is_digest
 from gpufn.protocol.limits import LARGEST_INTEGER
 
 MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
 LARGEST_SIZE = (1 << 31) - 1  # of one dimension
 LONGEST_NAME = 1000  # of an input or output, in characters
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
@@ -128,7 +128,7 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.name or self.name in (".", "..") or set(self.name) & set("/\\\0"):
             raise InvalidSpec(f"{self.name[:120]!r} is not a plain file name: a model's files lie in one folder")
-        if _DIGEST.fullmatch(self.digest) is None:
+        if not is_digest(self.digest):
             raise InvalidSpec(f"{self.name}: {self.digest[:80]!r} is not a sha256")
         if self.size < 0:
             raise InvalidSpec(f"{self.name}: a size is not negative")

@@ -20,10 +20,9 @@ from gpufn.protocol.reports import NodeReport
 from gpufn_gateway import openapi, telemetry
 from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.problems import RouteError
 from gpufn_gateway.quotas import check as check_limits
 from gpufn_gateway.registry import Registry
-from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
+from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 
 _api_key = msgspec.msgpack.Decoder(ApiKey)
@@ -133,11 +132,11 @@ class OperationRoutes:
         limits = await read_json(request, KeyLimits, self._bodies)
         check_limits(limits)
         if all(key.id != key_id for key in self._access.keys):
-            raise _no_such_key()
+            raise no_such_key()
 
         def limited(stored: Entry | None) -> bytes:
             if stored is None:
-                raise _no_such_key()
+                raise no_such_key()
             return encode(msgspec.structs.replace(_api_key.decode(stored.value), limits=limits))
 
         entry = await self._keys.change(key_id, limited)
@@ -148,14 +147,10 @@ class OperationRoutes:
         key_id = request.path_params["id"]
         async with self._removing:
             if all(key.id != key_id for key in self._access.keys):
-                raise _no_such_key()
+                raise no_such_key()
             self._access.check_removal(key_id)
             await self._keys.delete(key_id)
         return Response(status_code=204)
-
-
-def _no_such_key() -> RouteError:
-    return RouteError(404, "There is no key with this id.")
 
 
 def _shown(key: ApiKey) -> dict[str, object]:

@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from gpufn import media
 from gpufn.errors import InvalidInput
+from gpufn.ids import is_digest
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
+from gpufn_gateway.problems import RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_HEX = frozenset("0123456789abcdef")
 _LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
 _UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 
@@ -47,9 +48,13 @@ def digest_in(request: Request, what: str) -> str:
 
 
 def checked_digest(text: str, what: str) -> str:
-    if len(text) != 64 or not _HEX.issuperset(text):
+    if not is_digest(text):
         raise InvalidInput(f"a digest is the sha256 of {what}: 64 hexadecimal digits", field="digest")
     return text
+
+
+def no_such_key() -> RouteError:
+    return RouteError(404, "There is no key with this id.")
 
 
 async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:

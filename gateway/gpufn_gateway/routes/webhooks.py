@@ -8,8 +8,7 @@ from starlette.routing import Route
 
 from gpufn.protocol.records import Webhook
 from gpufn_gateway.auth import ADMIN, Access
-from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_answer, principal_of
+from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 
@@ -34,5 +33,5 @@ class WebhookRoutes:
         if owner != principal.id:
             principal.need(ADMIN)
         if owner != Webhook.PLATFORM and all(key.id != owner for key in self._access.keys):
-            raise RouteError(404, "There is no key with this id.")
+            raise no_such_key()
         return str(owner)
