@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from gpufn.bus import streams
-from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import InvocationExpired
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
@@ -20,12 +18,6 @@ from gpufn_runtime.runner import intake
 from tests.runtime.runner.node import Node, on_node
 
 _HOURS_S = 3 * 3600.0
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with EmbeddedServer.start(tmp_path / "nats") as server:
-        yield server.url
 
 
 async def next_reports(node: Node, count: int) -> RunnerReport:
