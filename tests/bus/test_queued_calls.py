@@ -15,9 +15,10 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import BusUnavailable, IdempotencyMismatch
 from gpufn.ids import digest_of, id_at, new_invocation_id, new_stem, place_in
-from gpufn.invocation import InvocationState
+from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
-from gpufn.protocol.records import CallRecord
+from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import AttemptRecord, CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.bus.conftest import Connect, Crash
@@ -42,6 +43,14 @@ async def submit(bus: Bus, function: str = "waits", body: bytes = b"1", **fields
 async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
     state: dict[str, Any] = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
     return state
+
+
+def test_what_earlier_attempts_are_charged_is_told_while_the_next_one_waits_and_when_none_comes() -> None:
+    """A call that was cancelled, or expired, between two attempts had cost no GPU seconds."""
+    before = tuple(AttemptRecord(number, OutcomeKind.LOST, 2.0, gpu_s=0.5) for number in (1, 2))
+    message = InvocationMessage(new_invocation_id(), "f", 1, "", "", "", "", 1.0, attempt=3, attempts=before)
+    ended = records.ended(message, Outcome(OutcomeKind.EXPIRED), 9.0)
+    assert [record.gpu_s for record in (queued_calls.record(message, 7), ended)] == [1.0, 1.0]
 
 
 async def test_a_call_that_waits_is_one_message_and_is_found_by_its_id(nats: EmbeddedServer, connect: Connect) -> None:

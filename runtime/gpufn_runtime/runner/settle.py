@@ -90,7 +90,7 @@ class Settler:
                 started_at=attempt.started_at,
                 queue_s=max(0.0, attempt.started_at - message.submitted_at),
                 run_s=run_s,
-                gpu_s=sum(each.gpu_s for each in message.attempts) + attempt.gpu_s,
+                gpu_s=ended.gpu_s + attempt.gpu_s,
                 worker=attempt.link.worker,
                 cold_start=attempt.link.cold_start if attempt.cold else None,
                 size=len(body),

@@ -50,6 +50,7 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
         attempt=message.attempt,
         digest=message.digest,
         attempts=message.attempts,
+        gpu_s=sum(attempt.gpu_s for attempt in message.attempts),
         not_before=message.not_before,
         keep_s=message.keep_s,
         webhook=message.webhook,
