@@ -74,44 +74,18 @@ class Settler:
         """Once per attempt, after its slot is free or poisoned. `parcel`: the result, in the caller's folder or, for a
         submitted call, in our own."""
         message = attempt.message
-        spec = attempt.link.revision.spec
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
         left_s = message.deadline - now if message.deadline else math.inf
-        settlement = settlement_for(outcome, spec.retries, message.attempt, left_s=left_s)
+        settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.attempt, left_s=left_s)
         if settlement is Settlement.RETRY and not attempt.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            ended = _record(attempt.delivery, message, outcome, now, spec.retention_s)
-            record = msgspec.structs.replace(
-                ended,
-                attempts=_attempts(attempt, outcome, now),
-                content_type=content_type,
-                started_at=attempt.started_at,
-                queue_s=max(0.0, attempt.started_at - message.submitted_at),
-                run_s=run_s,
-                gpu_s=ended.gpu_s + attempt.gpu_s,
-                worker=attempt.link.worker,
-                cold_start=attempt.link.cold_start if attempt.cold else None,
-                size=len(body),
-            )
+            record = _record_of(attempt, outcome, now, run_s)
+            record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
             self._start(attempt.delivery, self._end_attempt(attempt, record, body, parcel))
         else:
-            reply = ResultReply(
-                invocation=message.id,
-                kind=outcome.kind,
-                error=outcome.error,
-                content_type=content_type,
-                revision=message.revision,
-                attempt=message.attempt,
-                queue_s=max(0.0, attempt.started_at - message.submitted_at),
-                run_s=run_s,
-                worker=attempt.link.worker,
-                cold_start=attempt.link.cold_start if attempt.cold else None,
-                items=attempt.items,
-                parcel=parcel,
-                gpu_s=attempt.gpu_s,
-            )
+            reply = _reply_of(attempt, outcome, run_s, content_type, parcel)
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
             if attempt.checkpoint_seq or _was_tried(attempt.delivery, message):
@@ -290,6 +264,40 @@ class Settler:
     async def finish(self) -> None:
         """Wait until everything that ended is kept."""
         await self._tasks.done()
+
+
+def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: str, parcel: str) -> ResultReply:
+    message = attempt.message
+    return ResultReply(
+        invocation=message.id,
+        kind=outcome.kind,
+        error=outcome.error,
+        content_type=content_type,
+        revision=message.revision,
+        attempt=message.attempt,
+        queue_s=max(0.0, attempt.started_at - message.submitted_at),
+        run_s=run_s,
+        worker=attempt.link.worker,
+        cold_start=attempt.link.cold_start if attempt.cold else None,
+        items=attempt.items,
+        parcel=parcel,
+        gpu_s=attempt.gpu_s,
+    )
+
+
+def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float) -> CallRecord:
+    message = attempt.message
+    ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
+    return msgspec.structs.replace(
+        ended,
+        attempts=_attempts(attempt, outcome, now),
+        started_at=attempt.started_at,
+        queue_s=max(0.0, attempt.started_at - message.submitted_at),
+        run_s=run_s,
+        gpu_s=ended.gpu_s + attempt.gpu_s,
+        worker=attempt.link.worker,
+        cold_start=attempt.link.cold_start if attempt.cold else None,
+    )
 
 
 def _record(
