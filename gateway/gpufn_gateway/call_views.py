@@ -111,7 +111,9 @@ def links(invocation: str) -> dict[str, str]:
 
 def letter(found: DeadLetter) -> dict[str, Any]:
     here = f"/v1/dlq/{found.function}/{found.id}"
-    return {**msgspec.structs.asdict(found), "links": {"self": here, "payload": f"{here}/payload"}}
+    told = msgspec.structs.asdict(found)
+    del told["webhook"]  # an address may hold a secret, and whoever may read sees this
+    return {**told, "links": {"self": here, "payload": f"{here}/payload"}}
 
 
 def _in_line(place: int | None, function: FunctionStatus | None) -> Waiting:

@@ -12,7 +12,7 @@ from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import DeadLetterNotFound, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
-from gpufn.protocol.records import CallRecord, DeadLetter
+from gpufn.protocol.records import CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
 from gpufn_gateway.registry import Registry
 
@@ -63,9 +63,16 @@ class DeadLetters:
             now=self._clock.time(),
             priority=letter.priority,
             owner=owner,
+            webhook=self._webhook(letter),
         )
         await dead_letters.drop(self._bus, function, invocation)
         return record
+
+    def _webhook(self, letter: DeadLetter) -> Webhook | None:
+        """The call's own. None for its function's, which may be another one by now."""
+        revision = self._registry.revisions.get(letter.function, {}).get(letter.revision)
+        is_functions = revision is not None and letter.webhook == Webhook(revision.spec.webhook or "")
+        return None if is_functions else letter.webhook
 
     async def replay_all(self, function: str, owner: str) -> list[Replayed]:
         """The oldest first; of very many, the newest thousand. Those of a method that is gone stay. Raises

@@ -17,7 +17,7 @@ from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import HeldBy, Progress, WhereIs, unpack_invocation
-from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint
+from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint, Webhook
 from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import MethodSpec, Retry
 from gpufn.workers import ColdStart
@@ -422,6 +422,26 @@ async def test_a_dead_letter_is_shown_replayed_and_gone(nats: Any, make: Any, pr
         assert (await record_of(gateway, invocation)).state is InvocationState.FAILED
         for request in (gateway.http.get(here), gateway.http.post(f"{here}/replay"), gateway.http.delete(here)):
             assert problem(await request) == (404, "dead_letter_not_found")
+
+
+async def test_what_is_replayed_is_told_where_the_call_wanted_it_or_where_its_function_wants_it_now(
+    nats: Any, make: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("tells-again", webhook="https://example.org/old"), DIGEST)
+        own, functions = (
+            await submit(gateway, "tells-again", x_gpufn_webhook="https://example.org/mine"),
+            await submit(gateway, "tells-again"),
+        )
+        gateway.report(make.status("tells-again", ready=0))  # so that the next revision serves at once
+        await gateway.deploys.deploy(make.spec("tells-again", webhook="https://example.org/new"), DIGEST)
+        await until(lambda: gateway.registry.functions["tells-again"].serving == 2)
+        for invocation, url in ((own, "https://example.org/mine"), (functions, "https://example.org/new")):
+            await die(gateway, invocation)
+            here = f"/v1/dlq/tells-again/{invocation}"
+            assert "example.org" not in (await gateway.http.get(here)).text  # to read it is not to know the address
+            again = await record_of(gateway, (await gateway.http.post(f"{here}/replay")).json()["id"])
+            assert again.webhook == Webhook(url)
 
 
 async def test_all_dead_letters_of_a_function_are_replayed_or_dropped(nats: Any, make: Any) -> None:

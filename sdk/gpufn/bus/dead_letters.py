@@ -35,6 +35,7 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         attempts=record.attempts,
         size=len(payload),
         priority=invocation.priority,
+        webhook=invocation.webhook,
     )
     subject, packed, last = subjects.dead_letter(letter.function, letter.id), pack(letter, payload), 0
     while True:

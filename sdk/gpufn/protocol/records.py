@@ -98,6 +98,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[AttemptRecord, ...] = ()
     size: int = 0
     priority: Priority = Priority.NORMAL
+    webhook: Webhook | None = None
 
 
 unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)
