@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from gpufn.errors import (
     GpufnError,
     InvalidInput,
     InvocationExpired,
+    QueueFull,
     UnsupportedMediaType,
 )
 from gpufn.parcels import ParcelReader
@@ -41,7 +42,7 @@ from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.parcels import GatewayParcels, Parcel
-from gpufn_gateway.problems import Headers
+from gpufn_gateway.problems import Headers, Limited
 from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.telemetry import Telemetry
 
@@ -248,8 +249,26 @@ class Calls:
 
     def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
         """Submitted calls are stored inside. Raises Limited."""
-        status = self.registry.status(call.target.name)
-        return self.uses.queueing(call.principal, admission.retry_after_s(call.target.revision, status), calls)
+        return self._queueing(call.principal, call.target, calls)
+
+    def _queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
+        status = self.registry.status(target.name)
+        return self.uses.queueing(principal, admission.retry_after_s(target.revision, status), calls)
+
+    @contextlib.asynccontextmanager
+    async def making(self, principal: Principal, target: Target, *, is_counted: bool = True) -> AsyncIterator[None]:
+        """A call that is not a request's own, as a schedule's or a dead letter's, is stored inside. Not `is_counted` is
+        one of many that one request makes. Raises Limited, QueueFull."""
+        try:
+            if is_counted:
+                self.uses.admit(principal)
+            async with self._queueing(principal, target):
+                yield
+        except QueueFull:
+            raise self.queue_full(target) from None
+        except Limited as error:
+            self.telemetry.of(target.name).refused(error.code)
+            raise
 
     def limits(self, call: PreparedCall) -> Headers:
         """What the answer tells of its key's limits."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import msgspec
 
 from gpufn.bus import dead_letters, records
 from gpufn.bus.connection import Bus
-from gpufn.clock import Clock
-from gpufn.errors import DeadLetterNotFound, FunctionNotFound
+from gpufn.errors import CapacityError, DeadLetterNotFound, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol.records import CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.auth import Principal
+from gpufn_gateway.calls import Calls
 
 MOST_AT_ONCE = 1000
 
@@ -27,10 +26,10 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class DeadLetters:
-    def __init__(self, bus: Bus, registry: Registry, clock: Clock) -> None:
+    def __init__(self, bus: Bus, calls: Calls) -> None:
         self._bus = bus
-        self._registry = registry
-        self._clock = clock
+        self._calls = calls
+        self._registry = calls.registry
 
     async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
         """Of one function, or of all (``*``); newest first. Raises FunctionNotFound."""
@@ -46,25 +45,29 @@ class DeadLetters:
             raise DeadLetterNotFound
         return found
 
-    async def replay(self, function: str, invocation: str, owner: str) -> CallRecord:
+    async def replay(
+        self, function: str, invocation: str, principal: Principal, *, is_counted: bool = True
+    ) -> CallRecord:
         """Submit it again, in its class, to the revision that serves now, and drop the letter; a repeat meets the same
-        new call. `owner` is the id of the API key that asks."""
+        new call. It is one of `principal`'s calls, and counts against the rate of its key unless it is one of many.
+        Raises Limited, QueueFull."""
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
-        record = await records.submit(
-            self._bus,
-            target.revision,
-            letter.method,
-            letter.content_type,
-            payload,
-            invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
-            accept=letter.accept,
-            deadline=0.0,
-            now=self._clock.time(),
-            priority=letter.priority,
-            owner=owner,
-            webhook=self._webhook(letter),
-        )
+        async with self._calls.making(principal, target, is_counted=is_counted):
+            record = await records.submit(
+                self._bus,
+                target.revision,
+                letter.method,
+                letter.content_type,
+                payload,
+                invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
+                accept=letter.accept,
+                deadline=0.0,
+                now=self._calls.clock.time(),
+                priority=letter.priority,
+                owner=principal.owner,
+                webhook=self._webhook(letter),
+            )
         await dead_letters.drop(self._bus, function, invocation)
         return record
 
@@ -74,15 +77,22 @@ class DeadLetters:
         is_functions = revision is not None and letter.webhook == Webhook(revision.spec.webhook or "")
         return None if is_functions else letter.webhook
 
-    async def replay_all(self, function: str, owner: str) -> list[Replayed]:
-        """The oldest first; of very many, the newest thousand. Those of a method that is gone stay. Raises
-        FunctionNotFound."""
+    async def replay_all(self, function: str, principal: Principal) -> list[Replayed]:
+        """The oldest first; of very many, the newest thousand, or as many as there is room for. Those of a method that
+        is gone stay. Against the rate of `principal`'s key it counts as one call. Raises FunctionNotFound; Limited and
+        QueueFull when there is no room for any."""
         self._registry.function(function)
-        replayed = []
+        replayed: list[Replayed] = []
         for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
-            # Somebody else has taken it meanwhile; nobody can call it.
-            with contextlib.suppress(DeadLetterNotFound, FunctionNotFound):
-                replayed.append(Replayed(letter.id, (await self.replay(function, letter.id, owner)).id))
+            try:
+                call = await self.replay(function, letter.id, principal, is_counted=not replayed)
+            except (DeadLetterNotFound, FunctionNotFound):  # somebody else has taken it; nobody can call it
+                continue
+            except CapacityError:
+                if not replayed:
+                    raise
+                break
+            replayed.append(Replayed(letter.id, call.id))
         return replayed
 
     async def drop(self, function: str, invocation: str) -> None:

@@ -18,7 +18,7 @@ from gpufn.protocol.codec import encode
 from gpufn.protocol.records import KeyLimits
 from gpufn.usage import Usage, UsageKey, day_of
 from gpufn_gateway.auth import new_key
-from tests.gateway.test_durable import GOOD, end
+from tests.gateway.test_durable import GOOD, die, end, submit
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 
 INVOKE = "/v1/functions/embed/invoke"
@@ -141,6 +141,45 @@ async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_
         await until(lambda: b'"rate";r=2' in dict(one.uses.headers(principal))[b"ratelimit"])
         used_up = [(await one.http.post(url, content=GOOD, headers=key)).status_code for _ in range(3)]
         assert used_up == [202, 202, 429]
+
+
+async def test_a_schedule_that_is_run_now_is_a_call_of_the_key_that_asks(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("run-now"), DIGEST)
+        wanted = {"function": "run-now", "cron": "0 6 * * *", "arguments": {"texts": ["a"]}}
+        made = (await gateway.http.post("/v1/schedules", json=wanted)).json()
+        await until(lambda: made["id"] in gateway.schedules.known)
+        here = f"/v1/schedules/{made['id']}/run"
+        by_rate, by_queue = key_with(gateway, rate=0.001, burst=1), key_with(gateway, queued=1)
+        for key in (by_rate, by_queue):
+            answers = [await gateway.http.post(here, headers=key) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [202, 429]
+            assert problem(answers[1]) == (429, "rate_limited")
+        submitted = await gateway.http.post("/v1/functions/run-now/submit", content=GOOD, headers=by_queue)
+        assert problem(submitted) == (429, "rate_limited")  # what was run has its place in the queue
+        free = key_with(gateway)
+        assert (await gateway.http.post(here, headers=free)).status_code == 202  # without limits it has none here
+        await gateway.http.delete(f"/v1/schedules/{made['id']}", headers=free)
+
+
+async def test_dead_letters_are_replayed_as_far_as_the_key_has_room(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("often-dead"), DIGEST)
+        dead = [await submit(gateway, "often-dead") for _ in range(4)]
+        for invocation in dead:
+            await die(gateway, invocation)
+        key = key_with(gateway, queued=2, rate=0.001, burst=2)
+        url = "/v1/dlq/often-dead"
+        replayed = await gateway.http.post(f"{url}/replay", headers=key)
+        assert [each["letter"] for each in replayed.json()["replayed"]] == dead[:2]  # one call of the rate, two queued
+        assert problem(await gateway.http.post(f"{url}/{dead[2]}/replay", headers=key)) == (429, "rate_limited")
+        over = await gateway.http.post(f"{url}/replay", headers=key)
+        assert problem(over) == (429, "rate_limited")
+        assert "one call in 1000 s" in over.json()["detail"]
+        free = key_with(gateway)
+        left = (await gateway.http.get(url, headers=free)).json()["letters"]
+        assert [each["id"] for each in left] == [dead[3], dead[2]]
+        await gateway.http.delete(url, headers=free)
 
 
 async def test_limits_are_given_with_a_key_and_listed(nats: Any, problem: Any) -> None:

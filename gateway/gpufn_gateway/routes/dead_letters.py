@@ -55,14 +55,14 @@ class DeadLetterRoutes:
     async def replay(self, request: Request) -> Response:
         principal = principal_of(request)
         principal.need_invoke(_name(request))
-        record = await self._letters.replay(_name(request), call_id_in(request), principal.owner)
+        record = await self._letters.replay(_name(request), call_id_in(request), principal)
         links = call_views.links(record.id)
         return json_answer({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
     async def replay_all(self, request: Request) -> Response:
         principal = principal_of(request)
         principal.need_invoke(_name(request))
-        return json_answer({"replayed": await self._letters.replay_all(_name(request), principal.owner)}, 202)
+        return json_answer({"replayed": await self._letters.replay_all(_name(request), principal)}, 202)
 
     async def drop(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)

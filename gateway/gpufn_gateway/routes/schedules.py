@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.clock import Clock
 from gpufn.errors import InvalidInput
 from gpufn.priority import Priority
 from gpufn.protocol.records import ScheduleRecord
@@ -18,7 +17,7 @@ from gpufn.spec import function_name
 from gpufn_gateway import call_views
 from gpufn_gateway.auth import HI, READ
 from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.registry import Registry
+from gpufn_gateway.calls import Calls
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.schedules.store import Schedules
 
@@ -53,11 +52,12 @@ class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScheduleRoutes:
-    def __init__(self, schedules: Schedules, registry: Registry, bodies: BodyReader, clock: Clock) -> None:
+    def __init__(self, schedules: Schedules, calls: Calls, bodies: BodyReader) -> None:
         self._schedules = schedules
-        self._registry = registry
+        self._calls = calls
+        self._registry = calls.registry
         self._bodies = bodies
-        self._clock = clock
+        self._clock = calls.clock
 
     def routes(self) -> list[Route]:
         one = "/v1/schedules/{id}"
@@ -103,7 +103,9 @@ class ScheduleRoutes:
         """One call more, now; what the schedule would do by itself does not change."""
         record = self._allowed(request)
         self._check_class(request, record.function, record.schedule.method, record.schedule.priority)
-        call = await self._schedules.submit(record)
+        principal = principal_of(request)
+        async with self._calls.making(principal, self._schedules.target(record.function, record.schedule.method)):
+            call = await self._schedules.submit(record, owner=principal.owner)
         links = call_views.links(call.id)
         return json_answer({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
 

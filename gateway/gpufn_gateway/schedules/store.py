@@ -14,6 +14,7 @@ from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.clock import Clock
 from gpufn.errors import CapacityError, Conflict, InvalidInput, ScheduleNotFound
 from gpufn.ids import invocation_id_for, new_invocation_id, new_ulid
+from gpufn.protocol import subjects
 from gpufn.protocol.records import CallRecord, ScheduleRecord
 from gpufn.schedule import Schedule, next_time
 from gpufn_gateway.registry import Registry, Target
@@ -120,8 +121,11 @@ class Schedules:
         stored = await self._bucket.change(id, changed)
         return _record.decode(stored.value)
 
-    async def submit(self, record: ScheduleRecord, at: float | None = None) -> CallRecord:
-        """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one."""
+    async def submit(
+        self, record: ScheduleRecord, at: float | None = None, *, owner: str = subjects.PLATFORM
+    ) -> CallRecord:
+        """The call for the time `at`: the same invocation, whoever submits it and how often. Without `at` a new one.
+        `owner` is the id of the API key that asks for it, if one does."""
         schedule = record.schedule
         target = self.target(record.function, schedule.method)
         now = self._clock.time()
@@ -139,6 +143,7 @@ class Schedules:
             deadline=0.0,
             now=now,
             priority=schedule.priority,
+            owner=owner,
         )
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
