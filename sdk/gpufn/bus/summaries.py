@@ -39,7 +39,9 @@ def _in_few_words(stored: R) -> R:
     error = stored.error
     if error is not None:
         error = ErrorInfo(error.code[:_CHARS], error.message[:_CHARS], error.retryable)
-    return msgspec.structs.replace(stored, error=error, content_type=stored.content_type[:_CHARS], attempts=())
+    # Each, for a worker may say anything of what it submits; and what no server takes would be tried for ever.
+    texts = {name: text[:_CHARS] for name, text in msgspec.structs.asdict(stored).items() if type(text) is str}
+    return msgspec.structs.replace(stored, **texts, error=error, attempts=())
 
 
 def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:

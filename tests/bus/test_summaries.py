@@ -1,0 +1,36 @@
+"""What is listed of a record is small, whatever the record says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn.bus.feed import StoredMessage
+from gpufn.bus.summaries import summary, summary_of
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import InvocationState
+from gpufn.protocol.records import DeadLetter
+
+HEADERS_BYTES = 64 << 10  # that a server takes with a message
+LONG = "x" * (1 << 20)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"accept": LONG},
+        {"method": LONG},
+        {"content_type": LONG},
+        {"error": ErrorInfo("function_raised", LONG)},
+        {"accept": LONG, "method": LONG, "content_type": LONG, "error": ErrorInfo(LONG, LONG, traceback=LONG)},
+    ],
+)
+def test_of_many_words_the_first_ones_are_listed_whoever_wrote_them(fields: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"id": "1" * 26, "function": "f", "revision": 1, "method": "m", "content_type": "a/b"}
+    given |= {"accept": "a/b", "state": InvocationState.FAILED, "submitted_at": 1.0, "died_at": 2.0}
+    headers = summary(DeadLetter(**given | fields))
+    assert sum(len(name) + len(text) for name, text in headers.items()) < HEADERS_BYTES
+    told = summary_of(DeadLetter)(StoredMessage("dlq", 1, b"", headers, 0.0))
+    assert told is not None
+    assert (told.id, told.function, told.died_at) == ("1" * 26, "f", 2.0)
