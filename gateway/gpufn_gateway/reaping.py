@@ -24,7 +24,8 @@ def verdict(
             return None
         gone = was_deleted(f"{invocation.function}@{invocation.revision}")
         return Outcome(OutcomeKind.CANCELLED, gone.info())
-    if waited_s > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
+    queued_at = invocation.attempts[-1].ended_at if invocation.attempts else invocation.submitted_at  # in its place
+    if now - queued_at > _OLDEST_S or now - WORD_WITHIN_S >= invocation.expires_at(spec.queue_timeout_s, delivered):
         late = InvocationExpired(f"{waited_s:.1f} s in the queue were too long, and no worker took it")
         return Outcome(OutcomeKind.EXPIRED, late.info())
     return None

@@ -10,10 +10,11 @@ import pytest
 from gpufn.bus import dead_letters, records, streams
 from gpufn.bus.decoded import decoded
 from gpufn.clock import SystemClock
-from gpufn.invocation import InvocationState
+from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel, HeldBy, InvocationMessage
+from gpufn.protocol.records import AttemptRecord
 from gpufn_gateway import reaping
 from gpufn_gateway.reaper import Reaper
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -21,6 +22,7 @@ from tests.taking import take
 
 GOOD = b'{"texts":["a"]}'
 DAY = 86400.0
+TRIED = AttemptRecord(1, OutcomeKind.RAISED, ended_at=2 * DAY)
 
 
 class Ahead(SystemClock):
@@ -38,6 +40,8 @@ class Ahead(SystemClock):
     [
         ({}, 12 * DAY, {}, None),
         ({}, 13.1 * DAY, {}, "expired"),
+        ({"attempt": 2, "attempts": (TRIED,)}, 14.9 * DAY, {}, None),  # it was queued anew two days after it came
+        ({"attempt": 2, "attempts": (TRIED,)}, 15.1 * DAY, {}, "expired"),
         ({"deadline": 10.0}, 9.0, {}, None),
         ({"deadline": 10.0}, 11.0, {}, None),  # whoever has it ends it in time
         ({"deadline": 10.0}, 12.1, {}, "expired"),
