@@ -45,3 +45,6 @@ class Storage:
             except GpufnError as error:
                 log.warning("the streams could not be made yet: %s", error)
                 await asyncio.sleep(_RETRY_S)
+            except Exception:  # nobody else would make them before the next reconnect
+                log.exception("making the streams failed; it is tried again")
+                await asyncio.sleep(_RETRY_S)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.leases import Lease
@@ -21,6 +23,29 @@ def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: Embedd
             await bus.js(f"STREAM.DELETE.KV_{subjects.LEASES}")
             await storage.ensure()
             assert await Lease(buckets.leases, "controller", "a").try_acquire(0.0)
+        finally:
+            await bus.close()
+
+    asyncio.run(main())
+
+
+def test_a_defect_while_they_are_made_again_is_tried_again(
+    nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        bus = await Bus.connect(nats.url, name="test")
+        try:
+            storage = Storage(bus, await Buckets.open(bus))
+            ensure, failures = storage.ensure, [OSError(24, "Too many open files"), KeyError("config")]
+
+            async def fails_at_first() -> None:
+                if failures:
+                    raise failures.pop()
+                await ensure()
+
+            monkeypatch.setattr(storage, "ensure", fails_at_first)
+            await storage._again()
+            assert storage.is_ready
         finally:
             await bus.close()
 
