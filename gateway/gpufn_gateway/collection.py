@@ -112,9 +112,10 @@ class Collection:
     async def _collect_revisions(self, name: str) -> None:
         entry = await self._buckets.functions.get(name)
         function = None if entry is None else _function.decode(entry.value)
+        before = dict(self._registry.revisions.get(name, {}))  # which the watch changes meanwhile
         for number, after in self._changes(name, function, self._numbers_in_use()).items():
             try:
-                await self._change(subjects.revision_key(name, number), self._registry.revisions[name][number], after)
+                await self._change(subjects.revision_key(name, number), before[number], after)
             except Conflict:
                 continue  # somebody else changed it; the next pass looks again
             if after is None:

@@ -107,6 +107,25 @@ async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: An
         assert (await gateway.deploys.deploy(make.spec("many"), DIGEST)).active == 5
 
 
+async def test_a_revision_that_goes_while_others_of_it_are_collected_stops_no_pass(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        collected = Collected(gateway)
+        for _ in range(4):
+            await gateway.deploys.deploy(make.spec("vanishing"), DIGEST)
+        await gateway.deploys.delete("vanishing")
+        delete = gateway.revisions.delete
+
+        async def deleted_by_two(key: str, revision: int | None = None) -> None:
+            await delete(key, revision)
+            gateway.registry.revisions.pop("vanishing", None)  # as after a deletion and a watch that begins anew
+
+        monkeypatch.setattr(gateway.revisions, "delete", deleted_by_two)
+        await collected.after(0)
+        assert await stored_numbers(gateway, "vanishing") == [4]
+
+
 async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
