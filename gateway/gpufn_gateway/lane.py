@@ -100,6 +100,8 @@ class Lane:
         key = self._under_way.pop(invocation, None)
         if key is not None:
             self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key]
         return key
 
     # --- from the socket ----------------------------------------------------------------------------------------------
@@ -115,7 +117,8 @@ class Lane:
         elif isinstance(frame, lane.Refused):
             key = self._forget(frame.invocation)
             if key is not None:
-                self._refused_until[key] = self._loop.time() + _REFUSED_S
+                if key in self._rooms:
+                    self._refused_until[key] = self._loop.time() + _REFUSED_S
                 self._owner.on_refused(frame.invocation)
         elif isinstance(frame, lane.Queued):
             if self._forget(frame.invocation) is not None:
@@ -126,6 +129,7 @@ class Lane:
                 self._rooms[revision] = frame.calls
             else:
                 self._rooms.pop(revision, None)
+                self._refused_until.pop(revision, None)
 
     def _lost(self, runner: _Runner) -> None:
         if self._runner is not runner:

@@ -192,6 +192,16 @@ async def test_a_call_whose_retry_is_queued_waits_for_the_reply_of_the_bus(
         assert not call.future.done()
 
 
+async def test_nothing_is_kept_of_a_revision_that_has_no_room_any_more(nats: EmbeddedServer, tmp_path: Path) -> None:
+    async with scene(nats, tmp_path) as it:
+        call, message = await it.call_on_the_lane()
+        await it.runner.room(0)
+        it.runner.send(lane.Refused(message.id))
+        await it.is_queued()
+        assert call.offered is None
+        assert (it.lane._rooms, it.lane._under_way, it.lane._counts, it.lane._refused_until) == ({}, {}, {}, {})
+
+
 async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path, created_at=8.0) as it:
         assert it.invoke().offered is None
