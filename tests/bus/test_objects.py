@@ -73,6 +73,23 @@ async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Pa
     assert back.read_bytes() == given.read_bytes()
 
 
+async def test_what_an_owner_keeps_again_is_kept_for_as_long_as_he_says_now(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    """An id that is used again may have the same result, when the first one's is about to expire."""
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "again", expires=True)
+    path = tmp_path / "result"
+    path.write_bytes(os.urandom((1 << 20) + 1))
+    for ttl_s in (100.0, 900.0):
+        digest, _ = await objects.keep_file(bus, "again", path, owner="mine", ttl_s=ttl_s)
+    assert digest == objects.digest_of(path.read_bytes())
+    async with contextlib.aclosing(objects.read(bus, "again", digest, owner="mine")) as parts:
+        assert b"".join([part async for part in parts]) == path.read_bytes()
+    stored = await feed.collect(bus, "OBJ_again", "$O.again.>", since_seq=1)
+    assert [message.headers["Nats-TTL"] for message in stored] == ["100s", "100s", "900s", "900s", "900s"]
+
+
 async def test_a_blob_that_a_node_does_not_have_yet_comes_from_the_leader(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,8 @@ put   1. chunks, a window of them in flight   2. size and digest must match   3.
 get   1. the description   2. batches of chunks, asked for by sequence   3. size and digest must match
 keep  who is about to name a blob in a record touches it: its description is stored anew. Who removes what no record
       names spares the young, and removes the description that he saw: one that was touched meanwhile is another
-own   a blob with an owner is his alone and expires with him: the owner is part of its name
+own   a blob with an owner is his alone and expires with him: the owner is part of its name. What he keeps again has a
+      time of its own, and is stored anew
 
 A file or stream of any size takes the memory of two windows.
 """
@@ -148,9 +149,8 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float) -> tuple[str, int]:
     """Store a file for one owner, for so long; returns its digest and size. Raises OSError when it cannot be read."""
     size, digest = await asyncio.to_thread(_size_and_digest, path)
-    if not await exists(bus, bucket, _name(digest, owner)):
-        async with contextlib.aclosing(_parts_of_file(path)) as parts:
-            await put_stream(bus, bucket, digest, size, parts, owner=owner, ttl_s=ttl_s)
+    async with contextlib.aclosing(_parts_of_file(path)) as parts:
+        await put_stream(bus, bucket, digest, size, parts, owner=owner, ttl_s=ttl_s)
     return digest, size
 
 
@@ -369,7 +369,8 @@ async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
 
 
 async def _describe(bus: Bus, info: BlobInfo, ttl_s: float | None) -> bool:
-    """Store the description of an upload, unless there is one of the same bytes that is whole: then False."""
+    """Store the description of an upload, unless there is one of the same bytes that is whole: then False. One that
+    expires takes the place of any: the other may be about to."""
     subject, payload = blob_info.subject(info.bucket, info.name), msgspec.json.encode(info)
     useless: StoredMessage | None = None
     while True:
@@ -378,7 +379,7 @@ async def _describe(bus: Bus, info: BlobInfo, ttl_s: float | None) -> bool:
             await bus.publish_stored(subject, payload, expected_last=last, ttl_s=ttl_s, headers=headers)
         except Conflict:
             useless = await _description(bus, info.bucket, info.name)
-            if useless is not None and await _is_whole(bus, useless):
+            if useless is not None and ttl_s is None and await _is_whole(bus, useless):
                 return False
         else:
             return True
