@@ -172,7 +172,8 @@ class Settler:
         number = message.attempt + 1
         again = msgspec.structs.replace(message, attempt=number, not_before=now + retries.delay_before(number))
         if attempt.is_submitted:
-            again = msgspec.structs.replace(again, attempts=_attempts(attempt, outcome, now))
+            attempts, gpu_s = _attempts(attempt, outcome, now), message.gpu_s + attempt.gpu_s
+            again = msgspec.structs.replace(again, attempts=attempts, gpu_s=gpu_s)
         _, body = unpack_invocation(attempt.delivery.payload)
         self._start(attempt.delivery, self._requeue(attempt.delivery, again, body))
 

@@ -50,7 +50,7 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
         attempt=message.attempt,
         digest=message.digest,
         attempts=message.attempts,
-        gpu_s=sum(attempt.gpu_s for attempt in message.attempts),
+        gpu_s=message.gpu_s,
         not_before=message.not_before,
         keep_s=message.keep_s,
         webhook=message.webhook,

@@ -55,6 +55,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keep_s: float = RETENTION_S
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
+    gpu_s: float = 0.0  # that all attempts before this one are charged: not all of them are in `attempts`
 
     @property
     def queue(self) -> QueueKind:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.bus import records
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.device import DeviceShare, Share
@@ -16,8 +17,10 @@ from gpufn.errors import BusUnavailable, DeviceFailed
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import CallRecord
 from gpufn.spec import Retry
 from gpufn.usage import KEPT_S, Usage
+from gpufn_runtime.runner import settle
 from gpufn_runtime.runner.busy_time import BusyTime
 from gpufn_runtime.runner.meter import Meter
 from tests.runtime.runner.node import NODE, Node, SettableClock, on_node
@@ -89,6 +92,36 @@ def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended
         raised, succeeded = last.attempts
         assert succeeded.gpu_s == pytest.approx(2 * (last.run_s or 0.0))
         assert last.gpu_s == pytest.approx(raised.gpu_s + succeeded.gpu_s) != succeeded.gpu_s
+
+    on_node(url, tmp_path, test)
+
+
+def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "_KEPT_ATTEMPTS", 1)
+
+    async def queued_again(node: Node, invocation: str, attempt: int) -> CallRecord:
+        while (found := await records.read(node.bus, invocation)) is None or found[0].attempt < attempt:
+            pass
+        return found[0]
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("often", retries=Retry(2, delay_s=0.0))
+        worker = await node.worker(revision, share=TWO)
+        record = await node.submit(revision)
+        spent: list[float] = []
+        for attempt in (2, 3):
+            run, _ = await worker.run()
+            worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, None, "", 0.001))
+            told = await queued_again(node, record.id, attempt)
+            spent.append(told.attempts[-1].gpu_s)
+            assert told.gpu_s == pytest.approx(sum(spent))
+        run, _ = await worker.run()
+        worker.answer(run)
+        last = await ended(node, record.id)
+        assert [each.number for each in last.attempts] == [3]
+        assert last.gpu_s == pytest.approx(sum(spent) + last.attempts[0].gpu_s)
 
     on_node(url, tmp_path, test)
 
