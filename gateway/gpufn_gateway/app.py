@@ -78,7 +78,7 @@ class App:
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
-            raise _not_allowed(scope, METHODS)
+            raise _not_allowed(scope, self._methods_at(scope) or METHODS)
         if path not in _OPEN:
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them

@@ -358,8 +358,10 @@ async def test_too_many_headers_and_other_methods_are_refused(gateway: Any, prob
     answer = await gateway.post(URL, GOOD, **{f"x-{number}": "1" for number in range(101)})
     assert problem(answer) == (431, "bad_request")
     async with gateway.client() as client:
-        assert problem(await client.request("TRACE", "/v1/functions")) == (405, "bad_request")
-        assert problem(await client.request("OPTIONS", "/v1/functions")) == (405, "bad_request")
+        for verb in ("TRACE", "OPTIONS", "PATCH"):
+            assert problem(answer := await client.request(verb, "/v1/functions")) == (405, "bad_request")
+            assert answer.headers["allow"] == "GET, HEAD, POST", "what is there, and no more"
+        assert problem(await client.request("PATCH", "/v3")) == (405, "bad_request")
         answer = await client.get(URL)
         assert problem(answer) == (405, "bad_request")
         assert (answer.headers["allow"], answer.json()["detail"]) == ("POST", "GET is not allowed here; POST is.")
