@@ -152,10 +152,20 @@ class CallStream:
 
 
 async def pump(
-    receive: Receive, send: Send, headers: Headers, chunks: AsyncIterator[bytes], *, heartbeat: bytes = b""
+    receive: Receive,
+    send: Send,
+    headers: Headers,
+    chunks: AsyncIterator[bytes],
+    *,
+    heartbeat: bytes = b"",
+    is_head: bool = False,
 ) -> None:
-    """Send `chunks` as they come until they end or the client leaves; `heartbeat` fills long silences."""
+    """Send `chunks` as they come until they end or the client leaves; `heartbeat` fills long silences. `is_head`: the
+    request was HEAD, whose client would wait in vain for what it is not sent."""
     await send({"type": "http.response.start", "status": 200, "headers": headers})
+    if is_head:
+        await send({"type": "http.response.body", "body": b""})
+        return
     writer = asyncio.ensure_future(_write(send, chunks))
     leaver = asyncio.ensure_future(left(receive))
     try:

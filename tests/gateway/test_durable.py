@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn import media
 from gpufn.bus import checkpoints, dead_letters, objects, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import ErrorInfo
+from gpufn.ids import new_map_id
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
@@ -333,6 +335,28 @@ class Events:
 
     def leave(self) -> None:
         self._connection.left.set()
+
+
+async def test_the_head_of_what_would_be_followed_is_told_and_that_is_all(
+    nats: Any, make: Any, connection: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("headed"), DIGEST)
+        invocation, map_id = await submit(gateway, "headed"), new_map_id()
+        url = f"/v1/functions/headed/maps/{map_id}/items/0"
+        sent = await gateway.http.put(url, content=GOOD + b"\n", headers={"content-type": media.LINES})
+        assert sent.status_code == 202, sent.text
+        for path, query, told in (
+            (f"/v1/invocations/{invocation}/events", b"", b"text/event-stream; charset=utf-8"),
+            ("/v1/functions/headed/logs", b"follow=true", b"application/x-ndjson"),
+            (f"/v1/maps/{map_id}/outcomes", b"", b"application/x-ndjson"),
+        ):
+            client = connection(path, b"", host="127.0.0.1")
+            client.scope |= {"method": "HEAD", "query_string": query}
+            await client.start(gateway.app)
+            start, end = client.sent
+            assert (start["status"], dict(start["headers"])[b"content-type"]) == (200, told), path
+            assert (end.get("body", b""), end.get("more_body", False)) == (b"", False)
 
 
 async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connection: Any) -> None:

@@ -284,7 +284,8 @@ class _Logs:
         # Before the history is read, so that no line falls between it and what follows.
         info = await self._bus.js(f"STREAM.INFO.{subjects.LOGS}")
         headers = [(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")]
-        await pump(receive, send, headers, self._lines(int(info["state"]["last_seq"])))
+        lines = self._lines(int(info["state"]["last_seq"]))
+        await pump(receive, send, headers, lines, is_head=scope["method"] == "HEAD")
 
     async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:
         subject = subjects.logs(self._function)

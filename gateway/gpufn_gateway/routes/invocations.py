@@ -99,7 +99,8 @@ class _Events:
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await pump(receive, send, EVENT_HEADERS, self._events, heartbeat=Events.heartbeat)
+        is_head = scope["method"] == "HEAD"
+        await pump(receive, send, EVENT_HEADERS, self._events, heartbeat=Events.heartbeat, is_head=is_head)
 
 
 async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:

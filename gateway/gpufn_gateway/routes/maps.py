@@ -75,4 +75,5 @@ class _Outcomes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", self._encoding.content_type.encode()), (b"cache-control", b"no-store")]
-        await pump(receive, send, headers, self._ends, heartbeat=self._encoding.heartbeat)
+        heartbeat = self._encoding.heartbeat
+        await pump(receive, send, headers, self._ends, heartbeat=heartbeat, is_head=scope["method"] == "HEAD")
