@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -102,10 +102,13 @@ class Access:
 
     def check_removal(self, key_id: str) -> None:
         """Raises Conflict when nobody could make a key after it."""
-        others = [key for key in self._keys.values() if key.id != key_id]
-        if any(ADMIN in key.scopes for key in others) or (self._loopback and not others):
+        self.check_left([key for key in self._keys.values() if key.id != key_id])
+
+    def check_left(self, keys: Sequence[ApiKey]) -> None:
+        """Raises Conflict when nobody could make a key where there are these."""
+        if any(ADMIN in key.scopes for key in keys) or (self._loopback and not keys):
             return
-        if others:
+        if keys:
             raise Conflict("This is the last key with the scope admin: make another one first.")
         raise Conflict(
             "This is the last key, and this gateway listens on the network, where nothing is served without a key: "

@@ -428,6 +428,38 @@ async def test_two_who_delete_each_others_keys_at_once_leave_one(nats: Any) -> N
         assert sorted(answer.status_code for answer in answers) == [204, 409]
 
 
+async def test_two_who_delete_each_others_keys_at_two_gateways_leave_one(nats: Any) -> None:
+    async with gateway_on(nats, "gw-1") as one, gateway_on(nats, "gw-2") as other:
+        first = (await one.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        for gateway in (one, other):
+            gateway.http.headers["authorization"] = f"Bearer {first['key']}"
+            gateway.access._loopback = False
+        second = (await one.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        await until(lambda: len(one.access.keys) == len(other.access.keys) == 2)
+        both_go_on = asyncio.Barrier(2)
+
+        def at_once(keys: Any) -> Any:
+            delete = keys.delete
+
+            async def deleted(key: str, revision: int | None = None) -> None:
+                await both_go_on.wait()  # both have seen that there is another key
+                await delete(key, revision)
+
+            return deleted
+
+        for gateway in (one, other):
+            gateway.keys.delete = at_once(gateway.keys)  # type: ignore[method-assign]
+        deleted = (one.http.delete(f"/v1/keys/{first['id']}"), other.http.delete(f"/v1/keys/{second['id']}"))
+        answers = [answer.status_code for answer in await asyncio.gather(*deleted)]
+        left = await one.keys.entries()
+        for gateway in (one, other):
+            del gateway.keys.delete
+        for entry in left:
+            await one.keys.delete(entry.key)
+        assert answers in ([204, 409], [409, 204], [409, 409])
+        assert len(left) == answers.count(409)
+
+
 async def test_a_deleted_key_is_refused_at_every_gateway_on_a_connection_that_is_open(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway, gateway_on(nats) as other:
         boss = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
 from gpufn.device_metrics import DeviceMetrics
-from gpufn.errors import InvalidInput
+from gpufn.errors import Conflict, InvalidInput
 from gpufn.protocol.codec import encode
 from gpufn.protocol.records import ApiKey, KeyLimits
 from gpufn.protocol.reports import NodeReport
@@ -149,8 +149,20 @@ class OperationRoutes:
             if all(key.id != key_id for key in self._access.keys):
                 raise no_such_key()
             self._access.check_removal(key_id)
+            stored = await self._keys.get(key_id)
             await self._keys.delete(key_id)
+            await self._check_left(stored)
         return Response(status_code=204)
+
+    async def _check_left(self, deleted: Entry | None) -> None:
+        """At another gateway somebody may have deleted the others in this moment: whoever sees it takes his word back.
+        Raises Conflict."""
+        try:
+            self._access.check_left([_api_key.decode(entry.value) for entry in await self._keys.entries()])
+        except Conflict:
+            if deleted is not None:
+                await self._keys.create(deleted.key, deleted.value)
+            raise
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
