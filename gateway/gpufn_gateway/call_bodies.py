@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from gpufn.errors import PayloadTooLarge
 from gpufn_gateway.bodies import BodyReader, Receive, announced_length
 from gpufn_gateway.parcels import GatewayParcels, Parcel
 
@@ -36,16 +37,27 @@ class CallBodies:
 
     async def read(self, headers: Mapping[bytes, bytes], receive: Receive, *, may_be_parcel: bool) -> bytes:
         """All of it, to be looked into; `wrap` it then. Raises as BodyReader does."""
-        is_large = may_be_parcel and self._parcel_of(headers) is not None
-        return await (self._large if is_large else self._inline).read(headers, receive)
+        if may_be_parcel and self._parcel_of(headers) is not None:
+            return await self._large.read(headers, receive)
+        return await self._read_inline(headers, receive, may_be_parcel=may_be_parcel)
 
     async def take(self, headers: Mapping[bytes, bytes], receive: Receive, *, may_be_parcel: bool) -> CallBody:
         """One that nobody looks into: a parcel is written while it arrives. Raises as BodyReader does."""
         parcels = self._parcel_of(headers) if may_be_parcel else None
         if parcels is None:
-            return CallBody(await self._inline.read(headers, receive))
+            return CallBody(await self._read_inline(headers, receive, may_be_parcel=may_be_parcel))
         size = announced_length(headers, self._large.limit_bytes, "a call's arguments")
         return CallBody(b"", await self._large.in_time(parcels.receive(receive, size)))
+
+    async def _read_inline(self, headers: Mapping[bytes, bytes], receive: Receive, *, may_be_parcel: bool) -> bytes:
+        """What is sent in chunks, too, for nobody knows whether it will be large."""
+        try:
+            return await self._inline.read(headers, receive)
+        except PayloadTooLarge as error:
+            is_unknown = may_be_parcel and b"content-length" not in headers
+            if is_unknown and self._parcels is not None and self._parcels.is_for(self.limit_bytes + 1):
+                raise PayloadTooLarge(f"{error.message} A larger one needs a length: send Content-Length.") from None
+            raise
 
     def wrap(self, body: bytes, *, may_be_parcel: bool) -> CallBody:
         if may_be_parcel and self._parcels is not None and self._parcels.is_for(len(body)):

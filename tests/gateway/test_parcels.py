@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpufn import media
-from gpufn.errors import ArtifactUnavailable, CapacityError
+from gpufn.errors import ArtifactUnavailable, CapacityError, PayloadTooLarge
 from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn_gateway.answers import OWN, send_result
 from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
@@ -48,6 +48,18 @@ class Client:
             return {"type": "http.disconnect"}
         part = self._parts.pop(0)
         return {"type": "http.request", "body": part, "more_body": bool(self._parts) or self._leaves}
+
+
+@pytest.mark.parametrize(("reaches_all", "hint"), [(True, True), (False, False)])
+async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_come(
+    tmp_path: Path, reaches_all: bool, hint: bool
+) -> None:
+    bodies = bodies_of(parcels_in(tmp_path, reaches_all=reaches_all))
+    for receive in (bodies.read, bodies.take):
+        for may_be_parcel in (True, False):
+            with pytest.raises(PayloadTooLarge) as refused:
+                await receive({}, Client(LARGE, LARGE).receive, may_be_parcel=may_be_parcel)
+            assert ("send Content-Length" in refused.value.message) is (hint and may_be_parcel), refused.value.message
 
 
 async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
