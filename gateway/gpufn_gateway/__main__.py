@@ -295,7 +295,7 @@ class _Gateway:
         yield "controller", _control(controller)
         finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
         yield "finishing", finishing.run()
-        yield "unattended", Unattended(bus, builds, clock, leads).run()
+        yield "unattended", Unattended(bus, builds, registry, clock, leads).run()
         yield "schedules", ScheduleRuns(schedules, registry, clock, leads=leads).run()
         post = Post(self._addresses)
         yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, NoResponders
 from gpufn.clock import Clock
-from gpufn.engine import Build, BuildState
+from gpufn.device import DeviceType
+from gpufn.engine import CPU_KIND, Build, BuildState
 from gpufn.protocol import subjects
+from gpufn.protocol.reports import NodeReport
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.duty import tried_again
+from gpufn_gateway.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +33,10 @@ _ANSWER_S: Final = 2.0
 class Unattended:
     """`leads` tells whether the controller of this process leads now."""
 
-    def __init__(self, bus: Bus, builds: Builds, clock: Clock, leads: Callable[[], bool]) -> None:
+    def __init__(self, bus: Bus, builds: Builds, registry: Registry, clock: Clock, leads: Callable[[], bool]) -> None:
         self._bus = bus
         self._builds = builds
+        self._registry = registry
         self._clock = clock
         self._leads = leads
         self._silent_since: dict[str, float] = {}  # DeviceKinds that no builder answered for, by our own clock
@@ -55,8 +59,9 @@ class Unattended:
             has_builder = await self._has_builder(device)
             for each in builds if has_builder is not None else ():
                 found = self._builds.known.get(each.id)  # it may have ended while its builder was asked for
-                if found is not None and not found.state.ended and has_builder == (found.detail == why(device)):
-                    await self._builds.tell(found.id, "" if has_builder else why(device))
+                if found is not None and not found.state.ended and has_builder == found.detail.startswith(why(device)):
+                    detail = "" if has_builder else why(device) + there(self._registry.live_nodes())
+                    await self._builds.tell(found.id, detail)
 
     async def _queue_lost(self, device: str, builds: list[Build]) -> None:
         """A queue has each of its builds until that has ended."""
@@ -79,4 +84,11 @@ class Unattended:
 
 
 def why(device: str) -> str:
-    return f"no builder runs for {device}; `gpufn nodes` shows the devices that there are"
+    return f"no builder runs for {device}: "
+
+
+def there(nodes: Iterable[NodeReport]) -> str:
+    """What could be built for: the name may have been mistyped."""
+    devices = [device for report in nodes for device in report.devices]
+    kinds = {device.kind if device.type is DeviceType.GPU else CPU_KIND for device in devices}
+    return f"the live nodes have {', '.join(sorted(kinds))}" if kinds else "there is no live node"

@@ -9,17 +9,19 @@ import pytest
 
 from gpufn.bus import streams
 from gpufn.bus.consumer import Delivery, Pull
+from gpufn.device import Device, DeviceType
 from gpufn.engine import Build, BuildState
 from gpufn.ids import new_ulid
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
+from gpufn.protocol.reports import NodeReport
 from gpufn_gateway import unattended
 from gpufn_gateway.unattended import Unattended
 from tests.gateway.whole import Whole, gateway_on, until
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
-WHY = "no builder runs for NVIDIA L4; `gpufn nodes` shows the devices that there are"
+WHY = "no builder runs for NVIDIA L4: there is no live node"
 
 
 class Builder:
@@ -52,7 +54,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looking(gateway: Whole) -> Unattended:
-    return Unattended(gateway.bus, gateway.builds, gateway.clock, lambda: True)
+    return Unattended(gateway.bus, gateway.builds, gateway.registry, gateway.clock, lambda: True)
 
 
 async def test_a_build_that_ends_while_its_builder_is_asked_for_is_left_as_it_is(
@@ -89,6 +91,23 @@ async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> No
         await looking(gateway).step()
         assert gateway.builds.get(build.id).detail == ""
         builder.taken[0].ack()
+
+
+async def test_a_build_for_what_is_not_there_says_what_is(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=4)
+        gpus = [Device(uuid, DeviceType.GPU, kind, 1 << 30) for uuid, kind in (("1", "Tesla T4"), ("2", "NVIDIA L40"))]
+        gateway.registry.take_node_report(NodeReport("n", gateway.clock.time(), (cpu, *gpus)))
+        build = await gateway.builds.begin(MODEL, "RTX 4090")
+        since = gateway.builds.change(build.id)
+        await looking(gateway).step()
+        told = await gateway.builds.changed(build.id, since, 10)
+        assert told.detail == "no builder runs for RTX 4090: the live nodes have NVIDIA L40, Tesla T4, cpu"
+        gateway.registry.take_node_report(NodeReport("n", gateway.clock.time(), (cpu,)))
+        since = gateway.builds.change(build.id)
+        await looking(gateway).step()
+        assert gateway.builds.change(build.id) == since, "once is enough"
+        await gateway.builds.cancel(build.id)
 
 
 async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: Any) -> None:
