@@ -54,6 +54,7 @@ class Unattended:
         for build in self._builds.known.values():
             if not build.state.ended and self._clock.time() - build.created_at >= SOON_S:
                 by_device.setdefault(build.device, []).append(build)
+        self._silent_since = {each: since for each, since in self._silent_since.items() if each in by_device}
         for device, builds in by_device.items():
             await self._queue_lost(device, builds)
             has_builder = await self._has_builder(device)

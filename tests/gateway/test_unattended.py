@@ -110,6 +110,17 @@ async def test_a_build_for_what_is_not_there_says_what_is(nats: Any) -> None:
         await gateway.builds.cancel(build.id)
 
 
+async def test_how_long_no_builder_answered_is_forgotten_with_the_last_build_for_its_device(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        build, unattended_builds = await gateway.builds.begin(MODEL, "NVIDIA A2"), looking(gateway)
+        await unattended_builds.step()
+        assert "NVIDIA A2" in unattended_builds._silent_since
+        await gateway.builds.cancel(build.id)
+        await until(lambda: gateway.builds.get(build.id).state is BuildState.CANCELLED)
+        await unattended_builds.step()
+        assert "NVIDIA A2" not in unattended_builds._silent_since
+
+
 async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         builder = Builder(gateway, "cpu")
