@@ -256,9 +256,12 @@ class Calls:
         return self.uses.queueing(principal, admission.retry_after_s(target.revision, status), calls)
 
     @contextlib.asynccontextmanager
-    async def making(self, principal: Principal, target: Target, *, is_counted: bool = True) -> AsyncIterator[None]:
+    async def making(
+        self, principal: Principal, target: Target, priority: Priority | None, *, is_counted: bool = True
+    ) -> AsyncIterator[None]:
         """A call that is not a request's own, as a schedule's or a dead letter's, is stored inside. Not `is_counted` is
-        one of many that one request makes. Raises Limited, QueueFull."""
+        one of many that one request makes. Raises Forbidden, Limited, QueueFull."""
+        check_class(priority, target.revision.spec, principal)
         try:
             if is_counted:
                 self.uses.admit(principal)
@@ -327,9 +330,14 @@ def _priority(header: bytes | None, spec: FunctionSpec, principal: Principal) ->
     if header is None:
         return spec.priority
     asked = priority_of(header.decode("latin-1"), "X-Gpufn-Priority")
+    check_class(asked, spec, principal)
+    return asked
+
+
+def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal) -> None:
+    """Raises Forbidden: calls of `hi` are for keys that may, or of functions of that class."""
     if asked is Priority.HI is not spec.priority:
         principal.need(HI)
-    return asked
 
 
 def _deadline(header: bytes | None, now: float) -> float | None:

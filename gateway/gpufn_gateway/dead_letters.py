@@ -8,7 +8,7 @@ import msgspec
 
 from gpufn.bus import dead_letters, records
 from gpufn.bus.connection import Bus
-from gpufn.errors import CapacityError, DeadLetterNotFound, FunctionNotFound
+from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol.records import CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
@@ -50,10 +50,10 @@ class DeadLetters:
     ) -> CallRecord:
         """Submit it again, in its class, to the revision that serves now, and drop the letter; a repeat meets the same
         new call. It is one of `principal`'s calls, and counts against the rate of its key unless it is one of many.
-        Raises Limited, QueueFull."""
+        Raises Forbidden, Limited, QueueFull."""
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
-        async with self._calls.making(principal, target, is_counted=is_counted):
+        async with self._calls.making(principal, target, letter.priority, is_counted=is_counted):
             record = await records.submit(
                 self._bus,
                 target.revision,
@@ -79,15 +79,15 @@ class DeadLetters:
 
     async def replay_all(self, function: str, principal: Principal) -> list[Replayed]:
         """The oldest first; of very many, the newest thousand, or as many as there is room for. Those of a method that
-        is gone stay. Against the rate of `principal`'s key it counts as one call. Raises FunctionNotFound; Limited and
-        QueueFull when there is no room for any."""
+        is gone stay, and those of a class that is not for `principal`. Against the rate of its key it counts as one
+        call. Raises FunctionNotFound; Limited and QueueFull when there is no room for any."""
         self._registry.function(function)
         replayed: list[Replayed] = []
         for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
             try:
                 call = await self.replay(function, letter.id, principal, is_counted=not replayed)
-            except (DeadLetterNotFound, FunctionNotFound):  # somebody else has taken it; nobody can call it
-                continue
+            except (DeadLetterNotFound, FunctionNotFound, Forbidden):
+                continue  # somebody else has taken it; nobody can call it; nor who asks, in its class
             except CapacityError:
                 if not replayed:
                     raise

@@ -151,6 +151,23 @@ async def test_a_deleted_functions_calls_of_all_classes_are_cancelled(nats: Any,
         assert not await queues.stored(gateway.bus, "deleted", 1)
 
 
+async def test_of_class_hi_is_replayed_by_who_may_make_such_calls(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name, options in (("hi-now-and-then", {}), ("hi-always", {"priority": HI})):
+            await gateway.deploys.deploy(make.spec(name, **options), DIGEST)
+        dead = [await submit(gateway, "hi-now-and-then", x_gpufn_priority=each) for each in ("hi", "normal")]
+        always = await submit(gateway, "hi-always")
+        for invocation in (*dead, always):
+            await die(gateway, invocation)
+        without, may = ({"authorization": key_of(gateway, "invoke:*", *more)[1]} for more in ((), ("hi",)))
+        url = "/v1/dlq/hi-now-and-then"
+        assert problem(await gateway.http.post(f"{url}/{dead[0]}/replay", headers=without)) == (403, "forbidden")
+        replayed = (await gateway.http.post(f"{url}/replay", headers=without)).json()["replayed"]
+        assert [each["letter"] for each in replayed] == dead[1:]
+        assert (await gateway.http.post(f"/v1/dlq/hi-always/{always}/replay", headers=without)).status_code == 202
+        assert (await gateway.http.post(f"{url}/{dead[0]}/replay", headers=may)).status_code == 202
+
+
 async def test_what_is_replayed_is_of_the_class_that_it_was(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("replayed"), DIGEST)

@@ -15,9 +15,9 @@ from gpufn.protocol.records import ScheduleRecord
 from gpufn.schedule import Missed, Schedule, next_time
 from gpufn.spec import function_name
 from gpufn_gateway import call_views
-from gpufn_gateway.auth import HI, READ
+from gpufn_gateway.auth import READ
 from gpufn_gateway.bodies import BodyReader
-from gpufn_gateway.calls import Calls
+from gpufn_gateway.calls import Calls, check_class
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.schedules.store import Schedules
 
@@ -80,8 +80,10 @@ class ScheduleRoutes:
 
     async def add(self, request: Request) -> Response:
         wanted = await read_json(request, _NewSchedule, self._bodies)
-        principal_of(request).need_invoke(function_name(wanted.function.partition(".")[0]))
-        self._check_class(request, wanted.function, wanted.method, wanted.priority)
+        principal = principal_of(request)
+        principal.need_invoke(function_name(wanted.function.partition(".")[0]))
+        target = self._schedules.target(wanted.function, wanted.method)
+        check_class(wanted.priority, target.revision.spec, principal)
         record = await self._schedules.add(wanted.function, wanted.schedule(self._clock.time()))
         return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
@@ -102,9 +104,9 @@ class ScheduleRoutes:
     async def run(self, request: Request) -> Response:
         """One call more, now; what the schedule would do by itself does not change."""
         record = self._allowed(request)
-        self._check_class(request, record.function, record.schedule.method, record.schedule.priority)
-        principal = principal_of(request)
-        async with self._calls.making(principal, self._schedules.target(record.function, record.schedule.method)):
+        principal, schedule = principal_of(request), record.schedule
+        target = self._schedules.target(record.function, schedule.method)
+        async with self._calls.making(principal, target, schedule.priority):
             call = await self._schedules.submit(record, owner=principal.owner)
         links = call_views.links(call.id)
         return json_answer({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
@@ -114,13 +116,6 @@ class ScheduleRoutes:
         record = self._schedules.get(request.path_params["id"])
         principal_of(request).need_invoke(record.function)
         return record
-
-    def _check_class(self, request: Request, function: str, method: str, priority: Priority | None) -> None:
-        """As of a call: `hi` is for keys that may, or for functions of that class."""
-        if priority is not Priority.HI:
-            return
-        if self._schedules.target(function, method).revision.spec.priority is not Priority.HI:
-            principal_of(request).need(HI)
 
     def _view(self, record: ScheduleRecord) -> dict[str, Any]:
         schedule = record.schedule
