@@ -21,6 +21,7 @@ from gpufn.protocol.messages import InvocationMessage, ResultReply
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.lane import Lane
+from tests.gateway.whole import until
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("m", "f"), methods=(MethodSpec(),))
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=7.0)
@@ -197,8 +198,7 @@ async def test_nothing_is_kept_of_a_revision_that_has_no_room_any_more(nats: Emb
         call, message = await it.call_on_the_lane()
         await it.runner.room(0)
         it.runner.send(lane.Refused(message.id))
-        await it.is_queued()
-        assert call.offered is None
+        await until(lambda: call.offered is None)
         assert (it.lane._rooms, it.lane._under_way, it.lane._counts, it.lane._refused_until) == ({}, {}, {}, {})
 
 
