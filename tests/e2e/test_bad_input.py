@@ -134,7 +134,8 @@ def test_a_body_that_is_too_large(picky: Platform) -> None:
     body = b"x" * (8 << 20)
     pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
     chunked = picky.client.post("/v1/functions/size/invoke", content=pieces)
-    assert refusal(chunked) == (413, "payload_too_large", said, None)
+    hint = f"{said} A larger one needs a length: send Content-Length."
+    assert refusal(chunked) == (413, "payload_too_large", hint, None)
     assert refusal(picky.client.post("/v1/functions/size/submit", content=body)) == (
         413, "payload_too_large", said, None,
     )  # fmt: skip
