@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextvars
+import threading
+import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpufn._calls import Call
 from gpufn._remote import Remote
+from gpufn._threads import Caught, caught
 from gpufn.critical_path import Order
 from gpufn.errors import InvalidInput
 
@@ -24,7 +28,7 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     """The results of calls that were submitted, in the order given; waits for many of them at the same time.
 
     The first failure is raised at once, and the others go on; with `return_exceptions` a failure takes its result's
-    place. Raises TimeoutError when one still runs after `timeout` seconds.
+    place. Raises TimeoutError when one still runs `timeout` seconds from now.
 
     >>> from gpufn import gpu_function
     >>> from gpufn.testing import run_locally
@@ -35,22 +39,40 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     ...     gather(*(double.spawn(x) for x in range(3)))
     [0, 2, 4]
     """
-    from concurrent.futures import ThreadPoolExecutor, as_completed  # noqa: PLC0415
-
     for call in calls:
         if not isinstance(call, Call):
             raise InvalidInput(f"gather waits for what .spawn(...) returned, not for {call!r}")
-    if not calls:
-        return []
-    pool = ThreadPoolExecutor(min(len(calls), _MOST_WAITS), thread_name_prefix="gpufn-gather")
+    give_up = None if timeout is None else time.monotonic() + timeout
+    left = iter(list(enumerate(calls)))
+    ended: SimpleQueue[tuple[int, Caught[Any]]] = SimpleQueue()
+
+    def wait() -> None:
+        for place, call in left:
+            ended.put((place, caught(_result_by, call, give_up, timeout)))
+
+    for number in range(min(len(calls), _MOST_WAITS)):
+        # It keeps no process from ending, for the calls go on without us.
+        waiting = contextvars.copy_context().run
+        threading.Thread(target=waiting, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
+    results: list[Any] = [None] * len(calls)
     try:
-        waits = [pool.submit(contextvars.copy_context().run, call.result, timeout) for call in calls]
-        for wait in as_completed(waits):
-            if not return_exceptions:
-                wait.result()
-        return [wait.exception() or wait.result() for wait in waits]
+        for _ in calls:
+            place, end = ended.get()
+            results[place] = end.error if return_exceptions and end.error is not None else end.get()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for _ in left:  # after a failure nobody begins to wait for more
+            pass
+    return results
+
+
+def _result_by(call: Call[Any], give_up: float | None, timeout: float | None) -> Any:
+    """Past the end of the time it looks once: what has ended has a result."""
+    if give_up is None:
+        return call.result()
+    try:
+        return call.result(max(give_up - time.monotonic(), 0.0))
+    except TimeoutError as error:
+        raise TimeoutError(f"invocation {call.id} has not ended after {timeout:g} s") from error
 
 
 class Step(Generic[V]):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from typing import NamedTuple
 
 import pytest
 
-from gpufn import Graph, gather, gpu_function
+from gpufn import Call, Graph, _transport, gather, gpu_function
 from gpufn.errors import FunctionRaised, InvalidInput
-from gpufn.testing import run_locally
+from gpufn.ids import new_invocation_id
+from gpufn.testing import LocalTransport, run_locally
 
 
 @gpu_function
@@ -113,3 +117,61 @@ def test_gather_gives_results_in_their_order_and_failures_where_they_are_wanted(
 def test_gather_gives_results_that_are_nothing() -> None:
     with run_locally(increased=lambda a: None):
         assert gather(increased.spawn(1), increased.spawn(2)) == [None, None]
+
+
+class _NeverEnds(LocalTransport):
+    """No call ends; `timeouts` has how long each was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timeouts: list[float | None] = []
+
+    def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
+        self.timeouts.append(timeout_s)
+        until = time.monotonic() + (timeout_s or 0.0) + 0.001
+        while time.monotonic() < until:
+            threading.Event().wait(timeout_s)
+        raise TimeoutError(invocation)
+
+
+def test_the_time_to_gather_many_calls_is_counted_from_its_begin_for_all_of_them() -> None:
+    before, transport = _transport.installed(), _NeverEnds()
+    _transport.install(transport)
+    try:
+        calls = [Call.from_id(new_invocation_id()) for _ in range(150)]
+        errors = gather(*calls, timeout=0.05, return_exceptions=True)
+    finally:
+        _transport.install(before)
+    assert [str(error) for error in errors] == [f"invocation {call.id} has not ended after 0.05 s" for call in calls]
+    assert sum(timeout_s != 0 for timeout_s in transport.timeouts) <= 64
+
+
+LEAVES = """
+import threading
+from gpufn import Call, gather, _transport
+from gpufn.errors import FunctionRaised
+from gpufn.ids import new_invocation_id
+from gpufn.testing import LocalTransport
+
+calls = [Call.from_id(new_invocation_id()) for _ in range(2)]
+is_waited_for = threading.Event()
+
+class OneFails(LocalTransport):
+    def result(self, invocation, *, timeout_s=None):
+        if invocation == calls[0].id:
+            is_waited_for.wait()
+            raise FunctionRaised("no", error_type="ValueError", traceback="")
+        is_waited_for.set()
+        threading.Event().wait()
+
+_transport.install(OneFails())
+try:
+    gather(*calls)
+except FunctionRaised as error:
+    print(error.message)
+"""
+
+
+def test_calls_that_gather_has_given_up_do_not_keep_the_program_from_ending() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "no\n", "")
