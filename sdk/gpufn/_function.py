@@ -6,6 +6,7 @@ FunctionClass   a class      C()   C.method.remote(x)
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -209,10 +210,13 @@ class Instance:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Run the `@exit` methods."""
+        """Run the `@exit` methods: each of them, whatever one before it raises."""
         entered, self._object = self._object, None
-        if entered is not None:
-            _run_hooks(entered, "exit")
+        if entered is None:
+            return
+        with contextlib.ExitStack() as stack:
+            for name in reversed(hooks(type(entered), "exit")):
+                stack.callback(_run_hook, entered, name)
 
     def _local(self) -> Any:
         if self._object is None:
@@ -222,7 +226,8 @@ class Instance:
             for name, session in self._declared.sessions().items():
                 setattr(made, name, session)  # there for its __init__ already
             made.__init__(*args, **kwargs)
-            _run_hooks(made, "enter")
+            for name in hooks(cls, "enter"):
+                _run_hook(made, name)
             self._object = made
         return self._object
 
@@ -276,9 +281,9 @@ def _blank(cls: type[T]) -> T:
     return object.__new__(cls)
 
 
-def _run_hooks(instance: Any, hook: str) -> None:
-    for name, function in hooks(type(instance), hook).items():
-        if kind_of(function) is CallKind.ASYNC:
-            run_coroutine(getattr(instance, name)())
-        else:
-            getattr(instance, name)()
+def _run_hook(instance: Any, name: str) -> None:
+    hook = getattr(instance, name)
+    if kind_of(hook) is CallKind.ASYNC:
+        run_coroutine(hook())
+    else:
+        hook()

@@ -132,9 +132,10 @@ class LocalTransport:
 
     def close(self) -> None:
         """End the instances that were made, as their workers would."""
-        for instance in self._instances.values():
-            instance.__exit__(None, None, None)
-        self._instances.clear()
+        instances, self._instances = self._instances, {}
+        with contextlib.ExitStack() as stack:
+            for instance in reversed(instances.values()):
+                stack.push(instance)
 
     def _end_of(self, invocation: str) -> tuple[str, bytes] | GpufnError:
         try:

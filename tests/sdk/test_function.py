@@ -293,6 +293,28 @@ def test_a_class_is_made_and_entered_once_per_worker_and_exited_at_its_end() -> 
     assert ended == [103]
 
 
+@gpu_function
+class Reluctant:
+    @method
+    def work(self) -> int:
+        return 1
+
+    @exit
+    def end(self) -> None:
+        raise OSError("is busy")
+
+    @exit
+    def end_all_the_same(self) -> None:
+        ended.append(-1)
+
+
+def test_each_exit_hook_runs_though_one_before_it_raises() -> None:
+    ended.clear()
+    with pytest.raises(OSError, match="is busy"), run_locally():
+        assert (Reluctant.work.remote(), Tally.add.remote(1)) == (1, 101)
+    assert ended == [-1, 101]
+
+
 def test_an_instance_here_is_made_and_entered_when_it_is_used() -> None:
     ended.clear()
     with Tally(5) as tally:  # type: ignore[attr-defined]
