@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +183,12 @@ def test_what_a_locale_has_no_letters_for_is_escaped_and_json_stays_json(
     line, arrow = written.getvalue().decode(encoding).splitlines()
     assert json.loads(line) == {"text": "ü🦊"}
     assert arrow == ("→" if encoding == "utf-8" else r"\u2192")
+
+
+def test_an_interrupt_while_the_command_line_is_being_imported_is_told_by_the_exit_code_alone(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    ended = subprocess.run(
+        [sys.executable, "-m", "gpufn", "version"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
