@@ -72,6 +72,30 @@ def test_a_narrow_terminal_has_shorter_bars_and_a_line_for_each_all_the_same() -
     ]
 
 
+def test_in_a_very_narrow_one_columns_go_before_names_do() -> None:
+    assert _drawn(NODE, width=60)[1:] == [
+        "EPYC 25% 2 GiB",
+        "hello@1 25% 1 GiB for 10 s",
+        "NVIDIA L4 50% 25% 6 GiB 61 °C 60 W",
+        "embed@2 50% 3 GiB mps, 25 % for 60 s",
+        "NVIDIA L4 - - - failed: gpu is lost",
+    ]
+    assert _drawn(NODE, width=40)[1:] == [
+        "EPYC 25% 2 GiB",
+        "hello@1 25% 1 GiB for 10 s",
+        "NVIDIA L4 50% 25% 6 GiB",
+        "embed@2 50% 3 GiB for 60 s",
+        "NVIDIA L4 - - - failed: gpu…",
+    ]
+    assert _drawn(NODE, width=30)[2:] == [
+        "EPYC 25%",
+        "hello@1 25% for 10 s",
+        "NVIDIA L4 50% 25%",
+        "embed@2 50% for 60 s",
+        "NVIDIA L4 - - failed: …",
+    ]
+
+
 def test_nobody_reports() -> None:
     assert _drawn() == ["no node reports: does an agent run?"]
 

@@ -16,9 +16,9 @@ from gpufn.cli.nodes import metrics_of, named, state_of, workers_on
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BARS = ((135, 20), (100, 10), (0, 5))  # from so many columns of the terminal on, a bar has so many
+_BARS = ((135, 20), (100, 10), (70, 5), (0, 0))  # from so many columns of the terminal on, a bar has so many
 _WIDE = 120  # columns of the terminal, for ids of workers and GPUs, and for what the bars are of
-_COLUMNS = 6
+_SHOWN_FROM = (0, 0, 0, 36, 50, 0)  # columns of the terminal, for each of the table's
 _FIXED = (1, 2, 3, 4)  # the first and the last get narrower, where there is too little room
 _FULL, _HIGH = 0.95, 0.8
 
@@ -59,7 +59,8 @@ def screen(nodes: list[dict[str, Any]], now: float, width: int) -> RenderableTyp
     for node in nodes:
         parts.append(Text(in_one_line(_heading(node)), style="bold"))
         table = Table(box=None, pad_edge=False, show_header=False)
-        for column in range(_COLUMNS):
+        shown = [column for column, least in enumerate(_SHOWN_FROM) if width >= least]
+        for column in shown:
             table.add_column(no_wrap=column in _FIXED)
         for device in node.get("devices", []):
             for row in _rows(node, device, now, width):
@@ -67,7 +68,7 @@ def screen(nodes: list[dict[str, Any]], now: float, width: int) -> RenderableTyp
                 table.add_row(
                     *(
                         Text(in_one_line(cell), no_wrap=True, overflow="ellipsis") if isinstance(cell, str) else cell
-                        for cell in row
+                        for cell in map(row.__getitem__, shown)
                     )
                 )
         parts.append(table)
@@ -135,4 +136,6 @@ def _bar(part: float | None, width: int) -> Any:
     columns = next(columns for least, columns in _BARS if width >= least)
     filled = min(columns, round(part * columns))
     style = "red" if part >= _FULL else "yellow" if part >= _HIGH else "green"
+    if not columns:
+        return Text(f"{part:.0%}", style)
     return Text.assemble(("━" * filled, style), ("─" * (columns - filled), "dim"), f" {part:4.0%}")
