@@ -8,7 +8,7 @@ from typing import Final
 
 import onnx
 import onnxruntime
-from onnx import ModelProto
+from onnx import GraphProto, ModelProto, helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from gpufn.engine import BuildStage
@@ -41,6 +41,7 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
             f"opset_version={INT8_OPSET} or a later one",
             stage=_STAGE,
         )
+    _keep_what_is_given_back(model.graph)
     # Shapes are inferred already, which is what the tool would warn about.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
     onnxruntime.set_default_logger_severity(_ERRORS_ONLY)  # the tool's sessions have no options
@@ -62,6 +63,18 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
         raise BuildFailed(f"the model cannot be quantised: {reason}", stage=_STAGE) from error
     _finish(path)
     return True
+
+
+def _keep_what_is_given_back(graph: GraphProto) -> None:
+    """Nodes take an input that is also an output by another name: the tool would round that output too, into itself."""
+    given_back = {each.name for each in graph.output}
+    for value in [each.name for each in graph.input if each.name in given_back]:
+        taken = f"{value}.gpufn_taken"
+        for node in graph.node:
+            node.input[:] = [taken if name == value else name for name in node.input]
+        graph.node.insert(0, helper.make_node("Identity", [value], [taken], name=taken))
+        graph.value_info.extend(each for each in graph.input if each.name == value)
+        graph.value_info[-1].name = taken
 
 
 def _finish(path: Path) -> None:

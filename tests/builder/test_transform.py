@@ -290,6 +290,21 @@ def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) ->
     checker.check_model(Prepared(proto, tmp_path).into_precision(Precision.INT8).path)
 
 
+def test_int8_takes_a_model_that_gives_back_an_input_of_its_products(tmp_path: Path) -> None:
+    proto = model(
+        [node("MatMul", "x w", "y")],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 4]), value("x", ["N", 8])],
+        [weights("w", 8, 4)],
+    )
+    prepared = Prepared(proto, tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    assert {"QuantizeLinear", "DequantizeLinear"} < set(operators(made.path))
+    given = np.linspace(-3, 3, 16, dtype=np.float32).reshape(2, 8)
+    outputs = CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY).run({"x": given})
+    assert np.array_equal(outputs["x"], given)
+
+
 def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
     prepared = Prepared(models.mlp(), tmp_path)
     prepared.cases = [Case(case.name, case.inputs) for case in prepared.cases]
