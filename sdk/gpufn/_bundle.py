@@ -13,6 +13,7 @@ The same files give the same bytes, so an unchanged project is not uploaded agai
 from __future__ import annotations
 
 import ast
+import dis
 import importlib
 import importlib.util
 import io
@@ -26,7 +27,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any
 
 from gpufn import _shadows
@@ -136,24 +137,58 @@ def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping
 
 def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:
     """`function` by value. Raises InvalidBundle when something that it refers to cannot be pickled."""
-    import cloudpickle  # noqa: PLC0415
-
     try:
-        data: bytes = cloudpickle.dumps(function)
+        data, imported = _by_value(function)
     except Exception as error:
         raise InvalidBundle(
             f"{function.__qualname__} cannot be sent by value: {error}. Create what cannot be pickled inside the "
             "function, or put the function in a file and deploy that"
         ) from error
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    files = _Collector([Path.cwd(), *([Path(main).resolve().parent] if main else [])])
+    files = _Collector([Path.cwd(), *_roots_of("__main__"), *_roots_of(function.raw.__module__)])
     for _, text, _ in pickletools.genops(data):
         if isinstance(text, str) and text in sys.modules and text != "__main__":
             files.add(text)
+    for name in imported:
+        files.add(name)
     files.include(Path.cwd(), include)
     files.put(PICKLE_NAME, data)
     files.put_all(contents)
     return files.bundle()
+
+
+def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
+    """Its pickle, and the modules that code in that imports when it runs: these are nowhere in the pickle by name."""
+    import cloudpickle  # noqa: PLC0415
+
+    imported: dict[str, None] = {}
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, CodeType):
+                imported.update(dict.fromkeys(_imports_of(obj)))
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(function)
+    return buffer.getvalue(), list(imported)
+
+
+def _imports_of(code: CodeType) -> Iterator[str]:
+    """As `_imports`, of compiled code but not of functions within it; without relative names."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME" and not level.argval:
+            yield from _with_parents(step.argval)
+            yield from (f"{step.argval}.{name}" for name in names.argval or () if name != "*")
+
+
+def _roots_of(name: str) -> list[Path]:
+    """The folder that the imports of module `name` start from, where that has a file."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return []
+    depth = 0 if name == "__main__" else name.count(".") + (Path(file).stem == "__init__")
+    return [Path(file).resolve().parents[depth]]
 
 
 def bundles_of(
@@ -170,7 +205,7 @@ def bundles_of(
             yield function, Packaging.PICKLE, pack_pickle(function, include, contents)
             continue
         if name not in by_module:
-            root = Path(file).resolve().parents[name.count(".") + (Path(file).stem == "__init__")]
+            (root,) = _roots_of(name)
             by_module[name] = pack_source(Project(module, root, frozenset()), include, contents)
         yield function, Packaging.SOURCE, by_module[name]
 
@@ -219,9 +254,14 @@ class _Collector:
         check_globs(root, globs)
         for glob in globs:
             try:
-                matches = [path for path in root.glob(glob) if path.is_file()]
+                # With ** as the last part, Pythons before 3.13 find folders only.
+                whole = f"{glob}/*" if PurePosixPath(glob).name == "**" else glob
+                matches = [path for path in root.glob(whole) if path.is_file()]
             except ValueError as error:  # Pythons before 3.13 know ** as a whole part only
                 raise _no_glob(root, glob) from error
+            if not matches and (root / glob).is_dir():
+                below = str(PurePosixPath(glob, "**"))
+                raise InvalidBundle(f"include={glob!r} is a folder: write {below!r} for all below it")
             if not matches:
                 raise InvalidBundle(f"include={glob!r} matches no file below {root}")
             for path in matches:
@@ -253,8 +293,11 @@ class _Collector:
         return None
 
     def _is_local(self, file: Path) -> bool:
+        """Where it lies, or where a link to it does."""
         path = file.resolve()
-        return path.is_file() and any(_below(path, root) for root in self._roots)
+        return path.is_file() and any(
+            _below(path, root) or (not _is_installed(path) and _below(file.absolute(), root)) for root in self._roots
+        )
 
 
 def _import_name(file: Path) -> tuple[Path, str]:
@@ -326,8 +369,13 @@ def where_it_failed(error: BaseException, file: Path, root: Path) -> str:
 
 
 def _below(path: Path, root: Path) -> bool:
-    """The user's own: neither installed, though environments often stand in a project's folder, nor ours."""
-    return path.is_relative_to(root) and "site-packages" not in path.parts and not f"{path}".startswith(_INSTALLED)
+    """The user's own: not installed, though environments often stand in a project's folder."""
+    return path.is_relative_to(root) and not _is_installed(path)
+
+
+def _is_installed(path: Path) -> bool:
+    """Or ours."""
+    return "site-packages" in path.parts or f"{path}".startswith(_INSTALLED)
 
 
 EMPTY = _Collector([]).bundle()  # of a function without code

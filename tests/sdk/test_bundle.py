@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np  # noqa: F401  (imported already, as in a process that deploys)
 import pytest
 
 from gpufn import _bundle, gpu_function
@@ -64,6 +65,31 @@ def test_other_files_come_with_include(project: Project) -> None:
     }
     with pytest.raises(InvalidBundle, match="include='nothing/\\*' matches no file"):
         _bundle.pack_source(loaded, ["nothing/*"])
+
+
+def test_all_below_a_folder_is_included_as_every_python_reads_two_stars(project: Project) -> None:
+    loaded = _bundle.load(project({"app.py": "", "data/a.txt": "", "data/deep/b.txt": ""}) / "app.py")
+    assert _bundle.pack_source(loaded, ["data/**"]).files == ("app.py", "data/a.txt", "data/deep/b.txt")
+    with pytest.raises(InvalidBundle, match=r"include='data' is a folder: write 'data/\*\*' for all below it"):
+        _bundle.pack_source(loaded, ["data"])
+
+
+def test_modules_of_the_project_that_are_links_to_elsewhere_come_along(project: Project, tmp_path: Path) -> None:
+    root = project({"app.py": "import shared\ndef f():\n    import lib.part"})
+    (tmp_path / "elsewhere" / "lib").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "lib" / "part.py").write_text("")
+    (tmp_path / "elsewhere" / "common.py").write_text("")
+    (root / "shared.py").symlink_to(tmp_path / "elsewhere" / "common.py")
+    (root / "lib").symlink_to(tmp_path / "elsewhere" / "lib")
+    bundle = _bundle.pack_source(_bundle.load(root / "app.py"))
+    assert (bundle.files, bundle.modules) == (("app.py", "lib/part.py", "shared.py"), ())
+
+
+def test_a_link_to_what_is_installed_is_no_module_of_the_project(project: Project) -> None:
+    root = project({"app.py": "import numpy"})
+    (root / "numpy").symlink_to(Path(sys.modules["numpy"].__file__ or "").parent)
+    bundle = _bundle.pack_source(_bundle.load(root / "app.py"))
+    assert (bundle.files, bundle.modules) == (("app.py",), ("numpy",))
 
 
 def test_the_same_files_give_the_same_bytes(project: Project) -> None:
@@ -248,6 +274,46 @@ def test_a_closure_brings_the_project_modules_it_names(project: Project) -> None
     (function,) = _bundle.load(project(files) / "app.py").functions
     assert {"function.pkl", "helper.py", "part.py"} <= set(_bundle.pack_pickle(function).files)
     assert "unused.py" not in _bundle.pack_pickle(function).files
+
+
+def test_a_closure_of_a_file_elsewhere_brings_the_modules_beside_that(project: Project) -> None:
+    files = {
+        "app.py": "from gpufn import gpu_function\ndef make():\n    @gpu_function\n    def f(x):\n        import lazy\n"
+        "    return f\nmade = make()",
+        "lazy.py": "",
+    }
+    root = project({})
+    (root.parent / "elsewhere").mkdir()
+    for name, text in files.items():
+        (root.parent / "elsewhere" / name).write_text(text)
+    ((_, packaging, bundle),) = _bundle.bundles_of(_bundle.load(Path("../elsewhere/app.py")).functions)
+    assert (packaging, bundle.files) == (Packaging.PICKLE, ("app.py", "function.pkl", "lazy.py"))
+
+
+_SCRIPT = """
+from gpufn import _bundle, gpu_function
+
+def aid():
+    from pkg import sub
+
+@gpu_function
+def f(x):
+    import lazy
+    def inner():
+        import deep.down as d
+    aid()
+
+print(*_bundle.pack_pickle(f).files)
+"""
+
+
+def test_what_a_script_imports_when_it_runs_comes_along(tmp_path: Path) -> None:
+    """In the function, in those that it calls, and in functions within them; nothing for being called alike."""
+    for name in ("lazy.py", "deep/down.py", "pkg/__init__.py", "pkg/sub.py", "aid.py", "x.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    ended = _python(_SCRIPT, tmp_path)
+    assert (ended.stdout, ended.stderr) == ("deep/down.py function.pkl lazy.py pkg/__init__.py pkg/sub.py\n", "")
 
 
 def test_what_cannot_be_pickled_is_said() -> None:
