@@ -275,6 +275,8 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
         raise InvalidSpec(f"models: {taken[0]} is a @method; a class receives a model as an attribute of its own")
     if taken := sorted(methods.keys() & _OURS):
         raise InvalidSpec(f"{cls.__qualname__}.{taken[0]} is not the @method but gpufn's own: give it another name")
+    if special := [name for name in methods if name.startswith("__") and name.endswith("__")]:
+        raise InvalidSpec(f"callers use a @method's name: give {special[0]} one without underscores")
     for name, function in methods.items():
         try:
             _check_parameters(list(inspect.signature(function).parameters.values())[1:])

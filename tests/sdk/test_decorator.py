@@ -203,6 +203,11 @@ class _MethodWithANameOfOurs:
     def name(self) -> None: ...
 
 
+class _CallableItself:
+    @method
+    def __call__(self) -> None: ...
+
+
 class _MethodWithAnAttributeOfOurs:
     @method
     def settings(self) -> None: ...
@@ -221,6 +226,7 @@ class _MethodWithAnAttributeOfOurs:
             "_MethodWithANameOfOurs.name is not the @method but gpufn's own: give it another name",
         ),
         (_MethodWithAnAttributeOfOurs, "_MethodWithAnAttributeOfOurs.settings is not the @method but gpufn's own"),
+        (_CallableItself, "_CallableItself: callers use a @method's name: give __call__ one without underscores"),
         (_NothingToCall.load, "put @gpu_function on the class and @method on the method"),
         (3, "@gpu_function takes a function or a class, not 3"),
     ],
