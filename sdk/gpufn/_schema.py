@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn._hint_classes import computed_fields_optional, flag_schemas
+from gpufn._hints import resolved
 from gpufn._hooks import hooks
 from gpufn._remote import kind_of
 from gpufn.errors import InvalidSpec
@@ -55,7 +56,7 @@ def _method(
 ) -> MethodSpec:
     signature = inspect.signature(function)
     parameters = [p for p in list(signature.parameters.values())[skip:] if p.name not in models]
-    hints = {p.name: _resolve(p.annotation, function) for p in parameters}
+    hints = {p.name: resolved(p.annotation, function) for p in parameters}
     if batched:
         for parameter in parameters:
             hints[parameter.name] = _element(parameter, hints[parameter.name])
@@ -63,21 +64,10 @@ def _method(
         name=name,
         kind=kind_of(function),
         parameters=_parameters_schema(parameters, hints),
-        returns=_returns_schema(_resolve(signature.return_annotation, function), function, batched),
+        returns=_returns_schema(resolved(signature.return_annotation, function), function, batched),
         raw_parameter=_raw_parameter(parameters, hints),
         doc=inspect.getdoc(function) or "",
     )
-
-
-def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
-    """The hint itself, each one on its own: a name known to type checkers only must not spoil the others."""
-    if annotation is inspect.Parameter.empty:
-        return Any
-    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
-    try:
-        return typing.get_type_hints(holder, globalns=function.__globals__, include_extras=True)["hint"]
-    except Exception:  # it runs the user's text
-        return Any
 
 
 def _element(parameter: inspect.Parameter, hint: Any) -> Any:

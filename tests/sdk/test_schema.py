@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import pathlib
@@ -77,6 +78,20 @@ def test_named_types_are_defined_once_with_their_parts() -> None:
     assert sorted(found.parameters["$defs"]) == ["Box", "Label"]
     assert found.parameters["properties"]["labels"] == {"type": "array", "items": {"$ref": "#/$defs/Label"}}
     assert sorted(found.returns["$defs"]) == ["Box", "Label"]
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[None]:
+    yield
+
+
+def test_hints_are_read_where_they_were_written_and_not_where_a_decorator_was() -> None:
+    @timed()  # which wraps it in a function of contextlib
+    def f(box: Box) -> Label: ...  # type: ignore[empty-body]
+
+    found = _of(f)
+    assert found.parameters["properties"] == {"box": {"$ref": "#/$defs/Box"}}
+    assert found.returns["$ref"] == "#/$defs/Label"
 
 
 @dataclasses.dataclass

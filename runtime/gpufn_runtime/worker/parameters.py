@@ -22,6 +22,7 @@ import msgspec
 
 from gpufn import media, native, values
 from gpufn._hint_classes import computed_fields_optional
+from gpufn._hints import resolved
 from gpufn._remote import described
 from gpufn.errors import InvalidInput, RequestError
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
@@ -234,7 +235,7 @@ class Parameters:
 
 
 def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
-    hint = _resolved(parameter.annotation, call)
+    hint = resolved(parameter.annotation, call)
     if batched:
         hint = typing.get_args(hint)[0] if len(typing.get_args(hint)) == 1 else Any
     elif parameter.default is None and hint is not Any:
@@ -274,18 +275,6 @@ def _is_plain(value: Any) -> bool:
     if kind is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
-
-
-def _resolved(annotation: Any, call: Callable[..., Any]) -> Any:
-    """The hint itself, each on its own: a name that only type checkers know must not spoil the others."""
-    if annotation is inspect.Parameter.empty:
-        return Any
-    holder = types.SimpleNamespace(__annotations__={"hint": annotation})
-    function: Any = getattr(call, "__func__", call)
-    try:
-        return typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["hint"]
-    except Exception:  # it runs the user's text
-        return Any
 
 
 def _convert(hint: Any, value: Any) -> Any:

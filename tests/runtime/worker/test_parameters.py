@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypedDict
 
 import msgspec
@@ -332,6 +333,18 @@ def test_a_dataclass_has_the_defaults_that_were_left_out_when_it_is_returned(
     ):
         got = Parameters(function).by_name(kind, body)["value"]
         assert msgspec.json.decode(values.encode_result(got, JSON)[1]) == returned
+
+
+@contextlib.contextmanager
+def timed() -> Iterator[None]:
+    yield
+
+
+def test_hints_are_read_where_they_were_written_and_not_where_a_decorator_was() -> None:
+    @timed()  # which wraps it in a function of contextlib
+    def at(point: Point) -> None: ...
+
+    assert Parameters(at).bind(JSON, b'{"point": {"x": 1}}') == ([], {"point": Point(1)})
 
 
 def test_text_becomes_the_path_that_a_hint_names() -> None:
