@@ -27,10 +27,10 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import CodeType, MappingProxyType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
-from gpufn import _shadows
+from gpufn import _hints, _shadows
 from gpufn._function import Function, FunctionClass, declared_in
 from gpufn.errors import GpufnError, InvalidBundle
 from gpufn.ids import Digest, digest_of
@@ -157,7 +157,10 @@ def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Ma
 
 
 def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
-    """Its pickle, and the modules that code in that imports when it runs: these are nowhere in the pickle by name."""
+    """Its pickle, and the modules that code in that imports when it runs: these are nowhere in the pickle by name.
+
+    Nor are names that stand in type hints alone, so these travel as what they mean.
+    """
     import cloudpickle  # noqa: PLC0415
 
     imported: dict[str, None] = {}
@@ -166,6 +169,10 @@ def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, CodeType):
                 imported.update(dict.fromkeys(_imports_of(obj)))
+            elif isinstance(obj, (FunctionType, type)) and (
+                obj.__module__ == "__main__" or "<locals>" in obj.__qualname__
+            ):
+                _hints.read_in(obj)
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()

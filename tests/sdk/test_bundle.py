@@ -316,6 +316,49 @@ def test_what_a_script_imports_when_it_runs_comes_along(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("deep/down.py function.pkl lazy.py pkg/__init__.py pkg/sub.py\n", "")
 
 
+_SCRIPT_WITH_TEXTS_FOR_HINTS = """
+from __future__ import annotations
+import dataclasses, pathlib, typing
+from gpufn import _bundle, gpu_function
+
+class Corner(typing.NamedTuple):
+    at: Size
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    inner: typing.Optional[Size] = None
+
+class Options(typing.TypedDict):
+    size: Size
+
+@dataclasses.dataclass
+class Box(typing.Generic[typing.TypeVar("T")]):
+    kinds: typing.ClassVar[list[Size]] = []
+    corner: Corner
+    options: Options
+    missing: Nowhere = 0
+
+@gpu_function
+def f(box: Box, size: Size, other: Nowhere = 0) -> Size: ...
+
+pathlib.Path("bundle.zip").write_bytes(_bundle.pack_pickle(f).data)
+"""
+
+
+def test_hints_that_are_texts_mean_the_same_where_the_names_of_the_script_are_not(tmp_path: Path) -> None:
+    """A dataclass arrived as a dict, of each script with `from __future__ import annotations`."""
+    assert _python(_SCRIPT_WITH_TEXTS_FOR_HINTS, tmp_path).stderr == ""
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        raw = pickle.loads(archive.read(_bundle.PICKLE_NAME)).raw
+    box, size = raw.__annotations__["box"], raw.__annotations__["size"]
+    assert (raw.__annotations__["return"], raw.__annotations__["other"]) == (size, "Nowhere")
+    assert size.__annotations__ == {"width": int, "inner": size | None}
+    assert box.__annotations__["corner"].__annotations__ == {"at": size}
+    assert box.__annotations__["options"].__annotations__ == {"size": size}
+    assert box.__annotations__["missing"] == "Nowhere"
+
+
 def test_what_cannot_be_pickled_is_said() -> None:
     import threading
 
