@@ -276,16 +276,16 @@ def test_a_closure_brings_the_project_modules_it_names(project: Project) -> None
     assert "unused.py" not in _bundle.pack_pickle(function).files
 
 
-def test_a_closure_of_a_file_elsewhere_brings_the_modules_beside_that(project: Project) -> None:
+def test_a_closure_of_a_file_elsewhere_brings_the_modules_beside_that(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = {
-        "app.py": "from gpufn import gpu_function\ndef make():\n    @gpu_function\n    def f(x):\n        import lazy\n"
-        "    return f\nmade = make()",
-        "lazy.py": "",
+        "elsewhere/app.py": "from gpufn import gpu_function\ndef make():\n    @gpu_function\n    def f(x):\n"
+        "        import lazy\n    return f\nmade = make()",
+        "elsewhere/lazy.py": "",
+        "here/readme": "",
     }
-    root = project({})
-    (root.parent / "elsewhere").mkdir()
-    for name, text in files.items():
-        (root.parent / "elsewhere" / name).write_text(text)
+    monkeypatch.chdir(project(files) / "here")
     ((_, packaging, bundle),) = _bundle.bundles_of(_bundle.load(Path("../elsewhere/app.py")).functions)
     assert (packaging, bundle.files) == (Packaging.PICKLE, ("app.py", "function.pkl", "lazy.py"))
 

@@ -157,10 +157,11 @@ def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) ->
 
 def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployable]:
     from gpufn import _bundle, _deployment  # noqa: PLC0415
+    from gpufn._bundle_files import check_globs  # noqa: PLC0415
 
     with as_typed():
         _bundle.check_file(file)
-        _bundle.check_globs(file.parent, include)
+        check_globs(file.parent, include)
     # What the file prints is no result of ours: with --json a program reads those.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
         functions = _chosen(_bundle.load(file).functions, names, file)
