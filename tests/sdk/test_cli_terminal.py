@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from gpufn._views import Answer
 from gpufn.cli import _open_streams, app
 from gpufn.cli._call import show
-from gpufn.cli._render import print_json_line, say
+from gpufn.cli._render import print_json_line, print_table, say
 from tests.sdk.conftest import StubGateway
 
 _EVIL = "a\x1b[31mb\x1b]0;c\x07d\x9be\u202ef\rg"
@@ -191,3 +191,16 @@ def test_an_interrupt_while_the_command_line_is_being_imported_is_told_by_the_ex
     command = [sys.executable, "-m", "gpufn", "version"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_at_a_terminal_only_the_last_column_is_wrapped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("id", "note"), [("0" * 26, "one two three four five")], empty="")
+    assert capsys.readouterr().out.splitlines() == [
+        f"\x1b[1m{'ID':<28}NOTE\x1b[0m",
+        f"{'0' * 26}  one two three four",
+        f"{'':<28}five",
+    ]

@@ -1,0 +1,113 @@
+"""`gpufn deploy` of a file of functions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.sdk.commands import APP, VIEW, command
+from tests.sdk.conftest import Project, StubGateway
+
+
+def test_a_deploy_with_a_key_that_may_not_is_exit_code_5(gateway: StubGateway, project: Project) -> None:
+    project(APP)
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    original = gateway.answer_to
+    gateway.answer_to = lambda request: (  # type: ignore[method-assign]
+        (403, {}, b"") if request.method == "HEAD" else original(request)
+    )
+    result = command("deploy", "app.py")
+    told = "gpufn: this needs a key with the scope 'deploy'"
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (5, told)
+
+
+def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: Project) -> None:
+    project(APP)
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW, status=201)
+    gateway.on("GET /v1/functions/f", {"code": "function_not_found"}, status=404)
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("GET /v1/functions/f", VIEW | {"serving": 3})
+    digest_paths: list[str] = []
+    original = gateway.answer_to
+
+    def answer(request: Any) -> Any:
+        if "/bundles/" in request.path:
+            digest_paths.append(f"{request.method} {request.path}")
+            return (404 if request.method == "HEAD" else 201), {}, b""
+        return original(request)
+
+    gateway.answer_to = answer  # type: ignore[method-assign]
+    result = command("deploy", "app.py")
+    assert (result.exit_code, result.stdout) == (0, f"f@3  {gateway.url}/v1/functions/f/invoke\n")
+    sent = next(request for request in gateway.requests if request.method == "POST").json
+    assert sent["spec"]["entry"] == {"module": "app", "qualname": "f", "packaging": "source"}
+    assert [path.partition(" ")[0] for path in digest_paths] == ["HEAD", "PUT"]
+    assert digest_paths[0].endswith(sent["bundle"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "stdout", "stderr"),
+    [
+        (["--no-wait"], 0, "f@3  URL/v1/functions/f/invoke  2 serves until it is ready\n", ""),
+        ([], 1, "", "gpufn: f@3 does not start, f@2 still serves: no such file\n"),
+    ],
+)
+def test_deploy_says_which_revision_serves(  # noqa: PLR0917
+    gateway: StubGateway, project: Project, options: list[str], code: int, stdout: str, stderr: str
+) -> None:
+    project(APP)
+    failing = VIEW | {"reason": "revision 3: fails to start: calls stay with the old one: no such file"}
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("GET /v1/functions/f", failing)
+    gateway.on("POST /v1/functions", failing, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py", *options)
+    assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
+
+
+def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": "print('imported')\n" + APP["app.py"]})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py", "--json")
+    assert ([view["name"] for view in json.loads(result.stdout)], result.stderr) == (["f"], "imported\n")
+
+
+def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": APP["app.py"].replace("@gpu_function", "@gpu_function(gpu='H100')")})
+    device = {"type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
+    gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "devices": [device]}]})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    assert result.stderr == "gpufn: warning: calls of f will wait: no node has the GPU 'H100'\n"
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "code", "message"),
+    [
+        ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
+        (APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
+        (
+            {"app.py": "import nothing"},
+            [],
+            1,
+            "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
+        ),
+        ({}, [], 2, "there is no file app.py"),
+        (APP, ["--include", "../x"], 2, "include='../x' is not a glob below "),
+        (APP, ["--include", "/etc/passwd"], 2, "include='/etc/passwd' is not a glob below "),
+    ],
+)
+def test_deploy_says_what_is_wrong_with_the_file(
+    project: Project, files: dict[str, str], arguments: list[str], code: int, message: str
+) -> None:
+    project(files)
+    result = command("deploy", "app.py", *arguments)
+    assert result.exit_code == code
+    assert result.stderr.startswith(f"gpufn: {message}")
