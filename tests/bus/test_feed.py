@@ -99,6 +99,20 @@ async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_wa
         assert not await follower.is_drained()
 
 
+def _mislead(bus: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """So often it asks for messages where nobody listens; which subjects were meant."""
+    publish, misled = bus.publish, list[str]()
+
+    def mislead(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to and len(misled) < times:
+            misled.append(to)
+            to = "nobody.listens.here"
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", mislead)
+    return misled
+
+
 async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,15 +122,7 @@ async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     await streams.ensure_streams(bus)
     subject = subjects.logs("found")
     await bus.publish_stored(subject, b"there")
-    publish, misled = bus.publish, list[str]()
-
-    def mislead(to: str, payload: bytes, **more: Any) -> None:
-        if ".MSG.NEXT." in to and len(misled) < 3:
-            misled.append(to)
-            to = "nobody.listens.here"
-        publish(to, payload, **more)
-
-    monkeypatch.setattr(bus, "publish", mislead)
+    misled = _mislead(bus, monkeypatch, 3)
     found = await feed.collect(bus, subjects.LOGS, subject)
     assert [message.payload for message in found] == [b"there"]
     assert len(misled) == 3
@@ -130,12 +136,7 @@ async def test_a_consumer_that_is_not_found_at_all_is_told(
     await streams.ensure_streams(bus)
     subject = subjects.logs("lost")
     await bus.publish_stored(subject, b"there")
-    publish = bus.publish
-
-    def mislead(to: str, payload: bytes, **more: Any) -> None:
-        publish("nobody.listens.here" if ".MSG.NEXT." in to else to, payload, **more)
-
-    monkeypatch.setattr(bus, "publish", mislead)
+    _mislead(bus, monkeypatch, 1000)
     with pytest.raises(BusUnavailable, match="503"):
         await feed.collect(bus, subjects.LOGS, subject)
 
