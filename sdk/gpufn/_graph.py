@@ -50,12 +50,12 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
         for place, call in left:
             ended.put((place, caught(_result_by, call, give_up, timeout)))
 
-    for number in range(min(len(calls), _MOST_WAITS)):
-        # It keeps no process from ending, for the calls go on without us.
-        waiting = contextvars.copy_context().run
-        threading.Thread(target=waiting, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
     results: list[Any] = [None] * len(calls)
     try:
+        for number in range(min(len(calls), _MOST_WAITS)):
+            # It keeps no process from ending, for the calls go on without us.
+            waiting = contextvars.copy_context().run
+            threading.Thread(target=waiting, args=(wait,), name=f"gpufn-gather-{number}", daemon=True).start()
         for _ in calls:
             place, end = ended.get()
             results[place] = end.error if return_exceptions and end.error is not None else end.get()
