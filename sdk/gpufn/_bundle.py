@@ -25,6 +25,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
+import msgspec
+
 from gpufn import _hints, _shadows
 from gpufn._bundle_files import Bundle, Collector, imports_of, is_below
 from gpufn._function import Function, FunctionClass, declared_in
@@ -135,6 +137,8 @@ def _by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
             elif isinstance(obj, (FunctionType, type)) and (
                 obj.__module__ == "__main__" or "<locals>" in obj.__qualname__
             ):
+                if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
+                    raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which would arrive without its fields")
                 _hints.read_in(obj)
             return super().reducer_override(obj)
 

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np  # noqa: F401  (imported already, as in a process that deploys)
 import pytest
 
@@ -357,6 +358,18 @@ def test_hints_that_are_texts_mean_the_same_where_the_names_of_the_script_are_no
     assert box.__annotations__["corner"].__annotations__ == {"at": size}
     assert box.__annotations__["options"].__annotations__ == {"size": size}
     assert box.__annotations__["missing"] == "Nowhere"
+
+
+def test_a_struct_is_not_sent_by_value_for_it_would_arrive_without_its_fields() -> None:
+    class Size(msgspec.Struct):
+        width: int
+
+    @gpu_function
+    def grown(size: int) -> int:
+        return Size(size).width + 1
+
+    with pytest.raises(InvalidBundle, match=r"grown cannot be sent by value: .*Size is a msgspec\.Struct, which"):
+        _bundle.pack_pickle(grown)
 
 
 def test_what_cannot_be_pickled_is_said() -> None:
