@@ -105,7 +105,7 @@ class Client(CallRequests, MapRequests, ModelRequests):
         from gpufn import _deployment  # noqa: PLC0415
 
         made = []
-        for deployable in _deployment.deployables(functions, include):
+        for deployable in list(_deployment.deployables(functions, include)):  # nothing goes out where one is refused
             deployment = _deployment.deploy(self, deployable, force=force)
             if deployment.lacking:
                 warnings.warn(f"calls of {deployment.function} will wait: {deployment.lacking}", stacklevel=2)

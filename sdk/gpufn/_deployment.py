@@ -80,10 +80,14 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     from gpufn._function import Function, FunctionClass  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
 
-    functions = list(functions)
+    functions = list(dict.fromkeys(functions))
+    named: dict[str, AnyFunction] = {}
     for function in functions:
         if not isinstance(function, (Function, FunctionClass)):
             raise InvalidSpec(f"{function!r} is no @gpu_function: deploy takes functions and classes that are")
+        if (other := named.setdefault(function.name, function)) is not function:
+            both = f"{other.raw.__name__} and {function.raw.__name__}"
+            raise InvalidSpec(f"{both} would both be deployed as {function.name}: give one another name=...")
     images = {
         function: _image.prepare(declared, folder_of(function.raw))
         for function in functions

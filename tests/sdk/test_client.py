@@ -25,6 +25,7 @@ from gpufn.errors import (
     FunctionRaised,
     GatewayUnavailable,
     GpufnError,
+    InvalidBundle,
     InvalidInput,
     InvalidSpec,
     PayloadTooLarge,
@@ -442,6 +443,27 @@ def test_what_is_no_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
     not_one: Any = plain
     with Client() as client, pytest.raises(InvalidSpec, match=r"plain at .* is no @gpu_function"):
         client.deploy(not_one)
+    assert gateway.requests == []
+
+
+def test_nothing_is_deployed_where_one_of_several_cannot_be(gateway: StubGateway) -> None:
+    lock = threading.Lock()
+
+    @gpu_function
+    def first() -> None: ...
+
+    @gpu_function(name="first")
+    def second() -> None: ...
+
+    @gpu_function
+    def bad() -> bool:
+        return lock.locked()
+
+    with Client() as client:
+        with pytest.raises(InvalidSpec, match="first and second would both be deployed as first: give one"):
+            client.deploy(first, first, second)
+        with pytest.raises(InvalidBundle, match="bad cannot be sent by value"):
+            client.deploy(first, bad)
     assert gateway.requests == []
 
 
