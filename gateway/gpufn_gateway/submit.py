@@ -165,13 +165,13 @@ class Submissions:
     ) -> list[dict[str, Any]]:
         """The last submitted calls of a function (``*``: of all) that are in `state`, newest first. `since` in unix
         seconds."""
-        held = {} if state is not None and state.ended else await records.held(self._bus)
+        ended_only = state is not None and state.ended
+        held = {} if ended_only else await records.held(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            is_in = call_views.running(record, held.get(record.id)).state
-            return record.submitted_at >= since and state in (None, is_in)
+            return state in (None, call_views.running(record, held.get(record.id)).state)
 
-        found = await records.recent(self._bus, function, limit, matches)
+        found = await records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._listed(record, held.get(record.id)) for record in found]
 
     def _listed(self, record: CallRecord, held: HeldBy | None) -> dict[str, Any]:

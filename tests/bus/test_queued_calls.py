@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
-from gpufn.bus import queued_calls, queues, records, streams
+from gpufn.bus import maps, queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.feed import StoredMessage
 from gpufn.errors import BusUnavailable, IdempotencyMismatch
-from gpufn.ids import digest_of, id_at, new_invocation_id, new_stem, place_in
+from gpufn.ids import digest_of, id_at, new_invocation_id, new_map_id, new_stem, place_in
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage
@@ -33,11 +35,34 @@ async def begin(nats: EmbeddedServer, connect: Connect) -> Bus:
     return bus
 
 
-async def submit(bus: Bus, function: str = "waits", body: bytes = b"1", **fields: Any) -> CallRecord:
+def revision_of(function: str) -> Revision:
     spec = FunctionSpec(name=function, entry=EntryPoint("m", "f"), methods=(MethodSpec(),), retention_s=60.0)
-    revision = Revision(function=function, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+    return Revision(function=function, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
+
+
+async def submit(bus: Bus, function: str = "waits", body: bytes = b"1", **fields: Any) -> CallRecord:
     given: dict[str, Any] = {"accept": "", "deadline": 0.0, "now": 1.0} | fields
-    return await records.submit(bus, revision, "", "application/json", body, **given)
+    return await records.submit(bus, revision_of(function), "", "application/json", body, **given)
+
+
+async def append(bus: Bus, map_id: str, before: maps.Logged | None, count: int, *, closes: bool = False) -> maps.Logged:
+    items = maps.Items([b"1"] * count, "", "")
+    return await maps.append(bus, before, map_id, maps.Target(revision_of("waits"), ""), items, now=1.0, closes=closes)
+
+
+class Reads:
+    """What was read of ASYNC to list calls: how often, and how many messages."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = self.messages = 0
+        self._read = streams.batch_from
+        monkeypatch.setattr(streams, "batch_from", self._counted)
+
+    async def _counted(self, *arguments: Any, **fields: Any) -> list[StoredMessage]:
+        found = await self._read(*arguments, **fields)
+        self.times += 1
+        self.messages += len(found)
+        return found
 
 
 async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
@@ -127,6 +152,80 @@ async def test_the_newest_are_listed_whatever_their_arguments_weigh(nats: Embedd
     assert await queued_calls.recent(bus, "waits", 6) == [*small[::-1], *large[:1:-1]]
     assert await queued_calls.recent(bus, "*", 100) == [*small[::-1], other, *large[::-1]]
     assert await queued_calls.recent(bus, "other", 1, lambda call: call.id == small[0].id) == []
+
+
+async def test_the_items_of_maps_are_not_read_to_list_the_calls_between_them(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await begin(nats, connect)
+    first = await submit(bus)
+    one, other = new_map_id(), new_map_id()
+    begun = await append(bus, one, None, 500)
+    second = await submit(bus)
+    await append(bus, other, None, 3)
+    await maps.end(bus, await append(bus, one, begun, 500, closes=True))
+    third = await submit(bus, "others")
+    last = await submit(bus)
+    reads = Reads(monkeypatch)
+    assert await queued_calls.recent(bus, "*", 20) == [last, third, second, first]
+    assert await queued_calls.recent(bus, "waits", 20) == [last, second, first]
+    assert reads.messages < 60  # of more than a thousand, for each of the lists
+
+
+async def test_a_function_without_calls_is_not_looked_for_among_those_of_others(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await begin(nats, connect)
+    monkeypatch.setattr(queued_calls, "_AT_ONCE", 2)
+    for _ in range(20):
+        await submit(bus, "others")
+    call = await submit(bus)
+    reads = Reads(monkeypatch)
+    assert await queued_calls.recent(bus, "idle", 20) == []
+    assert reads.times == 0
+    assert await queued_calls.recent(bus, "waits", 20) == [call]
+    assert reads.times < 5  # it was the only one that it has
+
+
+async def test_calls_from_before_the_time_that_is_asked_for_are_not_read(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await begin(nats, connect)
+    monkeypatch.setattr(queued_calls, "_AT_ONCE", 2)
+    for _ in range(20):
+        await submit(bus)
+    reads = Reads(monkeypatch)
+    assert await records.recent(bus, "waits", 20, since=time.time() + 3600) == []
+    assert reads.times < 5
+
+
+async def test_who_lists_calls_that_have_ended_reads_no_queue(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await begin(nats, connect)
+    await submit(bus)
+    ended = await submit(bus)
+    assert await records.end(bus, msgspec.structs.replace(ended, state=InvocationState.SUCCEEDED, ended_at=4.0))
+    reads = Reads(monkeypatch)
+    found = await records.recent(bus, "waits", 10, lambda call: call.state.ended, ended_only=True)
+    assert [call.id for call in found] == [ended.id]
+    assert reads.times == 0
+
+
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [
+        ([], [(10, 20)]),
+        ([(10, 20)], []),
+        ([(8, 12), (12, 14), (18, 25)], [(14, 18)]),  # the first began before, the last ends behind
+        ([(12, 13), (15, 16)], [(10, 12), (13, 15), (16, 20)]),
+        ([(2, 5), (20, 30)], [(10, 20)]),
+        ([(11, 40)], [(10, 11)]),
+    ],
+)
+def test_what_lies_outside_the_chunks_of_maps(taken: list[tuple[int, int]], left: list[tuple[int, int]]) -> None:
+    found = queued_calls.outside([range(*stretch) for stretch in taken], 10, 20)
+    assert [(gap.start, gap.stop) for gap in found] == left
 
 
 async def test_a_list_has_calls_with_and_without_a_record_once_each(nats: EmbeddedServer, connect: Connect) -> None:

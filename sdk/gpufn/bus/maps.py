@@ -169,6 +169,13 @@ def places(log: Sequence[Logged]) -> Iterator[tuple[int, int]]:
                 yield index, seq - entry.accepted + index
 
 
+def stretch(message: StoredMessage) -> range:
+    """Where in ASYNC a Chunk lies, of whose map's log this is a message: its items, and its entry behind them."""
+    seq, entry = _logged(message)
+    items = 0 if entry.is_cancelled or entry.is_ended else entry.accepted - entry.first
+    return range(seq - items, seq + 1)
+
+
 async def place_of(bus: Bus, invocation: str) -> int:
     """Where in ASYNC an item was stored, by its id; 0 when that is forgotten, and of what was not accepted as one."""
     if (item := item_of(invocation)) is None or (newest := await last(bus, item[0])) is None:

@@ -6,7 +6,8 @@ a record, and one that is queued costs the server one message: no subject of its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import msgspec
 
@@ -16,6 +17,7 @@ from gpufn.bus.feed import StoredMessage
 from gpufn.ids import id_at, is_stem, item_of, place_in
 from gpufn.invocation import InvocationState
 from gpufn.protocol import subjects
+from gpufn.protocol.limits import CHUNK_ITEMS
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.records import CallRecord
 
@@ -24,6 +26,8 @@ _AT_ONCE = 1000
 _PART_BYTES = 4 << 20
 _MOST_BYTES = 64 << 20
 _MOST_LOOKED_AT = 100_000
+_CHUNKS_LOOKED_FOR = 10_000  # places at a time
+CLOCKS_AGREE_S = 60.0  # the server's, which stamps what it stores, and a gateway's, which says when it was submitted
 
 
 def unpack(payload: bytes, seq: int) -> tuple[InvocationMessage, bytes]:
@@ -82,31 +86,65 @@ async def at(bus: Bus, seq: int) -> CallRecord | None:
 
 
 async def recent(
-    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
+    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True, *, since: float = 0.0
 ) -> list[CallRecord]:
-    """The newest calls in the queues of a function (``*``: of all) that match, newest first; no items of maps.
+    """The newest calls in the queues of a function (``*``: of all) that match, newest first; no items of maps. Those
+    that were submitted before `since`, in unix seconds, need not be looked at.
 
     Their arguments are read along, so those before the last 100,000 are not looked at, nor those before 64 MiB.
     """
     state = (await bus.js(f"STREAM.INFO.{subjects.ASYNC}"))["state"]
-    end, first, left = state["last_seq"] + 1, state["first_seq"], _MOST_BYTES
-    oldest = max(first, end - _MOST_LOOKED_AT)
+    all_queues, end = subjects.async_queues(function), state["last_seq"] + 1
+    unseen = sum((await streams.messages_per_subject(bus, subjects.ASYNC, all_queues)).values())
+    if not unseen:
+        return []
+    oldest, left = max(state["first_seq"], end - _MOST_LOOKED_AT), _MOST_BYTES
     at_once = min(_AT_ONCE, max(1, _PART_BYTES * state["messages"] // max(1, state["bytes"])))  # about one part
     found: list[CallRecord] = []
-    while end > oldest and len(found) < limit and left > 0:
-        start = max(oldest, end - at_once)
-        part = await _between(bus, subjects.async_queues(function), start, end)
-        left -= sum(len(message.payload) for message in part)
-        calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(part))
-        found += [call for call in calls if item_of(call.id) is None and matches(call)]
-        end = start
+    async with contextlib.aclosing(_outside_maps(bus, function, oldest, end, at_once)) as stretches:
+        async for places in stretches:
+            part = await _between(bus, all_queues, places.start, places.stop)
+            unseen -= len(part)
+            left -= sum(len(message.payload) for message in part)
+            calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(part))
+            found += [call for call in calls if item_of(call.id) is None and matches(call)]
+            is_past = bool(part) and part[0].time < since - CLOCKS_AGREE_S
+            if is_past or len(found) >= limit or left <= 0 or unseen <= 0:
+                break
     return found[:limit]
 
 
-async def _between(bus: Bus, queues: str, start: int, end: int) -> list[StoredMessage]:
+async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once: int) -> AsyncGenerator[range, None]:
+    """The places in ASYNC from `oldest` to before `end`, the last first, but those of maps' chunks: there may be many
+    thousands between two calls."""
+    while end > oldest:
+        start = max(oldest, end - _CHUNKS_LOOKED_FOR)
+        log = await _between(bus, subjects.map_log(function, "*"), start, end + CHUNK_ITEMS)
+        for gap in reversed(outside(map(maps.stretch, log), start, end)):
+            for stop in range(gap.stop, gap.start, -at_once):
+                yield range(max(gap.start, stop - at_once), stop)
+        end = start
+
+
+def outside(taken: Iterable[range], start: int, end: int) -> list[range]:
+    """What of the places from `start` to before `end` none of the stretches `taken` has, which are in order.
+
+    >>> outside([range(3, 5), range(7, 12)], 4, 10)
+    [range(5, 7)]
+    """
+    gaps = []
+    for stretch in taken:
+        gaps.append(range(start, min(stretch.start, end)))
+        start = max(start, stretch.stop)
+    gaps.append(range(start, end))
+    return [gap for gap in gaps if gap]
+
+
+async def _between(bus: Bus, subject: str, start: int, end: int) -> list[StoredMessage]:
     found: list[StoredMessage] = []
     while start < end:
-        part = await streams.batch_from(bus, subjects.ASYNC, queues, start, most=end - start, max_bytes=_PART_BYTES)
+        most = min(end - start, _AT_ONCE)
+        part = await streams.batch_from(bus, subjects.ASYNC, subject, start, most=most, max_bytes=_PART_BYTES)
         found += (message for message in part if message.seq < end)
         start = part[-1].seq + 1 if part else end
     return found

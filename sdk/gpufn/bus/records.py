@@ -269,19 +269,32 @@ async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord,
 
 
 async def recent(
-    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True
+    bus: Bus,
+    function: str,
+    limit: int,
+    matches: Callable[[CallRecord], bool] = lambda _: True,
+    *,
+    since: float = 0.0,
+    ended_only: bool = False,
 ) -> list[CallRecord]:
     """The submitted invocations of a function (``*``: of all) that match and changed last, by their submission, the
-    newest first; their errors without traceback."""
+    newest first; their errors without traceback. Of those that were submitted at `since`, in unix seconds, or later;
+    `ended_only`: `matches` has no use for others, which are not looked for then."""
     looked_at: set[str] = set()
 
-    def matches_and_is_told(record: CallRecord) -> bool:
-        looked_at.add(record.id)
-        return matches(record)
+    def is_asked_for(record: CallRecord) -> bool:
+        return record.submitted_at >= since and matches(record)
 
-    queued = await queued_calls.recent(bus, function, limit, matches)
+    def is_told(record: CallRecord) -> bool:
+        looked_at.add(record.id)
+        return is_asked_for(record)
+
+    queued: list[CallRecord] = []
+    if not ended_only:
+        queued = await queued_calls.recent(bus, function, limit, is_asked_for, since=since)
     results = subjects.result(function, "*")
-    found = await newest(bus, subjects.RESULTS, results, _summary, limit=limit, matches=matches_and_is_told)
+    stored_since = since - queued_calls.CLOCKS_AGREE_S
+    found = await newest(bus, subjects.RESULTS, results, _summary, limit=limit, matches=is_told, since=stored_since)
     found += (call for call in queued if call.id not in looked_at)  # what has just ended is still in its queue
     changed_last = sorted(found, key=_changed_at, reverse=True)[:limit]
     return sorted(changed_last, key=lambda record: record.submitted_at, reverse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,6 +20,7 @@ _SUMMARY = "Gpufn-Record"
 MOST_LOOKED_AT = 100_000
 _MOST_BYTES = 32 << 10  # a server takes headers of 64 KiB, and base64 makes 43 of these
 _CHARS = 1000
+_READ_AT_ONCE = 500
 
 R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -63,13 +65,19 @@ async def newest(
     *,
     limit: int,
     matches: Callable[[S], bool] = lambda _: True,
+    since: float = 0.0,
 ) -> list[S]:
     """What `read` finds in the headers of the last messages and `matches`, newest first; those before the last 100,000
-    are not looked at."""
+    are not looked at, and those that were stored before `since`, in unix seconds, need not be."""
     last = limit
     while True:
         messages = await streams.history(bus, stream, subject, last=last, headers_only=True)
-        found = [each for message in messages if (each := read(message)) is not None and matches(each)]
-        if len(found) >= limit or len(messages) < last or last >= MOST_LOOKED_AT:
+        found: list[S] = []
+        for start in range(0, len(messages), _READ_AT_ONCE):
+            part = messages[start : start + _READ_AT_ONCE]
+            found += (each for message in part if (each := read(message)) is not None and matches(each))
+            await asyncio.sleep(0)  # whoever asks has more to do than this
+        is_past = bool(messages) and messages[0].time < since
+        if is_past or len(found) >= limit or len(messages) < last or last >= MOST_LOOKED_AT:
             return found[-limit:][::-1]
         last = min(8 * last, MOST_LOOKED_AT)
