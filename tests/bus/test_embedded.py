@@ -94,3 +94,10 @@ async def test_the_self_check_refuses_an_old_server(connect: Any, nats: Embedded
     bus._link.info["version"] = "2.10.29"
     with pytest.raises(ProtocolMismatch, match=r"nats-server 2\.10\.29 is too old"):
         await check_server(bus)
+
+
+@pytest.mark.parametrize("name", ["Zoë’s state", "状态", 'a "$HOME" {x} # \\n'])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    with EmbeddedServer.start(tmp_path / name) as server:
+        assert server.exit_code is None
+    assert {path.name for path in (tmp_path / name).iterdir()} > {"jetstream", "nats.conf", "port"}

@@ -171,7 +171,7 @@ def _config(directory: Path, port: int, passwords: dict[str, str]) -> str:
     return f"""\
 server_name: gpufn
 listen: "127.0.0.1:{port}"
-ports_file_dir: {json.dumps(str(directory))}
+ports_file_dir: {_quoted(directory)}
 logtime: true
 max_payload: {MESSAGE_BYTES}
 max_pending: 256MB
@@ -181,13 +181,18 @@ write_deadline: "5s"
 lame_duck_duration: "30s"
 # With true, acknowledgement subjects change and nats-py's own consumers die silently.
 feature_flags {{ js_ack_fc_v2: false }}
-jetstream {{ store_dir: {json.dumps(str(directory))}, max_memory_store: 1GB, max_file_store: 1TB }}
+jetstream {{ store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB }}
 authorization {{
   users = [
 {users_config(passwords)}
   ]
 }}
 """
+
+
+def _quoted(path: Path) -> str:
+    """As nats-server reads it, which does not know JSON's escapes for letters other than ASCII."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _credentials(path: Path) -> dict[str, str]:
@@ -205,8 +210,8 @@ def _write_private(path: Path, text: str) -> None:
     """Whole or not at all, and readable by us alone."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(os.fsencode(text))  # paths, as the system has them
         part.replace(path)
     except OSError as error:
         raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error
