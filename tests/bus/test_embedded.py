@@ -96,7 +96,7 @@ async def test_the_self_check_refuses_an_old_server(connect: Any, nats: Embedded
         await check_server(bus)
 
 
-@pytest.mark.parametrize("name", ["Zoë’s state", "状态", 'a "$HOME" {x} # \\n'])
+@pytest.mark.parametrize("name", ["Zoë is here", "状态", 'a "$HOME" {x} # \\n'])
 def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
     with EmbeddedServer.start(tmp_path / name) as server:
         assert server.exit_code is None
