@@ -19,6 +19,7 @@ from typing import Any, Final
 import uvloop
 from starlette.routing import Route
 
+from gpufn import open_files
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.selfcheck import check_server
@@ -322,6 +323,7 @@ def run() -> int:
     try:
         settings = GatewaySettings.from_env()
         hide_environment("GPUFN_NATS_URL")
+        open_files.allow_all()
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )

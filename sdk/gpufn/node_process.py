@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
+from gpufn import open_files
 from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.exits import EXIT_CONFIGURATION
 from gpufn.home import Home
@@ -34,6 +35,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
     try:
         settings = read(os.environ)
         hide_environment("GPUFN_NATS_URL")
+        open_files.allow_all()
         settings.home.ensure()
         uvloop.run(_watched(serve(settings)))
     except GpufnError as error:

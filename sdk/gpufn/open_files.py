@@ -1,0 +1,17 @@
+"""How many files a process may have open, connections among them.
+
+What a shell or a service manager allows at first is often 1024, for the sake of programs that use select(2), and far
+more to who asks. A gateway at its limit hangs up on who comes next, without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+
+def allow_all() -> None:
+    """As many as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system that has another limit beside this one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
