@@ -219,7 +219,7 @@ class Intake:
         self._poll_highest()
 
     def _on_delivery(self, queue: QueueKind, delivery: Delivery) -> None:
-        self._order.delivered(queue, delivery.stored_at, delivery.pending)
+        self._order.delivered(queue, delivery.stored_at, delivery.pending, again=delivery.delivered > 1)
         if queue == STANDING:
             self._take(delivery)
             self._look_out()

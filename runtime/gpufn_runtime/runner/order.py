@@ -68,12 +68,16 @@ class QueueOrder:
         if queue != STANDING:  # its next delivery counts it
             self._handed_back.add(queue)
 
-    def delivered(self, queue: QueueKind, since: float, pending: int) -> None:
-        """A call that had waited `since` then came from there; `pending` more are behind it."""
+    def delivered(self, queue: QueueKind, since: float, pending: int, *, again: bool = False) -> None:
+        """A call that had waited `since` then came from there; `pending` more are behind it, without those that come
+        `again`, as it does: retries that are due, and what a runner that died had."""
         self._by_age.discard(queue)
         if pending or queue in self._handed_back:
             self._since[queue] = since
             self._known.add(queue)
+        elif again and queue != STANDING:  # where one comes again others may; a poll that is empty ends it
+            self._since[queue] = since
+            self._known.discard(queue)
         else:
             self.is_empty(queue)
 

@@ -56,6 +56,17 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     assert order.next(NOW) is None
 
 
+def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts() -> None:
+    order = QueueOrder()
+    order.delivered(ASYNC, NOW, pending=0, again=True)  # a retry that became due: as others may have, at the same time
+    assert order.next(NOW) == order.to_poll() == ASYNC
+    assert not order.others_wait(ASYNC.priority)  # nobody is known to wait there
+    order.is_empty(ASYNC)
+    assert order.next(NOW) is None
+    order.delivered(STANDING, NOW, pending=0, again=True)  # its credits stand, and bring them
+    assert order.next(NOW) is None
+
+
 def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
     order = QueueOrder()
     for queue in (ASYNC_HI, ASYNC_LOW):
