@@ -14,11 +14,18 @@ from typing import Any
 
 from gpufn import media
 from gpufn._context import Context
-from gpufn.errors import InvalidInput, InvocationCancelled, InvocationExpired, PlatformError, error_from
+from gpufn.errors import (
+    InvalidInput,
+    InvocationCancelled,
+    InvocationExpired,
+    PayloadTooLarge,
+    PlatformError,
+    error_from,
+)
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress
-from gpufn.protocol.limits import PROGRESS_CHARS
+from gpufn.protocol.limits import INLINE_BYTES, PROGRESS_CHARS
 from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
@@ -183,6 +190,13 @@ class _Conversation:
         if self._calls._link.is_parents:
             self._ended = True
             raise InvalidInput(_FORKED)
+        if len(body) > INLINE_BYTES:
+            self._ended = True
+            raise PayloadTooLarge(
+                f"the arguments of {target} take {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call "
+                "between functions: pass a path or an address that the other side can read, or split it over several "
+                "calls"
+            )
         parent = attempt.run.attempt if attempt is not None and attempt.link == self.link else 0
         frame = Call(self._number, verb, target, parent=parent, **fields)
         self._calls._link.send(frame, body, link=self.link)

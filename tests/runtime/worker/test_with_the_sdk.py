@@ -30,6 +30,25 @@ def test_a_decorated_function_calls_another_one(start: Start) -> None:
     assert worker.result()[1] == b"[2,20]"
 
 
+def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import errors, gpu_function
+        @gpu_function()
+        def g(x: bytes) -> int: return len(x)
+        def told(ask, *arguments):
+            try:
+                ask(*arguments)
+            except errors.PayloadTooLarge as error:
+                return error.message
+        @gpu_function()
+        def f(x: int) -> list[str]: return [told(ask, b"x" * x) for ask in (g.remote, g.spawn)]
+        """
+    )
+    words = "of one call between functions: pass a path or an address that the other side can read"
+    assert worker.call(b'{"x": 7864320}').count(f"more than the 7,864,320 {words}".encode()) == 2
+
+
 def test_an_async_function_awaits_another_one_and_stays_its_parent(start: Start) -> None:
     worker = start(
         """
