@@ -133,7 +133,7 @@ class KeptMap:
                     continue
                 if not await in_thread(outbox.wait_for_room):
                     return
-                outbox.put(encode(item))
+                outbox.encode(item, encode)
             outbox.close()
         except Exception as error:
             self._inbox.fail(error)

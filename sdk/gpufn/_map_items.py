@@ -12,7 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gpufn.errors import BusUnavailable, CapacityError, Conflict, GatewayUnavailable
+from gpufn.errors import (
+    BusUnavailable,
+    CapacityError,
+    Conflict,
+    GatewayUnavailable,
+    GpufnError,
+    InvalidInput,
+    PayloadTooLarge,
+)
 from gpufn.protocol.limits import CHUNK_ITEMS
 
 _CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
@@ -76,6 +84,16 @@ class Outbox:
     def _has_room(self) -> bool:
         return self._put - self._taken < self._window and self._bytes <= 2 * _CHUNK_BYTES
 
+    def encode(self, item: Any, encode: Callable[[Any], bytes]) -> None:
+        """`put` what `encode` makes of it. What cannot be sent is named; on the command line, by its line."""
+        try:
+            encoded = encode(item)
+        except InvalidInput as error:
+            if type(error) is InvalidInput:
+                _name(self._put, error)
+            raise
+        self.put(encoded)
+
     def put(self, item: bytes) -> None:
         with self._lock:
             if self._is_over:
@@ -123,7 +141,7 @@ class Outbox:
                 if skipped < self.first:
                     skipped += 1
                 else:
-                    self.put(encode(item))
+                    self.encode(item, encode)
         except BaseException as error:
             self.stop()
             failed(error)
@@ -138,6 +156,9 @@ class Outbox:
                         continue
                 except Conflict:
                     at, is_last = self._behind(at, items)
+                except PayloadTooLarge as error:  # of a chunk that is one item: more would not be in one
+                    _name(at, error)
+                    raise
                 else:
                     at += len(items)
                 if is_first:
@@ -215,3 +236,9 @@ class Outbox:
         with self._lock:
             self._items.extendleft(reversed(items))
             self._bytes += sum(map(len, items))
+
+
+def _name(index: int, error: GpufnError) -> None:
+    """Of thousands, say which one it is, in the gateway's words."""
+    error.message = f"items[{index}]: {error.message}"
+    error.args = (error.message,)

@@ -95,6 +95,7 @@ class Remote(Generic[P, R, V]):
         """
         from gpufn import _map  # noqa: PLC0415
 
+        self.check_map(iterables)
         return _map.begin(self, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
     def starmap(self, arguments: Iterable[Iterable[Any]], **options: Unpack[MapKeywords]) -> Map[V]:
@@ -102,6 +103,12 @@ class Remote(Generic[P, R, V]):
         from gpufn import _map  # noqa: PLC0415
 
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
+
+    def check_map(self, iterables: tuple[Any, ...]) -> None:
+        """Raises TypeError for none, of which there would be no calls and no word."""
+        if not iterables:
+            name = ".".join(filter(None, (self._function_name, self._method_name)))
+            raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
 
     def target(self) -> MapTarget:
         """What its maps call."""
@@ -192,6 +199,7 @@ class AsyncRemote(Generic[P, R, V]):
     def map(self, *iterables: Iterable[Any], **options: Unpack[MapKeywords]) -> AsyncMap[V]:
         from gpufn import _map  # noqa: PLC0415
 
+        self._remote.check_map(iterables)
         return _map.begin_async(self._remote, self.remote, zip(*iterables, strict=False), _length(iterables), options)
 
     def starmap(

@@ -28,6 +28,7 @@ from gpufn.errors import (
     InvalidInput,
     InvocationNotFound,
     MapNotFound,
+    PayloadTooLarge,
     QueueFull,
     RateLimited,
     UnsupportedMediaType,
@@ -264,6 +265,29 @@ def test_what_is_refused_for_good_is_told() -> None:
     assert isinstance(sent.error, UnsupportedMediaType)
 
 
+def test_an_item_that_cannot_be_encoded_is_named() -> None:
+    def encode(item: int) -> bytes:
+        if item == 12:
+            raise InvalidInput("args[0]: a generator cannot be sent")
+        return b"%d" % item
+
+    sent = Sent()
+    box = Outbox(sent, sent.look, window=100, first=10)
+    box.start(range(20), encode, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: sent.error is not None)
+    assert isinstance(sent.error, InvalidInput)
+    assert str(sent.error) == sent.error.message == "items[12]: args[0]: a generator cannot be sent"
+
+
+def test_an_item_that_is_too_large_is_named() -> None:
+    sent = Sent(PayloadTooLarge("The body is larger"))
+    box = Outbox(sent, sent.look, window=100, first=3)
+    box.put(b"a")
+    box._run(lambda: None, sent.failed)
+    assert isinstance(sent.error, PayloadTooLarge)
+    assert str(sent.error) == "items[3]: The body is larger"
+
+
 def test_an_endless_source_waits_for_its_reader() -> None:
     sent = Sent()
     numbers = itertools.count()
@@ -366,6 +390,12 @@ def keeper() -> Iterator[Keeper]:
 def test_a_map_gives_results_in_order(keeper: Keeper) -> None:
     with squared.map(range(100)) as results:
         assert list(results) == [x * x for x in range(100)]
+
+
+def test_a_map_of_nothing_at_all_is_refused(keeper: Keeper) -> None:
+    for begin in (squared.map, squared.aio.map):
+        with pytest.raises(TypeError, match=r"map takes an iterable for each argument of squared"):
+            begin()
 
 
 def test_what_its_source_raises_a_map_raises(keeper: Keeper) -> None:
