@@ -49,7 +49,7 @@ class Teller:
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
-            reason="; ".join(filter(None, (decision.reason, note, self._parked(serving)))),
+            reason="; ".join(filter(None, (decision.reason, note, self._failed(serving.view), self._parked(serving)))),
             terms=decision.terms,
             waiting=self._waiting(serving),
             waiting_of={
@@ -62,6 +62,16 @@ class Teller:
             # Not while it is half open: the call that is let in is what asks for the next try.
             start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
         )
+
+    def _failed(self, view: RevisionView) -> str:
+        """What `start_error` does not tell any more, and nobody has tried again since."""
+        circuit = view.circuit
+        if circuit.state(self._now) is not CircuitState.HALF_OPEN or circuit.last_error is None:
+            return ""
+        if view.in_state(WorkerState.STARTING):
+            return ""
+        summary, _, _ = circuit.last_error.summary.partition("\n")
+        return f"its last worker did not start: {summary}"
 
     def _parked(self, one: Decided) -> str:
         """How long those that are parked are kept, or why none is."""

@@ -375,6 +375,19 @@ def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_o
     )
 
 
+def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() -> None:
+    failing = world(0, ScalingPolicy(max_workers=4))
+    circuit = failing.view(("f", 1)).circuit
+    for at in (0.0, 1.0, 2.0):
+        circuit.failed(at, ErrorInfo("function_start_failed", "'WEIGHTS'\nmore", error_type="KeyError"))
+    failing.on_depths({("f", 1): 0}, 100.0, 100.0)
+    told = plan(failing, 100.0).statuses["f"]
+    assert told.start_error is None  # or the call that would make the next try were refused
+    assert told.reason == "no calls: no workers; its last worker did not start: KeyError: 'WEIGHTS'"
+    circuit.became_ready()
+    assert plan(failing, 100.0).statuses["f"].reason == "no calls: no workers"
+
+
 def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_exception() -> None:
     two = world(1, ScalingPolicy(min_workers=1, max_workers=4))
     two.on_revision(("f", 2), revision("f"))
