@@ -241,7 +241,8 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
         settings.spec(methods, is_class=inspect.isclass(target))
     except InvalidSpec as error:
         label = target.__qualname__
-        raise InvalidSpec(error.message if error.message.startswith(label) else f"{label}: {error.message}") from None
+        told = error.message.removeprefix(f"{options.get('name') or function_name(target.__name__)}: ")
+        raise InvalidSpec(told if told.startswith(label) else f"{label}: {told}") from None
     if inspect.isclass(target):
         return FunctionClass(target, settings)
     return Function(cast("Callable[..., Any]", target), settings)

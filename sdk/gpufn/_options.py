@@ -28,8 +28,8 @@ from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, R
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Named in the design, built later: refused with the reason, so that nobody relies on them in silence.
 _NOT_YET = {
-    "secrets": "secrets; use env=... for what is not secret",
-    "volumes": "volumes",
+    "secrets": "; use env=... for what is not secret",
+    "volumes": "",
 }
 # What other platforms call them.
 _OTHER_WORDS = {
@@ -38,10 +38,16 @@ _OTHER_WORDS = {
     "concurrency_limit": "max_workers",
     "container_idle_timeout": "idle_timeout",
     "cron": "schedule",
+    "dependencies": "image",
     "keep_warm": "min_workers",
     "max_containers": "max_workers",
     "max_inputs": "concurrency",
+    "max_ongoing_requests": "concurrency",
     "min_containers": "min_workers",
+    "num_replicas": "max_workers",
+    "pip": "image",
+    "requirements": "image",
+    "time_limit": "timeout",
 }
 _SCALING = {
     "min_workers": "min_workers",
@@ -217,7 +223,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if option in _NOT_YET:
             if value is not None:
-                raise InvalidSpec(f"{option}={value!r}: this release of gpufn does not have {_NOT_YET[option]} yet")
+                raise InvalidSpec(
+                    f"{option}={value!r}: this release of gpufn does not have {option} yet{_NOT_YET[option]}"
+                )
         elif option not in known:
             word = _OTHER_WORDS.get(option)
             near = [word] if word else difflib.get_close_matches(option, known, n=1)

@@ -233,7 +233,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.batch is not None:
             for method in self.methods:
                 if method.kind.streams:
-                    raise InvalidSpec(f"{self.name}: batch=... and a generator contradict each other")
+                    where = f"{self.name}: {method.name}" if method.name else self.name
+                    raise InvalidSpec(
+                        f"{where}: batch=... and a generator contradict each other: return a list with one result per "
+                        "call, or leave batch out"
+                    )
         self._check_env()
         self._check_modules()
         self._check_models()

@@ -93,7 +93,7 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"gpu": "L4", "trust_domain": "Team A"}, "trust_domain='Team A': use a to z, 0 to 9 and hyphens"),
         ({"image": "x"}, "image is an Image, such as Image.python('3.12').pip_install('torch'), not 'x'"),
         ({"egress": 1}, "egress is True or False, not 1"),
-        ({"secrets": ["T"]}, "secrets=['T']: this release of gpufn does not have secrets"),
+        ({"secrets": ["T"]}, "does not have secrets yet; use env=... for what is not secret"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
         ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
@@ -262,8 +262,22 @@ def test_batch_and_a_generator_contradict_each_other() -> None:
     def items(x: list[int]) -> Iterator[int]:
         yield from x
 
-    with pytest.raises(InvalidSpec, match=r"batch=\.\.\. and a generator"):
+    with pytest.raises(InvalidSpec, match=r"items: batch=\.\.\. and a generator contradict each other: return a list"):
         gpu_function(batch=Batch(2))(items)
+
+
+def test_of_a_class_the_method_is_named_that_contradicts_its_options() -> None:
+    class Two_Words:  # noqa: N801
+        @method
+        def one(self, x: list[int]) -> list[int]:
+            return x
+
+        @method
+        def items(self, x: list[int]) -> Iterator[int]:
+            yield from x
+
+    with pytest.raises(InvalidSpec, match=r"Two_Words: items: batch=\.\.\. and a generator contradict"):
+        gpu_function(batch=Batch(2))(Two_Words)
 
 
 def test_a_function_is_decorated_once() -> None:
