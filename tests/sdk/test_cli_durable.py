@@ -177,7 +177,20 @@ def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
     assert "1,200 of 5,000 have ended" in _gpufn("status", ID).stdout
     assert json.loads(_gpufn("status", ID, "--json").stdout)["accepted"] == 5000
     assert _gpufn("cancel", ID).stdout == f"cancelled {ID}\n"
+    gateway.on(f"GET /v1/invocations/{ID}/result", nothing, 404, content_type="application/problem+json")
+    result = _gpufn("result", ID)
+    assert (result.exit_code, f"{ID} is a map: `gpufn result {ID}-0` has the result" in result.stderr) == (4, True)
     gateway.answers[f"GET /v1/maps/{ID}"] = []
     gateway.on(f"GET /v1/maps/{ID}", b'{"code": "map_not_found"}', 404, content_type="application/problem+json")
     told = _gpufn("status", ID)
     assert (told.exit_code, "no invocation" in told.output) == (4, True)
+    told = _gpufn("result", ID)
+    assert (told.exit_code, "no invocation" in told.output) == (4, True)
+
+
+def test_the_calls_of_a_method_are_those_of_its_class(gateway: StubGateway) -> None:
+    """Maps were asked for under the method's name, which is no function's."""
+    gateway.on("GET /v1/functions/f.run/calls", {"calls": []})
+    gateway.on("GET /v1/maps", {"maps": []})
+    assert _gpufn("calls", "f.run").exit_code == 0
+    assert "function=f&" in gateway.requests[-1].path + "&"

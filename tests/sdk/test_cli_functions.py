@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -62,6 +63,33 @@ def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
     lines = command("describe", "f").stdout.splitlines()
     assert "min, max workers  0, 8 (gpufn scale)" in lines
     assert "gpu               L4, time" in lines
+
+
+def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
+    spec = VIEW["spec"] | {
+        "batch": {"max_size": 16, "max_wait_ms": 2.5},
+        "retries": {"attempts": 3, "delay_s": 1.0, "backoff": 2.0, "on": ["OSError"]},
+        "queue_timeout_s": 90.0,
+        "schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"},
+        "webhook": "https://example.org/done",
+        "priority": "low",
+        "env": {"HF_HOME": "/data", "TOKEN": "hush"},
+        "image": {"python": "3.12", "apt": ["libgl1"], "pip": ["torch"]},
+    }
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec})
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    output = command("describe", "f").stdout
+    fields = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines())
+    assert {name: fields.get(name) for name in ("batch", "retries", "queue timeout", "schedule", "webhook")} == {
+        "batch": "up to 16 calls, which wait for 2.5 ms",
+        "retries": "3, after 1 s, of OSError",
+        "queue timeout": "90 s",
+        "schedule": "0 6 * * * Europe/Berlin",
+        "webhook": "https://example.org/done",
+    }
+    assert (fields.get("priority"), fields.get("env")) == ("low", "HF_HOME, TOKEN")
+    assert fields.get("image") == "Python 3.12 with libgl1, torch"
+    assert "hush" not in output
 
 
 @pytest.mark.parametrize(

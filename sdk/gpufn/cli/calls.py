@@ -37,7 +37,8 @@ def calls(
     since_at = None if since is None else time.time() - span_s(since)
     with Client() as client:
         found = client.calls(name, function=function, state=state, since=since_at, limit=limit)
-        maps = [] if state else client.maps(name or function, limit=limit)
+        whole, _, _ = (name or function or "").partition(".")  # maps are a class's, whichever method they call
+        maps = [] if state else client.maps(whole or None, limit=limit)
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
     if json:
         print_json([*found, *maps])

@@ -9,6 +9,7 @@ import typer
 from gpufn.cli._render import Json, ago, as_typed, duration, print_fields, print_json, print_table, say, size, step
 from gpufn.cli._visible import visible
 from gpufn.errors import InvalidInput
+from gpufn.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn._views import FunctionView
@@ -79,9 +80,31 @@ def describe(name: Name, json: Json = False) -> None:
             ("min, max workers", ", ".join(bounds)),
             ("concurrency", spec.get("concurrency")),
             ("timeout", duration(spec.get("timeout_s"))),
+            *_options(spec),
             ("revisions", ", ".join(f"{one.number} ({ago(one.created_at)})" for one in revisions[-5:])),
         ]
     )
+
+
+def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Those that most functions leave out. Of `env` the names: a value may be what nobody should read."""
+    batch, retries, schedule, image = (spec.get(option) or {} for option in ("batch", "retries", "schedule", "image"))
+    of = f", of {', '.join(retries['on'])}" if retries.get("on") else ""
+    wait = batch.get("max_wait_ms") and f", which wait for {duration(batch['max_wait_ms'] / 1000)}"
+    locked = ["a lock file"] if image.get("lock") else []
+    packages = ", ".join([*image.get("apt", ()), *image.get("pip", ()), *locked])
+    base = image.get("base") or f"Python {image.get('python')}"
+    priority = spec.get("priority")
+    return [
+        ("queue timeout", spec.get("queue_timeout_s") and duration(spec["queue_timeout_s"])),
+        ("batch", batch and f"up to {batch['max_size']} calls{wait or ''}"),
+        ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{of}"),
+        ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),
+        ("webhook", spec.get("webhook")),
+        ("priority", None if priority == Priority.NORMAL else priority),
+        ("env", ", ".join(spec.get("env") or ())),
+        ("image", image and (f"{base} with {packages}" if packages else base)),
+    ]
 
 
 def scale(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,6 +68,14 @@ def result(
         except TimeoutError:
             state = client.invocation(id).state.value
             raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits for its end") from None
+        except InvocationNotFound as error:
+            with contextlib.suppress(MapNotFound):
+                client.map(id)
+                raise InvocationNotFound(
+                    f"{id} is a map: `gpufn result {id}-0` has the result of its first item, and "
+                    f"`gpufn.Map.from_id({id!r})` those of all"
+                ) from None
+            raise error from None
     show(answer, output, json=json)
 
 
