@@ -121,7 +121,9 @@ class Telemetry(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("gpufn_calls_in_flight", "Calls that wait for a result", value=self._in_flight())
-        calls = CounterMetricFamily("gpufn_calls", "Calls that ended", labels=["function", "outcome"])
+        calls = CounterMetricFamily(
+            "gpufn_calls", "Calls that a client waited for, and that ended", labels=["function", "outcome"]
+        )
         refusals = CounterMetricFamily("gpufn_refusals", "Requests refused", labels=["function", "code"])
         latency = HistogramMetricFamily("gpufn_call_seconds", "From request to result", labels=["function"])
         queue = HistogramMetricFamily("gpufn_queue_seconds", "From request to the start", labels=["function"])

@@ -31,6 +31,8 @@ R = TypeVar("R")  # what a call here returns
 V = TypeVar("V")  # what a remote call returns
 T = TypeVar("T")
 
+_CALLS = frozenset({"remote", "spawn", "map", "starmap", "stream", "aio", "options"})  # what a Method has
+
 
 # By name, then by where it was written: a notebook declares the same function many times, and the last one counts.
 _declared_here: dict[str, dict[tuple[str, str], weakref.ref[_Declared]]] = {}
@@ -181,6 +183,7 @@ class FunctionClass(_Declared):
             raise AttributeError(name)
         if name in hooks(self.raw, "method"):
             return Method(self, name)
+        _check_is_no_call(self.raw, name)
         return getattr(self.raw, name)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
@@ -203,7 +206,10 @@ class Instance:
             raise AttributeError(name)
         if name in hooks(self._declared.raw, "method"):
             return Method(self._declared, name, self)
-        return getattr(self._local(), name)
+        local = self._local()
+        if not hasattr(local, name):
+            _check_is_no_call(self._declared.raw, name)
+        return getattr(local, name)
 
     def __enter__(self) -> Instance:
         self._local()
@@ -275,6 +281,13 @@ class Method(Remote[P, R, V]):
 @functools.lru_cache(maxsize=1024)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)
+
+
+def _check_is_no_call(cls: type, name: str) -> None:
+    """Raises AttributeError for a call of the class itself."""
+    if name in _CALLS and not hasattr(cls, name):
+        example = next(iter(hooks(cls, "method")), "METHOD")
+        raise AttributeError(f"{cls.__name__} is a class: call a method of it, as in {cls.__name__}.{example}.{name}")
 
 
 def _blank(cls: type[T]) -> T:

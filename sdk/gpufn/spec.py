@@ -124,10 +124,11 @@ else:
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ... seconds,
-    an hour at most.
+    an hour at most; a submitted call within the second after that.
 
     `on` names the exceptions that are worth another attempt; empty means all of them. A worker that dies counts as a
-    failed attempt. Write the classes themselves: ``Retry(3, on=(IOError,))``.
+    failed attempt. A generator whose items are waited for is not run again once it gave one. Write the classes
+    themselves: ``Retry(3, on=(IOError,))``.
 
     >>> Retry(3, backoff=2.0, on=(IOError,)).on
     ('OSError',)

@@ -376,6 +376,7 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
     gateway.queue.answer = lambda call: call.reply(b"", OutcomeKind.LOST)
     await gateway.post(URL, GOOD)
     text = (await gateway.get("/metrics")).text
+    assert "# HELP gpufn_calls_total Calls that a client waited for" in text
     assert 'gpufn_calls_total{function="embed",outcome="succeeded"} 1.0' in text
     assert 'gpufn_calls_total{function="embed",outcome="lost"} 1.0' in text
     assert 'gpufn_refusals_total{code="invalid_input",function="embed"} 1.0' in text

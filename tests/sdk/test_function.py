@@ -501,3 +501,24 @@ def test_an_argument_that_is_no_option_of_a_map_is_told_where_arguments_go(map_o
     said = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
     with run_locally(), pytest.raises(TypeError, match=said):
         map_of([1, 2], b=5)
+
+
+def test_a_class_is_no_call_and_names_those_that_are() -> None:
+    @gpu_function
+    class Model:
+        map = "the user's own"
+
+        def __init__(self) -> None:
+            self.stream = "the instance's own"
+
+        @method
+        def predict(self) -> None: ...
+
+    for owner in (Model, Model()):
+        for name in ("remote", "spawn", "aio"):
+            told = rf"Model is a class: call a method of it, as in Model\.predict\.{name}"
+            with pytest.raises(AttributeError, match=told):
+                getattr(owner, name)
+    assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
+    with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
+        _ = Model.nothing
