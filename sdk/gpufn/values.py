@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections.abc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,7 +48,8 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     except Exception as error:
         path, culprit = _locate(value, native.encode)
         name = path.removeprefix(".kwargs.").removeprefix(".")
-        raise InvalidInput(f"{name}: {_described(culprit)} cannot be sent: {error}", field=name) from error
+        said = f"{name}: {_described(culprit)} cannot be sent: {error}{_remedy(culprit)}"
+        raise InvalidInput(said, field=name) from error
     if len(body) > REQUEST_BYTES:
         raise InvalidInput(
             f"the arguments take {len(body):,} bytes, more than the {REQUEST_BYTES:,} of one call: "
@@ -97,8 +98,9 @@ def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "resu
             raise ResultNotEncodable(f"the {what} contains itself, or is nested too deeply to be sent") from error
         except Exception as error:
             path, culprit = _locate(value, encode)
+            where = f"the {what}{path and f' at {path}'}"
             raise ResultNotEncodable(
-                f"the {what}{path and f' at {path}'} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
+                f"{where} is {_described(culprit)}, which cannot be sent as {kind}: {error}{_remedy(culprit)}"
             ) from error
     _check_size(len(body), limit_bytes, what)
     return Encoded(kind, (body,))
@@ -180,6 +182,15 @@ def _type_name(kind: type) -> str:
 def _described(value: Any) -> str:
     name = _type_name(type(value))
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def _remedy(value: Any) -> str:
+    """What makes a value of what is still to be run or read."""
+    if isinstance(value, Awaitable):
+        return "; await it"
+    if isinstance(value, AsyncIterator):
+        return "; make a list of it: [item async for item in ...]"
+    return "; make a list of it" if isinstance(value, Iterator) else ""
 
 
 def _locate(value: Any, encode: Callable[[Any], bytes]) -> tuple[str, Any]:

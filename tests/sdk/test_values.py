@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -175,6 +175,31 @@ def test_a_result_that_cannot_be_sent_says_where_and_what(value: Any, accept: st
     with pytest.raises(ResultNotEncodable) as caught:
         values.encode_result(value, accept)
     assert caught.value.message.startswith(message)
+
+
+async def _nothing() -> None: ...
+
+
+async def _no_items() -> AsyncIterator[int]:
+    for item in ():
+        yield item
+
+
+def test_what_is_still_to_be_run_or_read_is_told_with_what_makes_a_value_of_it() -> None:
+    coroutine = _nothing()
+    for value, remedy in (
+        (iter_nothing(), "; make a list of it"),
+        ([coroutine], "; await it"),
+        (_no_items(), "; make a list of it: [item async for item in ...]"),
+        (object(), "has no JSON form"),
+    ):
+        with pytest.raises(ResultNotEncodable) as result:
+            values.encode_result(value, JSON)
+        assert result.value.message.endswith(remedy)
+    with pytest.raises(InvalidInput) as argument:
+        values.encode_call((iter_nothing(),), {})
+    assert argument.value.message.endswith("; make a list of it")
+    coroutine.close()
 
 
 def test_an_argument_that_cannot_be_sent_is_named() -> None:
