@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from gpufn._function import Function, FunctionClass, Method
+from gpufn._hints import signature_of
 from gpufn._hooks import HOOK, hooks
 from gpufn._models import Model
 from gpufn._options import PlainOptions, settings_from, signature
@@ -252,7 +253,7 @@ def _function_methods(function: Callable[..., Any], models: Collection[str]) -> 
     *outer, _ = function.__qualname__.split(".")
     if outer and outer[-1] != "<locals>":
         raise InvalidSpec("for a method, put @gpu_function on the class and @method on the method")
-    parameters = inspect.signature(function).parameters
+    parameters = signature_of(function).parameters
     if missing := [name for name in models if name not in parameters]:
         raise InvalidSpec(f"models: it has no parameter {missing[0]} to receive the model")
     _check_parameters(list(parameters.values()))
@@ -261,12 +262,12 @@ def _function_methods(function: Callable[..., Any], models: Collection[str]) -> 
 
 def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    constructor = inspect.signature(cls).parameters.values()
+    constructor = signature_of(cls).parameters.values()
     if needed := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
         raise InvalidSpec(f"a worker makes it without arguments: give {', '.join(needed)} of __init__ a default")
     for hook in ("enter", "exit", "park", "resume"):
         for name, function in hooks(cls, hook).items():
-            if len(inspect.signature(function).parameters) != 1:
+            if len(signature_of(function).parameters) != 1:
                 raise InvalidSpec(f"@{hook} {name} takes self only")
     if bool(hooks(cls, "park")) != bool(hooks(cls, "resume")):
         there, lacking = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
@@ -280,7 +281,7 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
         raise InvalidSpec(f"callers use a @method's name: give {special[0]} one without underscores")
     for name, function in methods.items():
         try:
-            _check_parameters(list(inspect.signature(function).parameters.values())[1:])
+            _check_parameters(list(signature_of(function).parameters.values())[1:])
         except InvalidSpec as error:
             raise InvalidSpec(f"{name}: {error.message}") from None
     return tuple(MethodSpec(name=name, kind=kind_of(function)) for name, function in methods.items())

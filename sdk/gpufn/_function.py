@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from gpufn._hints import signature_of
 from gpufn._hooks import hooks
 from gpufn._remote import Remote, by_name, kind_of
 from gpufn._threads import run_coroutine
@@ -280,7 +281,7 @@ class Method(Remote[P, R, V]):
 
 @functools.lru_cache(maxsize=1024)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
+    return signature_of(function)
 
 
 def _check_is_no_call(cls: type, name: str) -> None:

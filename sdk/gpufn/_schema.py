@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn._hint_classes import computed_fields_optional, flag_schemas
-from gpufn._hints import resolved
+from gpufn._hints import resolved, signature_of
 from gpufn._hooks import hooks
 from gpufn._remote import kind_of
 from gpufn.errors import InvalidSpec
@@ -54,7 +54,7 @@ def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> t
 def _method(
     name: str, function: Callable[..., Any], *, skip: int, batched: bool, models: Collection[str] = ()
 ) -> MethodSpec:
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     parameters = [p for p in list(signature.parameters.values())[skip:] if p.name not in models]
     hints = {p.name: resolved(p.annotation, function) for p in parameters}
     if batched:

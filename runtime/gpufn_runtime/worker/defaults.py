@@ -13,11 +13,13 @@ from typing import Any
 
 import msgspec
 
+_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
+
 
 def may_be_missing(hint: Any) -> bool:
     """Whether a value of `hint` is, or holds, a class of the user's, and with it perhaps a dataclass."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return hasattr(hint, "__annotations__")
+        return bool(hint.__flags__ & _MADE_AT_RUN_TIME)
     return any(map(may_be_missing, typing.get_args(hint)))
 
 

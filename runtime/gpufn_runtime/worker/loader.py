@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufn._hints import signature_of
 from gpufn._hooks import hooks
 from gpufn.protocol.launch import WorkerConfig
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
@@ -120,7 +121,7 @@ def _provided(
     call: Callable[..., Any], without: inspect.Signature, sessions: Mapping[str, Session]
 ) -> Callable[..., Any]:
     """`call`, which needs to be given the rest only: by position as well, wherever the sessions stand."""
-    whole = inspect.signature(call)
+    whole = signature_of(call)
     order = list(whole.parameters)
 
     def provided(*args: Any, **kwargs: Any) -> Any:

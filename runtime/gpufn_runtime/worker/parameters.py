@@ -22,7 +22,7 @@ import msgspec
 
 from gpufn import media, native, values
 from gpufn._hint_classes import computed_fields_optional
-from gpufn._hints import resolved
+from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
 from gpufn.errors import InvalidInput, RequestError
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
@@ -58,7 +58,7 @@ class Parameters:
         batched: bool = False,
         provided: Container[str] = (),
     ) -> None:
-        whole = inspect.signature(call)
+        whole = signature_of(call)
         self.signature = whole.replace(
             parameters=[parameter for name, parameter in whole.parameters.items() if name not in provided]
         )
