@@ -35,7 +35,9 @@ def confine(config: WorkerConfig) -> None:
 def explain_crashes() -> None:
     """On a segfault, leave the Python stack in the process's own output, which the agent keeps."""
     if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__.fileno(), all_threads=False)
+        # C's stack would come after it, and the end of what a worker says is what its caller is told.
+        python_alone = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+        faulthandler.enable(sys.__stderr__.fileno(), all_threads=False, **python_alone)
 
 
 def use_cores(cpu: float) -> None:
