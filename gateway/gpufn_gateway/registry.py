@@ -65,7 +65,8 @@ class Target:
 
 
 class Registry:
-    """`on_status(status)`, `on_key_deleted(id)` and each of `on_deleted(name)` tell whoever is concerned."""
+    """`on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of `on_deleted(name)` tell whoever
+    is concerned."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
         self._clock = clock
@@ -78,6 +79,7 @@ class Registry:
         self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
+        self.on_runner_report: Callable[[RunnerReport], None] = lambda report: None
         self.on_key_deleted: Callable[[str], None] = lambda key: None
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
@@ -154,6 +156,7 @@ class Registry:
 
     def take_runner_report(self, report: RunnerReport) -> None:
         self._runners.take(report.node, report)
+        self.on_runner_report(report)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import RunnerReport
+from gpufn_gateway.run_counts import Runs
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
@@ -97,13 +98,14 @@ class CallStats:
 
 
 class Telemetry(Collector):
-    """All functions' CallStats. `in_flight` tells the number of calls that wait right now; `runners` what the runners
-    last reported, which every gateway shows alike."""
+    """All functions' CallStats, and what their `runs` on all nodes come to. `in_flight` tells the number of calls that
+    wait right now; `runners` what the runners last reported, which every gateway shows alike."""
 
     def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
         self._in_flight = in_flight
         self._runners = runners
         self._functions: dict[str, CallStats] = {}
+        self.runs = Runs()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -115,6 +117,7 @@ class Telemetry(Collector):
 
     def forget(self, function: str) -> None:
         self._functions.pop(function, None)
+        self.runs.forget(function)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -147,12 +150,22 @@ class Telemetry(Collector):
         dropped = CounterMetricFamily(
             "gpufn_dropped_outcomes", "Ends of submitted calls that had ended already", labels=["node"]
         )
-        gpu = CounterMetricFamily(
-            "gpufn_gpu_seconds", "GPU seconds that calls are charged", labels=["node", "function", "revision"]
-        )
         for report in self._runners():
             dropped.add_metric([report.node], report.dropped_outcomes)
-            for traffic in report.traffic:
-                if traffic.gpu_seconds:
-                    gpu.add_metric([report.node, traffic.function, str(traffic.revision)], traffic.gpu_seconds)
-        yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped, gpu)
+        yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped)
+        yield from self._attempts()
+
+    def _attempts(self) -> Iterator[Metric]:
+        """Of every call, also those that are submitted, that maps make and that functions make of each other."""
+        labels = ["node", "function"]
+        ended = CounterMetricFamily("gpufn_attempts", "Attempts that ended, of any call", labels=labels)
+        failed = CounterMetricFamily("gpufn_attempts_failed", "Those that did not succeed", labels=labels)
+        run = CounterMetricFamily("gpufn_attempts_seconds", "How long they ran", labels=labels)
+        gpu = CounterMetricFamily("gpufn_gpu_seconds", "GPU seconds that calls are charged", labels=labels)
+        for node, function, counts in self.runs:
+            ended.add_metric([node, function], counts.ended)
+            failed.add_metric([node, function], counts.failed)
+            run.add_metric([node, function], counts.run_s)
+            if counts.gpu_s:
+                gpu.add_metric([node, function], counts.gpu_s)
+        yield from (ended, failed, run, gpu)

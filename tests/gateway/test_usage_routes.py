@@ -90,9 +90,22 @@ def test_the_days_of_millennia_are_not_made_before_they_are_counted() -> None:
     assert list(days("9999-12-30", "9999-12-31")) == ["9999-12-30", "9999-12-31"]
 
 
-async def test_gpu_seconds_are_counted_by_node_and_revision(gateway: Any) -> None:
-    traffic = (RevisionTraffic("f", 3, 2, 2, 0, 4.0, 1.5), RevisionTraffic("cpu", 1, 2, 2, 0, 4.0))
-    gateway.registry.take_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=traffic))
+async def test_attempts_of_every_call_are_counted_by_node_and_function(gateway: Any) -> None:
+    for each in (
+        (RevisionTraffic("f", 3, 2, 2, 1, 4.0, 1.5), RevisionTraffic("cpu", 1, 2, 2, 0, 4.0)),
+        (RevisionTraffic("f", 3, 3, 3, 1, 5.0, 2.0),),
+        (),
+        (RevisionTraffic("f", 4, 1, 1, 0, 1.0, 0.5),),
+    ):
+        gateway.registry.take_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=each))
     text = (await gateway.get("/metrics")).text
-    told = [line for line in text.splitlines() if line.startswith("gpufn_gpu_seconds_total")]
-    assert told == ['gpufn_gpu_seconds_total{function="f",node="a",revision="3"} 1.5']
+    told = dict(line.rsplit(" ", 1) for line in text.splitlines() if '{function="f",node="a"}' in line)
+    assert told == {
+        'gpufn_attempts_total{function="f",node="a"}': "4.0",
+        'gpufn_attempts_failed_total{function="f",node="a"}': "1.0",
+        'gpufn_attempts_seconds_total{function="f",node="a"}': "6.0",
+        'gpufn_gpu_seconds_total{function="f",node="a"}': "2.5",
+    }
+    assert 'gpufn_attempts_total{function="cpu",node="a"} 2.0' in text
+    gateway.telemetry.forget("f")
+    assert 'function="f"' not in (await gateway.get("/metrics")).text

@@ -262,6 +262,7 @@ class Runner:
             if worker in queue.links:
                 queue.remove(worker)
                 if not queue.links:
+                    self.report()  # what it has counted goes with it
                     queue.close()
                     del self._queues[key]
         self._output.forget(worker)

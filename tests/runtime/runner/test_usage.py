@@ -74,6 +74,23 @@ def test_a_call_is_charged_its_workers_part_of_its_gpus_while_it_runs(url: str, 
     on_node(url, tmp_path, test)
 
 
+def test_what_ends_with_the_last_worker_of_a_revision_is_told(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("last")
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        await worker.run()
+        await node.unassign("w-1")
+        assert (await call.future)[0].kind is OutcomeKind.LOST
+        told = [await node.reports.get()]
+        while told[-1].traffic or not any(report.traffic for report in told):
+            told.append(await node.reports.get())
+        (traffic,) = [report for report in told if report.traffic][-1].traffic
+        assert (traffic.ended, traffic.failed) == (1, 1)
+
+    on_node(url, tmp_path, test)
+
+
 def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended_is_not(
     url: str, tmp_path: Path
 ) -> None:
