@@ -20,7 +20,7 @@ from gpufn.ids import digest_of, id_at, new_invocation_id, new_map_id, new_stem,
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage
-from gpufn.protocol.records import AttemptRecord, CallRecord
+from gpufn.protocol.records import CallRecord
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.bus.conftest import Connect, Crash
@@ -72,8 +72,7 @@ async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
 
 def test_what_earlier_attempts_are_charged_is_told_while_the_next_one_waits_and_when_none_comes() -> None:
     """A call that was cancelled, or expired, between two attempts had cost no GPU seconds."""
-    before = tuple(AttemptRecord(number, OutcomeKind.LOST, 2.0, gpu_s=0.5) for number in (1, 2))
-    message = InvocationMessage(new_invocation_id(), "f", 1, "", "", "", "", 1.0, attempt=3, attempts=before)
+    message = InvocationMessage(new_invocation_id(), "f", 1, "", "", "", "", 1.0, attempt=3, gpu_s=1.0)
     ended = records.ended(message, Outcome(OutcomeKind.EXPIRED), 9.0)
     assert [record.gpu_s for record in (queued_calls.record(message, 7), ended)] == [1.0, 1.0]
 
