@@ -178,7 +178,7 @@ class _Gateway:
         self._open = opened
         bus, registry = opened.bus, opened.registry
         self._telemetry = Telemetry(lambda: opened.caller.pending, registry.live_runners)
-        registry.on_runner_report = self._telemetry.runs.take
+        registry.on_runner_report = self._telemetry.attempts.take
         self._readers = Readers(opened.settings, int(bus.server_info["max_payload"]), opened.parcels)
         self._uses = KeyUses.on(bus, opened.buckets.usage, opened.name, opened.clock)
         self._calls = Calls(

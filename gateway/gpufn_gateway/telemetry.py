@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import RunnerReport
-from gpufn_gateway.run_counts import Runs
+from gpufn_gateway.attempt_counts import Attempts
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
@@ -98,14 +98,14 @@ class CallStats:
 
 
 class Telemetry(Collector):
-    """All functions' CallStats, and what their `runs` on all nodes come to. `in_flight` tells the number of calls that
-    wait right now; `runners` what the runners last reported, which every gateway shows alike."""
+    """All functions' CallStats, and what their `attempts` on all nodes come to. `in_flight` tells the number of calls
+    that wait right now; `runners` what the runners last reported, which every gateway shows alike."""
 
     def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
         self._in_flight = in_flight
         self._runners = runners
         self._functions: dict[str, CallStats] = {}
-        self.runs = Runs()
+        self.attempts = Attempts()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -117,7 +117,7 @@ class Telemetry(Collector):
 
     def forget(self, function: str) -> None:
         self._functions.pop(function, None)
-        self.runs.forget(function)
+        self.attempts.forget(function)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -153,16 +153,16 @@ class Telemetry(Collector):
         for report in self._runners():
             dropped.add_metric([report.node], report.dropped_outcomes)
         yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped)
-        yield from self._attempts()
+        yield from self._attempted()
 
-    def _attempts(self) -> Iterator[Metric]:
+    def _attempted(self) -> Iterator[Metric]:
         """Of every call, also those that are submitted, that maps make and that functions make of each other."""
         labels = ["node", "function"]
         ended = CounterMetricFamily("gpufn_attempts", "Attempts that ended, of any call", labels=labels)
         failed = CounterMetricFamily("gpufn_attempts_failed", "Those that did not succeed", labels=labels)
         run = CounterMetricFamily("gpufn_attempts_seconds", "How long they ran", labels=labels)
         gpu = CounterMetricFamily("gpufn_gpu_seconds", "GPU seconds that calls are charged", labels=labels)
-        for node, function, counts in self.runs:
+        for node, function, counts in self.attempts:
             ended.add_metric([node, function], counts.ended)
             failed.add_metric([node, function], counts.failed)
             run.add_metric([node, function], counts.run_s)

@@ -153,7 +153,7 @@ class Gateway:
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
-        self.registry.on_runner_report = self.telemetry.runs.take
+        self.registry.on_runner_report = self.telemetry.attempts.take
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key

@@ -84,7 +84,7 @@ class Whole:
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
         self.telemetry = telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
-        self.registry.on_runner_report = self.telemetry.runs.take
+        self.registry.on_runner_report = self.telemetry.attempts.take
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, None)
         self.uses = KeyUses.on(bus, buckets.usage, name, clock)

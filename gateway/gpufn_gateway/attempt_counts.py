@@ -14,7 +14,7 @@ from gpufn.revision import RevisionKey
 
 
 @dataclass
-class RunCounts:
+class AttemptCounts:
     """`failed` are those of `ended` that did not succeed; seconds are of all of them."""
 
     ended: int = 0
@@ -29,11 +29,11 @@ class RunCounts:
         self.gpu_s += now.gpu_seconds - before.gpu_seconds
 
 
-class Runs:
+class Attempts:
     def __init__(self) -> None:
         # By node and runner: its successor may be heard before it is silent.
         self._last: dict[str, dict[str, dict[RevisionKey, RevisionTraffic]]] = {}
-        self._counts: dict[tuple[str, str], RunCounts] = {}
+        self._counts: dict[tuple[str, str], AttemptCounts] = {}
 
     def take(self, report: RunnerReport) -> None:
         """Reports of one runner in their order."""
@@ -47,12 +47,12 @@ class Runs:
             if before is None or now.ended < before.ended:  # it counts anew
                 before = RevisionTraffic(now.function, now.revision)
             if now.ended > before.ended:
-                self._counts.setdefault((report.node, now.function), RunCounts()).add(now, before)
+                self._counts.setdefault((report.node, now.function), AttemptCounts()).add(now, before)
 
     def forget(self, function: str) -> None:
         for key in [key for key in self._counts if key[1] == function]:
             del self._counts[key]
 
-    def __iter__(self) -> Iterator[tuple[str, str, RunCounts]]:
+    def __iter__(self) -> Iterator[tuple[str, str, AttemptCounts]]:
         """Node, function, and what they come to."""
         return ((node, function, counts) for (node, function), counts in self._counts.items())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport
-from gpufn_gateway.run_counts import RunCounts, Runs
+from gpufn_gateway.attempt_counts import AttemptCounts, Attempts
 
 # A report is a runner's name, and what it has counted of revisions of "f": number, ended, failed.
 Report = tuple[str, list[tuple[int, int, int]]]
@@ -23,19 +23,19 @@ Report = tuple[str, list[tuple[int, int, int]]]
     ],
 )
 def test_counts_go_on_where_a_runner_counts_anew(reports: list[Report], ended: int, failed: int) -> None:
-    runs = Runs()
+    attempts = Attempts()
     for runner, counted in reports:
         traffic = tuple(RevisionTraffic("f", number, each, each, bad, 2.0 * each) for number, each, bad in counted)
-        runs.take(RunnerReport("n", runner, 0.0, traffic=traffic))
-    assert list(runs) == [("n", "f", RunCounts(ended, failed, 2.0 * ended))]
+        attempts.take(RunnerReport("n", runner, 0.0, traffic=traffic))
+    assert list(attempts) == [("n", "f", AttemptCounts(ended, failed, 2.0 * ended))]
 
 
 def test_nodes_and_functions_are_told_apart_and_those_without_calls_are_none() -> None:
-    runs = Runs()
+    attempts = Attempts()
     for node, function, ended in (("a", "f", 1), ("b", "f", 2), ("b", "g", 3), ("b", "idle", 0)):
-        runs.take(RunnerReport(node, "r", 0.0, traffic=(RevisionTraffic(function, 1, ended, ended),)))
-    assert {(node, function): counts.ended for node, function, counts in runs} == {
+        attempts.take(RunnerReport(node, "r", 0.0, traffic=(RevisionTraffic(function, 1, ended, ended),)))
+    assert {(node, function): counts.ended for node, function, counts in attempts} == {
         ("a", "f"): 1, ("b", "f"): 2, ("b", "g"): 3,
     }  # fmt: skip
-    runs.forget("f")
-    assert [(node, function) for node, function, _ in runs] == [("b", "g")]
+    attempts.forget("f")
+    assert [(node, function) for node, function, _ in attempts] == [("b", "g")]
