@@ -30,7 +30,7 @@ from gpufn._model_files import prepare
 from model_servers import Bare, serving, versions
 
 _MODELS = ("resnet18", "encoder")
-_PEERS = ("litserve", "bentoml", "pytriton")
+_PEERS = ("uvicorn", "litserve", "bentoml", "pytriton")
 _LARGE_PEERS = ("uvicorn", "litserve", "pytriton")
 _MAX_BATCH = 16
 _CONNECTIONS = (1, 16)
@@ -46,12 +46,12 @@ def main() -> None:
     options = measure.arguments("Models.", seconds=3.0, rounds=3)
     about = measure.machine()
     about["versions"] |= {} if options.no_peers else versions()
+    peers, large_peers = ((), ()) if options.no_peers else (_PEERS, _LARGE_PEERS)
     result: dict[str, Any] = {"seconds": options.seconds, "rounds": options.rounds, "models": {}}
     with tempfile.TemporaryDirectory() as folder, measure.gpufn_up() as platform:
         files = {name: _written(name, Path(folder)) for name in (*_MODELS, "negative")}
         result["build"] = _builds(platform, files["resnet18"])
         for name in _MODELS:
-            peers = () if options.no_peers else _PEERS
             with serving(platform, files[name], max_batch=_MAX_BATCH, peers=peers) as (bare, servers):
                 _warm_up(servers, max(_CONNECTIONS))
                 loads: Loads = defaultdict(lambda: defaultdict(list))
@@ -65,8 +65,7 @@ def main() -> None:
                             with measure.paused(servers, but=server):
                                 _load(server, number, connections, options.seconds, loads)
             result["models"][name] = {"threads": bare.threads, "servers": _medians(loads)}
-        peers = () if options.no_peers else _LARGE_PEERS
-        with serving(platform, files["negative"], max_batch=1, peers=peers) as (_, servers):
+        with serving(platform, files["negative"], max_batch=1, peers=large_peers) as (_, servers):
             result["large"] = _large(servers, options.rounds, options.seconds)
     measure.write("models", result, _tables(result), about)
 
