@@ -35,6 +35,9 @@ class Daemon:
         self.folders: dict[str, tuple[Path, int]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.made = 0
+        self.there: set[str] = set()
+        self.asked_for_one = asyncio.Event()
+        self.is_slow = False
         self.is_away = False
         self.goes_away = False  # when it is to remove one
         self.left: set[str] = set()  # containers of nobody
@@ -48,7 +51,19 @@ class Daemon:
         folder = Path(sandbox.host_config["mounts"][0]["Source"])
         (module,) = sandbox.container_config["entrypoint"][5:]
         self.folders[name] = folder, int(module.removeprefix("mib"))
+        self.asked_for_one.set()
+        await asyncio.shield(self._make(name))  # whether or not somebody waits for it
         return name
+
+    def _make(self, name: str) -> asyncio.Task[None]:
+        async def make() -> None:
+            try:
+                for _ in range(9 if self.is_slow else 0):
+                    await asyncio.sleep(0)
+            finally:
+                self.there.add(name)
+
+        return asyncio.create_task(make())
 
     async def start(self, container: str) -> int:
         folder, _ = self.folders[container]
@@ -82,6 +97,9 @@ class Daemon:
             raise PlatformError(f"Docker cannot remove container {container}: device or resource busy.")
         if container in self.left:
             self.left.remove(container)
+            return
+        self.there.remove(container)
+        if container not in self.processes:
             return
         process = self.processes.pop(container)
         process.kill()
@@ -220,6 +238,20 @@ def test_a_container_that_cannot_be_removed_holds_up_nothing_else(on_launcher: A
         assert daemon.left == set()
 
     on_launcher(test)
+
+
+def test_a_container_that_is_being_made_when_the_agent_ends_is_removed(on_launcher: Any) -> None:
+    daemons: list[Daemon] = []
+
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        daemons.append(daemon)
+        daemon.is_slow = True
+        launcher.want(_uses(100))
+        await daemon.asked_for_one.wait()
+
+    on_launcher(test)
+    assert daemons[0].made == 1
+    assert daemons[0].there == set()
 
 
 def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any) -> None:

@@ -31,6 +31,7 @@ from gpufn_runtime.agent.launchers.freezer import Freezer
 from gpufn_runtime.agent.launchers.sandbox import WORKER, Limits, Sandbox, inside, sandbox
 from gpufn_runtime.agent.standbys import READY_TIMEOUT_S, ModuleSet
 
+_CREATED_WITHIN_S = 5.0
 _UIDS = range(1_900_000_000, 2_000_000_000)  # that no system gives out; so many that two are never the same
 
 
@@ -102,9 +103,20 @@ class Container:
             packages=packages,
             modules=self.modules,
         )
-        self.id = await self._daemon.create(f"gpufn-{self.name}", self.kind.image, confined, owner)
+        await self._create(confined, owner)
         self.pid = await self._daemon.start(self.id)
         await self._ready()
+
+    async def _create(self, confined: Sandbox, owner: Mapping[str, str]) -> None:
+        """The daemon makes it also for who waits no more: then it is waited for all the same, to be removed."""
+        creating = asyncio.ensure_future(self._daemon.create(f"gpufn-{self.name}", self.kind.image, confined, owner))
+        try:
+            self.id = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            with contextlib.suppress(GpufnError, TimeoutError):
+                async with asyncio.timeout(_CREATED_WITHIN_S):
+                    self.id = await creating
+            raise
 
     async def _ready(self) -> TemplateReady:
         ready = asyncio.create_task(self._control.ready(), name=f"ready-{self.name}")

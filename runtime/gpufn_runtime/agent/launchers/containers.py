@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # the worker that has just been launched has a start to get through
-_END_TIMEOUT_S = 5.0
+_END_TIMEOUT_S = 10.0
 
 # (function, revision, line): a line of what making an image says, for the function's log.
 Say = Callable[[str, int, str], None]
