@@ -26,6 +26,7 @@ from gpufn.errors import (
     WorkerLost,
 )
 from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
+from gpufn.priority import QueueKind
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.revision import Revision
 from gpufn.tasks import Tasks
@@ -45,8 +46,8 @@ _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 
 class Arrivals:
     """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that was over
-    before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU. A cancel finds what is
-    in `running`, by invocation id."""
+    before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU. `on_room(revision,
+    calls)` is told how many the lane may bring at a time. A cancel finds what is in `running`, by invocation id."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Arrivals:
         run: Callable[[Attempt, bytes], None],
         drop: Callable[[Attempt], None],
         ask: Callable[[Attempt, Callable[[], None]], None],
+        on_room: Callable[[Revision, int], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
@@ -73,24 +75,75 @@ class Arrivals:
         self._run = run
         self._drop = drop
         self._ask = ask
+        self._on_room = on_room
         self._methods = {method.name: method for method in revision.spec.methods}
-        self.intake = Intake(
+        self._intake = Intake(
             bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
         )  # fmt: skip
         self._tasks = Tasks(f"arrivals of {revision}")
 
+    def open(self) -> None:
+        """Start to pull."""
+        self._intake.open()
+
     def close(self) -> None:
         """Pull nothing more, and hand back who stands in line."""
-        self.hand_back_line()
-        self.intake.close()
+        self._hand_back_line()
+        self._intake.close()
+        self._tell_room()
+
+    def tick(self, now: float) -> None:
+        """Each second: a look at the queues."""
+        self._intake.tick(now)
+        self._tell_room()
 
     def offer(self, delivery: DirectDelivery) -> None:
         """A call that came by the lane: run it now or in a moment, or not here."""
         has_room = self._places.has_room() and not self._places.takes_turns
-        if has_room and not self.intake.others_wait(delivery.message.priority):
+        if has_room and not self._intake.others_wait(delivery.message.priority):
             self._start(delivery, delivery.message, delivery.body)
         else:
             delivery.nak()
+
+    def on_doorbell(self, queue: QueueKind) -> None:
+        """A call was queued there."""
+        self._intake.on_doorbell(queue)
+
+    def look(self) -> None:
+        """Calls may wait in the queues that no credit stands in."""
+        self._intake.look()
+
+    # --- room for them ------------------------------------------------------------------------------------------------
+
+    def more_room(self) -> None:
+        """A worker takes calls from now on."""
+        self._tell_room()
+        self._intake.offer()
+
+    def less_room(self) -> None:
+        """A worker takes no more calls."""
+        self._intake.shrink()
+        self._tell_room()
+
+    def slot_freed(self) -> None:
+        """For who stands in line, or who is still queued."""
+        self.serve_line()
+        self._intake.offer()
+
+    def slot_poisoned(self) -> None:
+        self._intake.shrink()
+
+    def close_line_while(self, a_call_lasts: bool) -> None:
+        """Nobody stands in line behind one that does."""
+        if a_call_lasts is not self._line.is_closed:
+            self._line.is_closed = a_call_lasts
+            self._tell_room()
+        if a_call_lasts:
+            self._hand_back_line()
+            self._intake.shrink()
+
+    def _tell_room(self) -> None:
+        self._on_room(self._revision, self._places.lane_room())
 
     def serve_line(self) -> None:
         """Slots may have become free, or be gone."""
@@ -101,12 +154,14 @@ class Arrivals:
             else:
                 self._start(*waiting)
         if self._line and not (self._places.slots and self._line.is_short):
-            self.hand_back_line()
+            self._hand_back_line()
 
-    def hand_back_line(self) -> None:
+    def _hand_back_line(self) -> None:
         while self._line:
             with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
                 self._hand_back(self._line.next())
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
 
     def _take(self, delivery: Delivery) -> None:
         try:
@@ -114,7 +169,7 @@ class Arrivals:
         except ProtocolMismatch as error:
             log.error("%r cannot be read and is removed: %s", delivery, error)
             delivery.term("unreadable")
-            self.intake.offer()
+            self._intake.offer()
             return
         self._start(delivery, message, body)
 
@@ -122,7 +177,7 @@ class Arrivals:
         now = self._clock.time()
         if message.not_before > now:
             delivery.nak(min(message.not_before - now, self._longest_delay_s(message)))
-            self.intake.offer()
+            self._intake.offer()
         elif now >= message.expires_at(self._revision.spec.queue_timeout_s, delivery.delivered):
             expired = waited_too_long(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired), now)
@@ -160,7 +215,7 @@ class Arrivals:
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
     ) -> None:
         self._settler.refuse(delivery, message, outcome, now, self._revision.spec.retention_s)
-        self.intake.offer()
+        self._intake.offer()
 
     def _stand_in_line(self, waiting: Waiting) -> None:
         if self._line.is_short and self._places.slots:
@@ -171,7 +226,7 @@ class Arrivals:
     def _hand_back(self, waiting: Waiting) -> None:
         waiting.delivery.nak()
         if isinstance(waiting.delivery, Delivery):
-            self.intake.handed_back(waiting.message)
+            self._intake.handed_back(waiting.message)
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being

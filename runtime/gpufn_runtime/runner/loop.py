@@ -26,7 +26,7 @@ from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel, HeldBy, StreamCredit, WhereIs
 from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import Revision, RevisionKey
-from gpufn.workers import Assignment, Desired
+from gpufn.workers import Assignment
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.departed import Departed
@@ -170,7 +170,7 @@ class Runner:
                 parked=link.parked,
             )
             for queue in self._queues.values()
-            for link in queue.links.values()
+            for link in queue.workers.links.values()
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
         report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
@@ -199,7 +199,7 @@ class Runner:
                 self._inherited.add(worker)
             self._start_to_attach(assignment)
         elif (queue := self._queues.get((assignment.function, assignment.revision))) is not None:
-            _obey(queue, assignment)
+            queue.workers.obey(assignment)
             self.report()
 
     def _start_to_attach(self, assignment: Assignment) -> None:
@@ -218,15 +218,15 @@ class Runner:
                 assignment.worker,
                 revision,
                 self._home.worker_socket(assignment.worker),
-                owner=queue,
+                queue=queue,
+                owner=queue.workers,
                 relay=self._relay,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus_charged=len(assignment.share.gpus) * assignment.share.gpu_part,
                 is_inherited=assignment.worker in self._inherited,
             )
-            queue.links[assignment.worker] = link
-            await link.listen(self._clock.monotonic())
+            await queue.workers.add(link)
         except (GpufnError, OSError) as error:
             log.error("worker %s cannot be served yet: %s", assignment.worker, error)
             self._attach_again.add(assignment.worker)
@@ -235,7 +235,7 @@ class Runner:
         if desired is None:
             self._detach(assignment.worker)
         else:
-            _obey(queue, desired)
+            queue.workers.obey(desired)
 
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
@@ -259,9 +259,9 @@ class Runner:
 
     def _detach(self, worker: str) -> None:
         for key, queue in list(self._queues.items()):
-            if worker in queue.links:
-                queue.remove(worker)
-                if not queue.links:
+            if worker in queue.workers.links:
+                queue.workers.remove(worker)
+                if not queue.workers.links:
                     self.report()  # what it has counted goes with it
                     queue.close()
                     del self._queues[key]
@@ -332,14 +332,3 @@ class Runner:
             for (name, _), queue in self._queues.items():
                 if name == function:
                     queue.on_doorbell(rung)
-
-
-def _obey(queue: RevisionQueue, assignment: Assignment) -> None:
-    """Have its worker be as it is desired. What it is already, it stays."""
-    match assignment.desired:
-        case Desired.RUN:
-            queue.resume(assignment.worker)
-        case Desired.PARK:
-            queue.park(assignment.worker, assignment.park_bytes)
-        case Desired.DRAIN:
-            queue.drain(assignment.worker)

@@ -40,13 +40,18 @@ _LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 
 
+class LinkQueue(Protocol):
+    """What a link tells of its slots: to the queue of its revision."""
+
+    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
+    def on_freed(self, link: WorkerLink) -> None: ...
+
+
 class LinkOwner(Protocol):
-    """What a link tells of its worker: to the queue of its revision."""
+    """What a link tells of its worker: to the workers of its revision."""
 
     def on_ready(self, link: WorkerLink) -> None: ...
-    def on_freed(self, link: WorkerLink) -> None: ...
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None: ...
-    def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
     def on_draining(self, link: WorkerLink) -> None: ...
     def on_parked(self, link: WorkerLink) -> None: ...
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None: ...
@@ -74,6 +79,7 @@ class WorkerLink:
         revision: Revision,
         path: Path,
         *,
+        queue: LinkQueue,
         owner: LinkOwner,
         relay: LinkRelay,
         created_at: float,
@@ -105,6 +111,7 @@ class WorkerLink:
         self.idle_since: float | None = None
         self.cold_start: ColdStart | None = None
         self.modules: tuple[str, ...] = ()
+        self._queue = queue
         self._owner = owner
         self._relay = relay
         self._server: asyncio.Server | None = None
@@ -259,7 +266,7 @@ class WorkerLink:
         if self._leftovers:
             self._leftovers -= 1
             self.slots.release()
-            self._owner.on_freed(self)
+            self._queue.on_freed(self)
 
     def _on_draining(self, _: frames.Draining, __: bytes) -> None:
         self._owner.on_draining(self)
@@ -271,7 +278,7 @@ class WorkerLink:
         attempt = self.attempts.pop(result.attempt, None)
         if attempt is None:
             raise ProtocolMismatch("a result of an attempt that does not run here")
-        self._owner.on_result(attempt, result, body)
+        self._queue.on_result(attempt, result, body)
 
     def _on_item(self, item: frames.Item, body: bytes) -> None:
         self._relay.on_item(self._attempt(item.attempt), item, body)

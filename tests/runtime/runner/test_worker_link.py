@@ -23,7 +23,7 @@ CONTAINER_UID = 1_900_000_001
 
 
 def new_link(folder: Path) -> WorkerLink:
-    return WorkerLink("w-1", REVISION, folder / "s", owner=Mock(), relay=Mock(), created_at=1.0)
+    return WorkerLink("w-1", REVISION, folder / "s", queue=Mock(), owner=Mock(), relay=Mock(), created_at=1.0)
 
 
 async def connected(folder: Path, owner: int, running: int = 0) -> WorkerLink:
