@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from gpufn import media
-from gpufn.bus.calls import CallRequest, PendingCall, PendingStream
+from gpufn.bus.calls import CallRequest
+from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import (
     BusUnavailable,

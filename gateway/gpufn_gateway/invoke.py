@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gpufn.bus.calls import PendingCall
+from gpufn.bus.pending import PendingCall
 from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
-from gpufn.bus.calls import PendingStream
+from gpufn.bus.pending import PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import CapacityError, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn.protocol.frames import STREAM_WINDOW

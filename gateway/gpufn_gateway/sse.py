@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from gpufn import media
-from gpufn.bus.calls import PendingCall, PendingStream
+from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.bus.records import request_digest
 from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
 from gpufn.invocation import OutcomeKind

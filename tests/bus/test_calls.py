@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from gpufn.bus import searches, streams
-from gpufn.bus.calls import Caller, CallRequest, PendingCall, PendingStream
+from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus, Message
+from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, InvocationExpired, WorkerLost
 from gpufn.ids import digest_of

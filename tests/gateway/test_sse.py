@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus.calls import CallRequest, PendingStream
+from gpufn.bus.calls import CallRequest
+from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, InvocationExpired
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.messages import InvocationMessage, ItemReply, ResultReply
+from gpufn.protocol.messages import InvocationMessage, ItemReply, ResultReply, StreamCredit
 from gpufn_gateway.sse import pump
 
 URL = "/v1/functions/count/invoke"
@@ -26,15 +27,13 @@ class StubCaller:
     def __init__(self) -> None:
         self.abandoned: list[str] = []
         self.credits: list[str] = []
-        self._bus = self
-        self._clock = SystemClock()
 
-    def publish(self, subject: str, payload: bytes) -> None:
-        self.credits.append(subject)
+    def give_credit(self, to: str, credit: StreamCredit) -> None:
+        self.credits.append(to)
 
-    def _forget(self, invocation: str) -> None: ...
+    def forget(self, invocation: str) -> None: ...
 
-    def _abandon(self, call: Any) -> None:
+    def abandon(self, call: PendingCall) -> None:
         self.abandoned.append(call.id)
 
 
@@ -48,7 +47,7 @@ def streaming(gateway: Any, make: Any) -> Any:
     def open_stream(request: CallRequest) -> PendingStream:
         name = f"i{len(gateway.streams)}"
         message = InvocationMessage(name, "count", 1, request.method, request.content_type, "", "", 1000.0)
-        stream = PendingStream(gateway.caller, message, asyncio.get_running_loop().create_future())
+        stream = PendingStream(gateway.caller, message, asyncio.get_running_loop().create_future(), SystemClock())
         gateway.streams.append(stream)
         return stream
 

@@ -11,10 +11,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
+from gpufn.bus.pending import PendingCall
 from gpufn.bus.records import where
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError
@@ -22,9 +22,6 @@ from gpufn.invocation import waited_too_long
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.tasks import Tasks
-
-if TYPE_CHECKING:
-    from gpufn.bus.calls import PendingCall
 
 log = logging.getLogger(__name__)
 
