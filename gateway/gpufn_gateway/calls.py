@@ -1,15 +1,13 @@
 """What every call goes through before it is queued, whichever way its result is wanted.
 
 1. who asks (`Access`)   2. what it names (`Registry`), and whether the key's limits allow it now (`KeyUses`)
-3. its body, within limits   4. whether it fits the signature   5. whether anybody could serve it (`admission`)
-6. its deadline   7. a doorbell when no worker is ready
+3. what its headers ask of it (`asked`)   4. whether anybody could serve it (`admission`)
+5. its body, within limits   6. whether it fits the signature   7. a doorbell when no worker is ready
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -22,22 +20,20 @@ from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import (
     BusUnavailable,
-    DeadlinePassed,
     GpufnError,
-    InvalidInput,
     InvocationExpired,
     QueueFull,
     UnsupportedMediaType,
 )
 from gpufn.parcels import ParcelReader
-from gpufn.priority import Priority, priority_of
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation
+from gpufn_gateway.asked import asked
 from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
@@ -50,7 +46,6 @@ from gpufn_gateway.telemetry import Telemetry
 P = TypeVar("P", bound=PendingCall)
 
 _DOORBELL_APART_S: Final = 0.002  # the controller reads the whole depth at each ring
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Queue(Protocol):
@@ -151,28 +146,26 @@ class Calls:
         """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
 
         `may_be_parcel`: a large body may become a parcel, which whoever asked has to `discard` in the end. `read`
-        takes the place of steps 3 and 4 for a protocol of its own.
+        takes the place of steps 5 and 6 for a protocol of its own.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
         principal.need_invoke(target.name)
         try:
             self.uses.admit(principal)
-            priority = _priority(headers.get(b"x-gpufn-priority"), target.revision.spec, principal)
             asked_at = self.clock.time()
-            timeout_s = _timeout(headers.get(b"x-gpufn-timeout"))
-            deadline = _deadline(headers.get(b"x-gpufn-deadline"), asked_at)
+            asks = asked(headers, asked_at)
+            check_class(asks.priority, target.revision.spec, principal)
             if waits:
                 status = self.registry.statuses.get(target.name)
-                left_s = _time_left(timeout_s, deadline, asked_at)
-                refused = admission.refusal(target.function, target.revision, status, left_s)
+                refused = admission.refusal(target.function, target.revision, status, asks.left_s(asked_at))
                 if refused is not None:
                     raise refused
             if read is None:
                 arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
             else:
                 arguments = await read(name, target, headers, receive)
-            trace, now = headers.get(b"traceparent"), self.clock.time()
+            now = self.clock.time()
             return PreparedCall(
                 principal,
                 target,
@@ -181,9 +174,9 @@ class Calls:
                 arguments.body.data,
                 arguments.body.parcel,
                 now,
-                _time_left(timeout_s, deadline, now),  # a deadline does not wait for a body that takes its time
-                "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
-                priority,
+                asks.left_s(now),
+                asks.trace,
+                asks.priority or target.revision.spec.priority,
             )
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
@@ -326,50 +319,7 @@ def _request(call: PreparedCall) -> CallRequest:
     )
 
 
-def _priority(header: bytes | None, spec: FunctionSpec, principal: Principal) -> Priority:
-    """The class of a call, which is the function's unless it says otherwise."""
-    if header is None:
-        return spec.priority
-    asked = priority_of(header.decode("latin-1"), "X-Gpufn-Priority")
-    check_class(asked, spec, principal)
-    return asked
-
-
 def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal) -> None:
     """Raises Forbidden: calls of `hi` are for keys that may, or of functions of that class."""
     if asked is Priority.HI is not spec.priority:
         principal.need(HI)
-
-
-def _deadline(header: bytes | None, now: float) -> float | None:
-    """Unix seconds. Raises InvalidInput, DeadlinePassed."""
-    if header is None:
-        return None
-    try:
-        deadline = float(header)
-    except ValueError:
-        deadline = math.nan
-    if not deadline - now <= LONGEST_TIMEOUT_S:
-        raise InvalidInput("X-Gpufn-Deadline is in unix seconds, at most 7 days ahead", field="X-Gpufn-Deadline")
-    if deadline <= now:
-        raise DeadlinePassed(f"the deadline of this call was {now - deadline:.1f} s ago")
-    return deadline
-
-
-def _time_left(timeout_s: float | None, deadline: float | None, now: float) -> float | None:
-    """Seconds until the earlier of both, negative once that has passed; None: the client asked for neither."""
-    if deadline is None:
-        return timeout_s
-    return deadline - now if timeout_s is None else min(timeout_s, deadline - now)
-
-
-def _timeout(header: bytes | None) -> float | None:
-    if header is None:
-        return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= LONGEST_TIMEOUT_S:
-        raise InvalidInput("X-Gpufn-Timeout is a number of seconds above 0, at most 7 days", field="X-Gpufn-Timeout")
-    return seconds
