@@ -274,8 +274,13 @@ class Calls:
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.status(target.name))
 
-    def expired(self, target: Target, error: InvocationExpired) -> GpufnError:
-        return admission.expired(target.name, error, self.registry.status(target.name))
+    def explained(self, target: Target, error: GpufnError) -> GpufnError:
+        """`error` of a call that was queued, with what is known of its function: why it waited, when to come again."""
+        if isinstance(error, QueueFull):
+            return self.queue_full(target)
+        if isinstance(error, InvocationExpired):
+            return admission.expired(target.name, error, self.registry.status(target.name))
+        return error
 
     def _ring_if_cold(self, target: Target) -> None:
         status = self.registry.statuses.get(target.name)

@@ -10,7 +10,7 @@ import asyncio
 from typing import Final
 
 from gpufn.bus.pending import PendingCall
-from gpufn.errors import GpufnError, InvalidInput, InvocationExpired, QueueFull
+from gpufn.errors import GpufnError, InvalidInput
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import problems
@@ -137,10 +137,7 @@ class Invoke:
     async def _failed(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording
     ) -> None:
-        if isinstance(error, QueueFull):
-            error = self._calls.queue_full(call.target)
-        elif isinstance(error, InvocationExpired):
-            error = self._calls.expired(call.target, error)
+        error = self._calls.explained(call.target, error)
         self._calls.telemetry.of(call.target.name).failed(error.code)
         about = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
         await send_problem(send, wording, problems.problem_of(error), about)

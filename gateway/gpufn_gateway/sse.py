@@ -17,7 +17,7 @@ import msgspec
 from gpufn import media
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.bus.records import request_digest
-from gpufn.errors import GpufnError, InvocationCancelled, QueueFull
+from gpufn.errors import GpufnError, InvocationCancelled
 from gpufn.invocation import OutcomeKind
 from gpufn.media import RecordKind
 from gpufn.parcels import ParcelReader
@@ -128,7 +128,7 @@ class CallStream:
                 with result:
                     body = b"".join(result.parts())
         except GpufnError as error:
-            yield encoding.error(problems.problem_of(self._public(error)))
+            yield encoding.error(problems.problem_of(self._calls.explained(self._call.target, error)))
             return
         if reply.kind is not OutcomeKind.SUCCEEDED:
             yield encoding.error(problems.from_outcome(reply.kind, reply.error))
@@ -137,15 +137,12 @@ class CallStream:
             yield encoding.item(0, reply.content_type, body)
         yield encoding.end(reply.items if self._streams else 1)
 
-    def _public(self, error: GpufnError) -> GpufnError:
-        return self._calls.queue_full(self._call.target) if isinstance(error, QueueFull) else error
-
     def _count(self, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
         stats = self._calls.telemetry.of(self._call.target.name)
         if ended.cancelled():
             return
         if (error := ended.exception()) is not None:
-            stats.failed(problems.problem_of(self._public(error)).code if isinstance(error, GpufnError) else "")
+            stats.failed(error.code if isinstance(error, GpufnError) else "")
             return
         reply, _ = ended.result()
         stats.ended(reply, self._calls.clock.time() - self._call.now)

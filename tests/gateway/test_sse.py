@@ -14,6 +14,7 @@ from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, InvocationExpired
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import InvocationMessage, ItemReply, ResultReply, StreamCredit
+from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn_gateway.sse import pump
 
 URL = "/v1/functions/count/invoke"
@@ -116,6 +117,18 @@ async def test_a_stream_that_fails_ends_with_an_error_event(streaming: Any, conn
         b"event: error",
         "invocation_expired",
     )
+
+
+async def test_a_stream_that_never_began_says_what_it_waited_for(
+    streaming: Any, make: Any, connection: Any, settle: Any
+) -> None:
+    client = connection(URL, accept=EVENTS)
+    task = client.start(streaming.app)
+    await settle()
+    streaming.report(make.status("count", ready=0, waiting=Waiting(WaitReason.NO_CAPACITY, "vm: it has no L4 GPU")))
+    streaming.streams[0].fail(InvocationExpired("too late"))
+    await task
+    assert b"too late: count waits, vm: it has no L4 GPU" in client.body
 
 
 async def test_a_function_that_does_not_stream_is_a_stream_of_one(gateway: Any, connection: Any) -> None:
