@@ -11,7 +11,7 @@ from typing import Any, Final
 from gpufn import media
 from gpufn.bus import maps, queued_calls, queues, records, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.feed import Follower
+from gpufn.bus.follower import Follower
 from gpufn.bus.maps import Items, Logged
 from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
 from gpufn.ids import is_invocation_id, item_of

@@ -9,6 +9,7 @@ import pytest
 
 from gpufn.bus import feed, streams
 from gpufn.bus.feed import Feed, StoredMessage
+from gpufn.bus.follower import Follower
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 
@@ -45,7 +46,7 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("some")
-    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower:
         assert await follower.some(0.01) == []
         assert await follower.is_drained()
         stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(600)]
@@ -65,7 +66,7 @@ async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_rem
     await streams.ensure_streams(bus)
     subject = subjects.logs("removed")
     stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(300)]
-    async with feed.Follower(bus, subjects.LOGS, subject, stored[0].seq) as follower:
+    async with Follower(bus, subjects.LOGS, subject, stored[0].seq) as follower:
         found = await follower.some(5.0)
         await streams.purge(bus, subjects.LOGS, subject)
         while not await follower.is_drained():
@@ -82,9 +83,9 @@ async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_wa
 ) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
-    subject, newest_seq = subjects.logs("meanwhile"), feed._newest_seq
+    subject, newest_seq = subjects.logs("meanwhile"), feed.last_seq
     first = await bus.publish_stored(subject, b"")
-    async with feed.Follower(bus, subjects.LOGS, subject, first.seq) as follower:
+    async with Follower(bus, subjects.LOGS, subject, first.seq) as follower:
         while not await follower.some(5.0):
             pass
 
@@ -95,7 +96,7 @@ async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_wa
                 await bus.flush()
             return found
 
-        monkeypatch.setattr(feed, "_newest_seq", slowly)
+        monkeypatch.setattr("gpufn.bus.follower.last_seq", slowly)
         assert not await follower.is_drained()
 
 
@@ -157,14 +158,14 @@ async def test_a_follower_whose_feed_is_lost_as_it_begins_opens_another(
         publish(to, payload, **more)
 
     monkeypatch.setattr(bus, "publish", breaks)
-    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower:
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower:
         async with asyncio.timeout(30):
             assert (await follower.next()).payload == b"there"
     assert len(broke) == 1
 
 
 async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nats: Any, connect: Any) -> None:
-    follower = feed.Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
+    follower = Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
 
     class Breaks:
         """For it cannot ask for more."""
@@ -185,7 +186,7 @@ async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_wai
     await streams.ensure_streams(bus)
     subject = subjects.logs("slow")
     await bus.publish_stored(subject, b"there")
-    async with feed.Follower(bus, subjects.LOGS, subject, 1) as follower, asyncio.timeout(30):
+    async with Follower(bus, subjects.LOGS, subject, 1) as follower, asyncio.timeout(30):
         found: list[StoredMessage] = []
         while not found:
             found = await follower.some(0.0)

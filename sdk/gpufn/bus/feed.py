@@ -15,17 +15,15 @@ import contextlib
 import logging
 import random
 import secrets
-from collections import deque
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from gpufn.bus import jetstream
 from gpufn.bus.connection import Bus, JetStreamError, Message, Subscription
 from gpufn.bus.wire import ack_tokens
-from gpufn.errors import BusUnavailable, PlatformError
+from gpufn.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +116,7 @@ class Feed:
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, since_seq)}
         if bus.server_info.get("cluster"):
-            newest_seq = await _newest_seq(bus, stream, filter_subject)
+            newest_seq = await last_seq(bus, stream, filter_subject)
             feed._newest_seq = newest_seq if newest_seq >= (since_seq or 0) else 0
         info = await bus.js(
             f"CONSUMER.CREATE.{stream}.{feed._name}.{filter_subject}",
@@ -146,7 +144,7 @@ class Feed:
 
         Raises BusUnavailable when the Feed is lost before."""
         for _ in range(_LOOKS):
-            newest_seq = await _newest_seq(self._bus, self._stream, self._filter)
+            newest_seq = await last_seq(self._bus, self._stream, self._filter)
             if not self.is_open:
                 raise BusUnavailable(f"Reading {self._stream} broke off.")
             if self._seq >= newest_seq:
@@ -254,8 +252,8 @@ class Feed:
             on_lost(why)
 
 
-async def _newest_seq(bus: Bus, stream: str, filter_subject: str) -> int:
-    """0 when there is none."""
+async def last_seq(bus: Bus, stream: str, filter_subject: str) -> int:
+    """Of the newest message, by the word of the stream's leader; 0 when there is none."""
     try:
         answer = await bus.js(f"STREAM.MSG.GET.{stream}", {"last_by_subj": filter_subject})
     except JetStreamError as error:
@@ -299,80 +297,3 @@ async def collect(
     finally:
         feed.close()
     return list(found.values())
-
-
-class Follower:
-    """A Feed for a reader that awaits: holds back the server while the reader is slow, opens a new Feed when needed."""
-
-    def __init__(self, bus: Bus, stream: str, filter_subject: str, since_seq: int) -> None:
-        self._bus = bus
-        self._stream = stream
-        self._filter = filter_subject
-        self._next_seq = since_seq
-        self._ready: deque[StoredMessage] = deque()
-        self._wake = asyncio.Event()
-        self._feed: Feed | None = None
-
-    async def is_drained(self) -> bool:
-        """Every message that is stored has been taken, by the word of the stream's leader."""
-        newest_seq = await _newest_seq(self._bus, self._stream, self._filter)
-        return not self._ready and newest_seq < self._next_seq  # looked at behind it: more may have come meanwhile
-
-    def wake(self) -> None:
-        """Let `some` return."""
-        self._wake.set()
-
-    async def some(self, timeout_s: float) -> list[StoredMessage]:
-        """Those that have arrived; none after `timeout_s`, when it was woken, or cannot read now."""
-        if self._feed is None:  # what takes its time is not begun again and again
-            await self._open()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                if self._feed is not None and not self._ready:
-                    await self._wake.wait()
-        self._wake.clear()
-        found = list(self._ready)
-        self._ready.clear()
-        for _ in found:
-            if self._feed is not None:  # each may lose it
-                self._feed.take()
-        return found
-
-    async def next(self) -> StoredMessage:
-        while not self._ready:
-            if self._feed is None:
-                await self._open()
-                continue
-            self._wake.clear()
-            await self._wake.wait()
-        message = self._ready.popleft()
-        if self._feed is not None:
-            self._feed.take()
-        return message
-
-    async def _open(self) -> None:
-        try:
-            self._feed = await Feed.open(
-                self._bus, self._stream, self._filter, self._on_message, self._on_lost, since_seq=self._next_seq
-            )
-        except PlatformError as error:
-            log.info("cannot follow %s: %s", self._filter, error)
-            await reopen_pause()
-
-    def _on_message(self, message: StoredMessage, pending: int) -> None:
-        self._next_seq = message.seq + 1
-        self._ready.append(message)
-        self._wake.set()
-
-    def _on_lost(self, why: str) -> None:
-        self._feed = None
-        self._wake.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if self._feed is not None:
-            self._feed.close()

@@ -20,6 +20,7 @@ import msgspec
 from gpufn.bus import feed, jetstream, wire
 from gpufn.bus.connection import Bus, JetStreamError, Message
 from gpufn.bus.feed import StoredMessage
+from gpufn.bus.follower import Follower
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 
@@ -354,6 +355,6 @@ async def history(bus: Bus, stream: str, subject: str, *, last: int, headers_onl
 
 async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:
     """Every message of `subject` from `since_seq` on, each once and in order, for ever; waits out a lost server."""
-    async with feed.Follower(bus, stream, subject, since_seq) as follower:
+    async with Follower(bus, stream, subject, since_seq) as follower:
         while True:
             yield await follower.next()
