@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 import msgspec
@@ -19,11 +18,11 @@ from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
-from gpufn.errors import BusUnavailable, GpufnError
+from gpufn.errors import GpufnError
 from gpufn.home import Home
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import Cancel, HeldBy, StreamCredit, WhereIs
+from gpufn.protocol.messages import Cancel, StreamCredit
 from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import Revision, RevisionKey
 from gpufn.workers import Assignment
@@ -42,6 +41,7 @@ from gpufn_runtime.runner.relay import Relay
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
 from gpufn_runtime.runner.supervision import Supervision
+from gpufn_runtime.runner.whereabouts import Whereabouts
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,6 @@ _TICK_S = 1.0
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _cancel = msgspec.msgpack.Decoder(Cancel)
 _credit = msgspec.msgpack.Decoder(StreamCredit)
-_where = msgspec.msgpack.Decoder(WhereIs)
 
 
 class Runner:
@@ -96,6 +95,7 @@ class Runner:
         self._inherited: set[str] = set()  # workers of that
         self._departed = Departed(bus, self._running, self._cancel_attempt)
         self._missed = MissedEnds(bus, self._running, self._cancel_attempt)
+        self._whereabouts = Whereabouts(bus, node, self._running, self._settler.unsettled)
         self._queues: dict[RevisionKey, RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
@@ -108,9 +108,9 @@ class Runner:
         self._supervision.start()
         self._circuits.start()
         self._missed.start()
+        self._whereabouts.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
-        self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
         self._bus.subscribe(subjects.DOORBELLS, self._on_doorbell)
         await self._directory.open()
         await self._lane.open()
@@ -251,7 +251,7 @@ class Runner:
             meter=self._meter,
             on_change=self.report,
             on_room=self._lane.room,
-            on_start=self._tell_start,
+            on_start=self._whereabouts.tell_start,
         )
         self._queues[revision.key] = queue
         queue.open()
@@ -302,29 +302,6 @@ class Runner:
     def _cancel(self, attempt: Attempt) -> None:
         if (queue := self._queues.get(attempt.link.revision.key)) is not None:
             queue.cancel(attempt)
-
-    def _on_where(self, message: Message) -> None:
-        wanted = _where.decode(message.payload).invocation
-        if not wanted and message.reply:
-            for each in (self._settler.unsettled | self._running).values():
-                if each.is_submitted and not each.is_looked_up:
-                    self._bus.publish(message.reply, encode(self._held(each)))
-            return
-        attempt = self._running.get(wanted) or self._settler.unsettled.get(wanted)
-        if attempt is not None and not attempt.is_looked_up and message.reply:
-            self._bus.publish(message.reply, encode(self._held(attempt)))
-
-    def _tell_start(self, attempt: Attempt) -> None:
-        """Who follows this call's events hears of it; without the bus nobody can."""
-        with contextlib.suppress(BusUnavailable):
-            self._bus.publish(subjects.call_started(attempt.message.id), encode(self._held(attempt)))
-
-    def _held(self, attempt: Attempt) -> HeldBy:
-        message = attempt.message
-        worker, started_at = attempt.link.worker, attempt.started_at
-        return HeldBy(
-            message.id, worker, self._node, message.attempt, started_at, attempt.progress, attempt.waits_on
-        )  # fmt: skip
 
     def _on_doorbell(self, message: Message) -> None:
         function, rung = message.subject.rpartition(".")[2], doorbells.queue_of(message.payload)

@@ -1,0 +1,56 @@
+"""Which calls this runner has: told to whoever asks, and of one that begins to those who follow its events.
+
+A submitted call's record is written when it is queued, tried again, and ends; in between nobody else knows who runs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import msgspec
+
+from gpufn.bus.connection import Bus, Message
+from gpufn.errors import BusUnavailable
+from gpufn.protocol import subjects
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import HeldBy, WhereIs
+from gpufn_runtime.runner.attempt import Attempt
+
+_where = msgspec.msgpack.Decoder(WhereIs)
+
+
+class Whereabouts:
+    """`running` are the attempts, by invocation; `unsettled` those that have ended, and their records do not say so."""
+
+    def __init__(self, bus: Bus, node: str, running: Mapping[str, Attempt], unsettled: Mapping[str, Attempt]) -> None:
+        self._bus = bus
+        self._node = node
+        self._running = running
+        self._unsettled = unsettled
+
+    def start(self) -> None:
+        self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
+
+    def tell_start(self, attempt: Attempt) -> None:
+        """Who follows this call's events hears of it; without the bus nobody can."""
+        with contextlib.suppress(BusUnavailable):
+            self._bus.publish(subjects.call_started(attempt.message.id), encode(self._held(attempt)))
+
+    def _on_where(self, message: Message) -> None:
+        wanted = _where.decode(message.payload).invocation
+        if not wanted and message.reply:
+            for each in {**self._unsettled, **self._running}.values():
+                if each.is_submitted and not each.is_looked_up:
+                    self._bus.publish(message.reply, encode(self._held(each)))
+            return
+        attempt = self._running.get(wanted) or self._unsettled.get(wanted)
+        if attempt is not None and not attempt.is_looked_up and message.reply:
+            self._bus.publish(message.reply, encode(self._held(attempt)))
+
+    def _held(self, attempt: Attempt) -> HeldBy:
+        message = attempt.message
+        worker, started_at = attempt.link.worker, attempt.started_at
+        return HeldBy(
+            message.id, worker, self._node, message.attempt, started_at, attempt.progress, attempt.waits_on
+        )  # fmt: skip
