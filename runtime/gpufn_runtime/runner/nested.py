@@ -31,6 +31,7 @@ from gpufn.ids import names_invocation
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
+from gpufn.protocol.frames import Verb
 from gpufn.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.records import CallRecord, Checkpoint
@@ -123,19 +124,19 @@ class NestedCalls:
 
     async def _do(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         match call.verb:
-            case "call":
+            case Verb.CALL:
                 return await self._call(link, call, body, parent)
-            case "stream":
+            case Verb.STREAM:
                 return await self._stream(link, call, body, parent)
-            case "submit":
+            case Verb.SUBMIT:
                 return await self._submit(link, call, body, parent)
-            case "status" | "result" | "cancel":
+            case Verb.STATUS | Verb.RESULT | Verb.CANCEL:
                 return await self._look(call)
-            case "checkpoint" if parent is not None:
+            case Verb.CHECKPOINT if parent is not None:
                 return await self._keep(call, body, parent)
-            case "restore" if parent is not None:
+            case Verb.RESTORE if parent is not None:
                 return await self._restore(parent)
-            case "checkpoint" | "restore":
+            case Verb.CHECKPOINT | Verb.RESTORE:
                 raise InvalidInput("only a call that runs has a checkpoint")
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
@@ -180,7 +181,7 @@ class NestedCalls:
     async def _look(self, call: frames.Call) -> _Answer:
         if not names_invocation(call.target):  # it becomes a part of subjects, where * is everybody's
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
-        if call.verb == "result":
+        if call.verb == Verb.RESULT:
             record, body = await self._ended(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
@@ -196,7 +197,7 @@ class NestedCalls:
         if found is None:
             raise InvocationNotFound(f"there is no invocation {call.target}")
         record = found[0]
-        if call.verb == "cancel":
+        if call.verb == Verb.CANCEL:
             was_running = await records.cancel(self._bus, record, self._clock.time())
             return OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false"
         return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()

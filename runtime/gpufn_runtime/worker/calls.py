@@ -24,7 +24,7 @@ from gpufn.errors import (
 )
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
-from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress
+from gpufn.protocol.frames import STREAM_WINDOW, Answer, AnswerItem, Call, CallCredit, CloseCall, Progress, Verb
 from gpufn.protocol.limits import INLINE_BYTES, PROGRESS_CHARS
 from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
@@ -59,7 +59,7 @@ class NestedCalls:
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         return self._ask(
-            "call", function, body,
+            Verb.CALL, function, body,
             method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
 
@@ -75,7 +75,7 @@ class NestedCalls:
     ) -> Iterator[tuple[str, bytes]]:
         with _Conversation(self) as conversation:
             conversation.open(
-                "stream", function, body,
+                Verb.STREAM, function, body,
                 method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
             )  # fmt: skip
             for number in itertools.count(1):
@@ -91,18 +91,19 @@ class NestedCalls:
         self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
     ) -> str:
         answer = self._ask(
-            "submit", function, body, method=method, content_type=content_type, accept=media.NATIVE, priority=priority
-        )
+            Verb.SUBMIT, function, body,
+            method=method, content_type=content_type, accept=media.NATIVE, priority=priority,
+        )  # fmt: skip
         return answer[1].decode()
 
     def status(self, invocation: str) -> InvocationState:
-        return InvocationState(self._ask("status", invocation)[1].decode())
+        return InvocationState(self._ask(Verb.STATUS, invocation)[1].decode())
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        return self._ask("result", invocation, timeout_s=timeout_s)
+        return self._ask(Verb.RESULT, invocation, timeout_s=timeout_s)
 
     def cancel(self, invocation: str) -> bool:
-        return self._ask("cancel", invocation)[1] == b"true"
+        return self._ask(Verb.CANCEL, invocation)[1] == b"true"
 
     def context(self) -> Context:
         """Of the call that this code runs for. Raises InvalidInput where there is none, or more than one."""
@@ -120,7 +121,7 @@ class NestedCalls:
         return attempt.context
 
     def _ask(
-        self, verb: str, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
+        self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
     ) -> tuple[str, bytes]:
         """`attempt` is the one that asks, when it is not the one that runs in this thread."""
         with _Conversation(self) as conversation:
@@ -128,7 +129,7 @@ class NestedCalls:
             while True:
                 frame, data = conversation.next()
                 if isinstance(frame, Answer):
-                    if verb == "result" and frame.kind is OutcomeKind.EXPIRED and frame.error is None:
+                    if verb is Verb.RESULT and frame.kind is OutcomeKind.EXPIRED and frame.error is None:
                         raise TimeoutError(f"invocation {target} has not ended yet")
                     _raise_unless_succeeded(frame)
                     return frame.content_type, data
@@ -162,10 +163,10 @@ class _OwnCall:
         self._calls._link.send(progress, link=self._attempt.link)
 
     def keep(self, content_type: str, body: bytes) -> None:
-        self._calls._ask("checkpoint", "", body, attempt=self._attempt, content_type=content_type)
+        self._calls._ask(Verb.CHECKPOINT, "", body, attempt=self._attempt, content_type=content_type)
 
     def kept(self) -> tuple[str, bytes] | None:
-        content_type, body = self._calls._ask("restore", "", attempt=self._attempt)
+        content_type, body = self._calls._ask(Verb.RESTORE, "", attempt=self._attempt)
         return (content_type, body) if content_type else None
 
 
@@ -184,7 +185,7 @@ class _Conversation:
             self._calls._open[self._number] = self
         return self
 
-    def open(self, verb: str, target: str, body: bytes, *, attempt: Attempt | None = None, **fields: Any) -> None:
+    def open(self, verb: Verb, target: str, body: bytes, *, attempt: Attempt | None = None, **fields: Any) -> None:
         attempt = attempt or current_attempt.get()
         self.link = self._calls._link.number
         if self._calls._link.is_parents:

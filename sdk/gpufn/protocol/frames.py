@@ -8,6 +8,7 @@ The runner treats what comes from a worker as hostile: lengths are bounded, unkn
 
 from __future__ import annotations
 
+import enum
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -95,6 +96,9 @@ class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
     content_type: str
 
 
+RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerItem
+
+
 # --- worker → runner -------------------------------------------------------------------------------------------------
 
 
@@ -148,16 +152,24 @@ class Log(_Frame, tag=15, frozen=True, array_like=True, gc=False):
     stream: str
 
 
-class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
-    """The function asks the platform for something, in the words of its HTTP interface.
+class Verb(enum.StrEnum):
+    """What a function can ask the platform for, in the words of its HTTP interface."""
 
-    `verb` is ``call``, ``stream``, ``submit``, ``status``, ``result`` or ``cancel``; `target` a function for the first
-    three, an invocation id for the rest. ``checkpoint`` keeps the body for the attempt's invocation, and ``restore``
-    answers with what was kept last.
-    """
+    CALL = "call"  # a function, for its result
+    STREAM = "stream"  # a function, for its items
+    SUBMIT = "submit"  # a function, for the id of the invocation
+    STATUS = "status"  # of an invocation
+    RESULT = "result"
+    CANCEL = "cancel"
+    CHECKPOINT = "checkpoint"  # keep the body, for the attempt's own invocation
+    RESTORE = "restore"  # what was kept last
+
+
+class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
+    """The function asks the platform for something: `target` is a function, or an invocation's id."""
 
     call: int
-    verb: str
+    verb: str  # a Verb; one that is not known is refused, and its worker lives on
     target: str
     method: str = ""
     content_type: str = ""
@@ -171,9 +183,6 @@ class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):
     """The function does not want the rest of a Call (it left the loop over a stream, or gave up waiting)."""
 
     call: int
-
-
-RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerItem
 
 
 class CallCredit(_Frame, tag=18, frozen=True, array_like=True, gc=False):
