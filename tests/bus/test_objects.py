@@ -209,6 +209,20 @@ class Opened:
         self.files.append(self._path.open(mode))
         return self.files[-1]
 
+    def stat(self) -> os.stat_result:
+        return self._path.stat()
+
+
+async def test_a_file_that_is_kept_for_its_owner_is_read_once(connect: Any, nats: Any, tmp_path: Path) -> None:
+    """To hash it takes longer than to store it."""
+    bus = await connect(nats)
+    await objects.ensure_bucket(bus, "mine", expires=True)
+    (tmp_path / "result").write_bytes(data := os.urandom(3 << 20))
+    path: Any = Opened(tmp_path / "result")
+    kept = await objects.keep_file(bus, "mine", path, owner="me", ttl_s=100)
+    assert kept == (objects.digest_of(data), len(data))
+    assert len(path.files) == 1
+
 
 @pytest.mark.parametrize("turns", range(1, 8))
 def test_a_file_is_closed_whenever_its_reader_or_writer_is_cancelled(

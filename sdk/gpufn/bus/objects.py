@@ -33,6 +33,7 @@ from gpufn.bus import blob_info, feed, jetstream, streams
 from gpufn.bus.blob_info import BlobInfo
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.feed import StoredMessage
+from gpufn.bus.hashing import Sha256
 from gpufn.bus.jetstream import Stored
 from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidInput, PlatformError
 
@@ -86,26 +87,33 @@ async def put_file(bus: Bus, bucket: str, path: Path) -> str:
     return digest
 
 
-async def put_stream(
-    bus: Bus,
-    bucket: str,
-    digest: str,
-    size: int,
-    parts: AsyncIterator[bytes],
-    *,
-    owner: str = "",
-    ttl_s: float | None = None,
-) -> None:
+async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
     """Store what `parts`, of any lengths, are together.
 
     Raises InvalidInput when that is not `size` bytes with this `digest`; whatever is raised, no blob is left that looks
     whole and is not.
     """
+    await _put(bus, bucket, digest, size, parts)
+
+
+async def _put(
+    bus: Bus,
+    bucket: str,
+    digest: str | None,
+    size: int,
+    parts: AsyncIterator[bytes],
+    *,
+    owner: str = "",
+    ttl_s: float | None = None,
+) -> str:
+    """As `put_stream`. `digest` None: it is to be found out, and is returned."""
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
+    sha256 = Sha256()
     try:
-        async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
-            chunks = await _send_chunks(bus, subject, upload, checked, ttl_s)
+        async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
+            chunks = await _send_chunks(bus, subject, upload, whole, ttl_s)
+        digest = _same(await sha256.hexdigest(), digest)
     except BaseException:
         with contextlib.suppress(PlatformError):
             await streams.purge(bus, f"OBJ_{bucket}", subject)
@@ -115,13 +123,16 @@ async def put_stream(
     info = BlobInfo(_name(digest, owner), bucket, upload, size, chunks, blob_info.wire_digest(digest))
     if not await _describe(bus, info, ttl_s):
         await streams.purge(bus, f"OBJ_{bucket}", subject)
+    return digest
 
 
 async def check(digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
     """Read `parts` to their end and store nothing. Raises InvalidInput, as `put_stream` does."""
-    async with contextlib.aclosing(_checked(parts, size, digest)) as checked:
-        async for _ in checked:
+    sha256 = Sha256()
+    async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
+        async for _ in whole:
             pass
+    _same(await sha256.hexdigest(), digest)
 
 
 async def get(bus: Bus, bucket: str, digest: str) -> bytes:
@@ -147,10 +158,11 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
 
 
 async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float) -> tuple[str, int]:
-    """Store a file for one owner, for so long; returns its digest and size. Raises OSError when it cannot be read."""
-    size, digest = await asyncio.to_thread(_size_and_digest, path)
+    """Store a file for one owner, for so long; returns its digest and size. It is read once: what he kept before is not
+    looked for. Raises OSError when it cannot be read, InvalidInput when it grows or shrinks meanwhile."""
+    size = (await asyncio.to_thread(path.stat)).st_size
     async with contextlib.aclosing(_parts_of_file(path)) as parts:
-        await put_stream(bus, bucket, digest, size, parts, owner=owner, ttl_s=ttl_s)
+        digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s)
     return digest, size
 
 
@@ -244,15 +256,15 @@ async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterato
     return count
 
 
-async def _checked(parts: AsyncIterator[bytes], size: int, digest: str) -> AsyncGenerator[bytes, None]:
-    """The same bytes in whole chunks. Raises InvalidInput at the end, or as soon as there are too many."""
-    sha256, left = hashlib.sha256(), size
-    held = bytearray()
+async def _whole_chunks(parts: AsyncIterator[bytes], size: int, sha256: Sha256) -> AsyncGenerator[bytes, None]:
+    """The same bytes in whole chunks, each added to `sha256`. Raises InvalidInput at the end, or as soon as there are
+    too many."""
+    left, held = size, bytearray()
 
     async def take(length: int) -> bytes:
         chunk = bytes(memoryview(held)[:length])
         del held[:length]
-        await asyncio.to_thread(sha256.update, chunk)
+        await sha256.add(chunk)
         return chunk
 
     async for part in parts:
@@ -266,8 +278,13 @@ async def _checked(parts: AsyncIterator[bytes], size: int, digest: str) -> Async
         raise InvalidInput(f"These are {'more' if left < 0 else 'fewer'} bytes than the {size:,} announced.")
     if held:
         yield await take(len(held))
-    if sha256.hexdigest() != digest:
+
+
+def _same(found: str, digest: str | None) -> str:
+    """`found`. Raises InvalidInput when `digest` was announced, and is another."""
+    if digest not in (None, found):
         raise InvalidInput(f"These bytes do not have the digest {digest[:12]}: they were damaged on their way.")
+    return found
 
 
 async def _parts(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -304,13 +321,13 @@ async def _read_checked(bus: Bus, bucket: str, digest: str, owner: str = "") -> 
         raise ArtifactUnavailable(f"What {bucket} has for {digest[:12]} cannot be read: put it again.")
     if info.deleted:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
-    sha256, size = hashlib.sha256(), 0
+    sha256, size = Sha256(), 0
     async with contextlib.aclosing(_read_chunks(bus, bucket, info)) as chunks:
         async for chunk in chunks:
             size += len(chunk)
-            await asyncio.to_thread(sha256.update, chunk)
+            await sha256.add(chunk)
             yield chunk
-    if size != info.size or sha256.hexdigest() != digest:
+    if size != info.size or await sha256.hexdigest() != digest:
         raise ArtifactUnavailable(f"{digest[:12]} in {bucket} is damaged: put it again.")
 
 
