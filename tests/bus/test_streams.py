@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus import jetstream, streams
+from gpufn.bus import history, jetstream, streams
 from gpufn.bus.connection import JetStreamError
 from gpufn.bus.consumer import Delivery, Pull
 from gpufn.bus.streams import Depth
@@ -93,10 +93,10 @@ async def test_history_gives_the_newest_messages_in_order(connect: Any, nats: An
     await streams.ensure_streams(bus)
     for number in range(60):
         await bus.publish_stored(subjects.logs("rare" if number % 20 == 0 else "chatty"), b"%d" % number)
-    rare = await streams.history(bus, subjects.LOGS, subjects.logs("rare"), last=2)
+    rare = await history.newest(bus, subjects.LOGS, subjects.logs("rare"), last=2)
     assert [message.payload for message in rare] == [b"20", b"40"]
-    assert len(await streams.history(bus, subjects.LOGS, subjects.logs("rare"), last=100)) == 3
-    assert await streams.history(bus, subjects.LOGS, subjects.logs("none"), last=2) == []
+    assert len(await history.newest(bus, subjects.LOGS, subjects.logs("rare"), last=100)) == 3
+    assert await history.newest(bus, subjects.LOGS, subjects.logs("none"), last=2) == []
 
 
 async def test_what_a_node_that_is_behind_does_not_have_comes_from_the_leader(

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from gpufn.bus import streams
 from gpufn.bus.feed import StoredMessage
-from gpufn.bus.summaries import summary, summary_of
+from gpufn.bus.summaries import newest, summary, summary_of
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import InvocationState
+from gpufn.protocol import subjects
 from gpufn.protocol.records import DeadLetter
 
 HEADERS_BYTES = 64 << 10  # that a server takes with a message
@@ -34,3 +36,29 @@ def test_of_many_words_the_first_ones_are_listed_whoever_wrote_them(fields: dict
     told = summary_of(DeadLetter)(StoredMessage("dlq", 1, b"", headers, 0.0))
     assert told is not None
     assert (told.id, told.function, told.died_at) == ("1" * 26, "f", 2.0)
+
+
+async def test_who_finds_too_few_has_looked_at_each_once(nats: Any, connect: Any) -> None:
+    """A thousand records are read in a moment, a hundred thousand several times over were not."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    letters = [
+        DeadLetter(
+            id=f"{number:026}", function="seen", revision=1, method="", content_type="", accept="",
+            state=InvocationState.FAILED, submitted_at=1.0, died_at=2.0,
+        )
+        for number in range(1000)
+    ]  # fmt: skip
+    for letter in letters:
+        bus.publish(subjects.dead_letter(letter.function, letter.id), b"", headers=summary(letter))
+    await bus.flush()
+    looked_at: list[str] = []
+
+    def matches(letter: DeadLetter) -> bool:
+        looked_at.append(letter.id)
+        return letter.id in {letters[0].id, letters[-1].id}
+
+    of_all, read = subjects.dead_letter("seen", "*"), summary_of(DeadLetter)
+    found = await newest(bus, subjects.DEAD_LETTERS, of_all, read, limit=3, matches=matches)
+    assert [letter.id for letter in found] == [letters[-1].id, letters[0].id]
+    assert sorted(looked_at) == [letter.id for letter in letters]

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gpufn import media
-from gpufn.bus import queues, streams
+from gpufn.bus import history, queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
 from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
@@ -289,7 +289,7 @@ class _Logs:
 
     async def _lines(self, last_seq: int) -> AsyncIterator[bytes]:
         subject = subjects.logs(self._function)
-        for message in await streams.history(self._bus, subjects.LOGS, subject, last=self._tail):
+        for message in await history.newest(self._bus, subjects.LOGS, subject, last=self._tail):
             last_seq = max(last_seq, message.seq)
             yield _json_line(message)
         if self._follows:

@@ -269,16 +269,25 @@ async def reopen_pause() -> None:
 
 
 async def collect(
-    bus: Bus, stream: str, filter_subject: str, *, since_seq: int | None = None, headers_only: bool = False
+    bus: Bus,
+    stream: str,
+    filter_subject: str,
+    *,
+    since_seq: int | None = None,
+    before_seq: int | None = None,
+    headers_only: bool = False,
 ) -> list[StoredMessage]:
-    """What a Feed would deliver now. Raises BusUnavailable when it breaks off."""
+    """What a Feed would deliver now, or as much of it as is before `before_seq`. Raises BusUnavailable when it breaks
+    off."""
     found: dict[str | int, StoredMessage] = {}
     done = asyncio.get_running_loop().create_future()
 
     def on_message(message: StoredMessage, pending: int) -> None:
-        found[message.subject if since_seq is None else message.seq] = message
-        feed.take()
-        if not pending and not done.done():
+        is_past = before_seq is not None and message.seq >= before_seq
+        if not is_past:
+            found[message.subject if since_seq is None else message.seq] = message
+            feed.take()
+        if (is_past or not pending) and not done.done():
             done.set_result(None)
 
     def on_lost(why: str) -> None:

@@ -333,26 +333,6 @@ async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
             raise
 
 
-async def history(bus: Bus, stream: str, subject: str, *, last: int, headers_only: bool = False) -> list[StoredMessage]:
-    """The newest `last` messages of `subject`, oldest first. `headers_only`: without their payloads."""
-    if last <= 0:
-        return []
-    if headers_only:  # the newest message would come with its payload
-        newest_seq = int((await bus.js(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
-    elif (newest := await last_message(bus, stream, subject)) is not None:
-        newest_seq = newest.seq
-    else:
-        return []
-    # Look back further and further until enough messages of the subject lie between there and the newest.
-    reach = 4 * last
-    while True:
-        start = max(1, newest_seq - reach)
-        found = await feed.collect(bus, stream, subject, since_seq=start, headers_only=headers_only)
-        if len(found) >= last or start == 1:
-            return found[-last:]
-        reach *= 8
-
-
 async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:
     """Every message of `subject` from `since_seq` on, each once and in order, for ever; waits out a lost server."""
     async with Follower(bus, stream, subject, since_seq) as follower:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
-from gpufn.bus import streams
+from gpufn.bus import history
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
 from gpufn.errors import ErrorInfo
@@ -69,15 +70,20 @@ async def newest(
 ) -> list[S]:
     """What `read` finds in the headers of the last messages and `matches`, newest first; those before the last 100,000
     are not looked at, and those that were stored before `since`, in unix seconds, need not be."""
-    last = limit
-    while True:
-        messages = await streams.history(bus, stream, subject, last=last, headers_only=True)
-        found: list[S] = []
-        for start in range(0, len(messages), _READ_AT_ONCE):
-            part = messages[start : start + _READ_AT_ONCE]
-            found += (each for message in part if (each := read(message)) is not None and matches(each))
-            await asyncio.sleep(0)  # whoever asks has more to do than this
-        is_past = bool(messages) and messages[0].time < since
-        if is_past or len(found) >= limit or len(messages) < last or last >= MOST_LOOKED_AT:
-            return found[-limit:][::-1]
-        last = min(8 * last, MOST_LOOKED_AT)
+    found: list[S] = []
+    left = MOST_LOOKED_AT
+    async with contextlib.aclosing(
+        history.stretches(bus, stream, subject, about=limit, headers_only=True)
+    ) as stretches:
+        async for stretch in stretches:
+            messages, newer, found = stretch[-left:], found, []
+            for start in range(0, len(messages), _READ_AT_ONCE):
+                part = messages[start : start + _READ_AT_ONCE]
+                found += (each for message in part if (each := read(message)) is not None and matches(each))
+                await asyncio.sleep(0)  # whoever asks has more to do than this
+            found += newer
+            left -= len(messages)
+            is_past = bool(messages) and messages[0].time < since
+            if is_past or len(found) >= limit or left <= 0:
+                break
+    return found[-limit:][::-1]
