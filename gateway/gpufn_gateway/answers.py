@@ -81,16 +81,18 @@ def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
 
 
 async def send_parts(
-    send: Send, content_type: str, parts: AsyncGenerator[bytes, None], size: int, about: Headers
+    send: Send, content_type: str, parts: AsyncGenerator[bytes, None], size: int, about: Headers, *, is_head: bool
 ) -> None:
-    """A large result as it is read. Raises what `parts` does, while nothing has been sent or after."""
+    """A large result as it is read. `is_head`: the request was HEAD, for which it is enough that its first part is
+    there. Raises what `parts` does, while nothing has been sent or after."""
     async with contextlib.aclosing(parts):
         first = await anext(parts)
         headers = [*about, *OWN.result(content_type, size)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": first, "more_body": True})
-        async for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if not is_head:
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -118,7 +118,9 @@ class Submissions:
             raise InvocationExpired(f"invocation {invocation} did not end before the deadline of this request")
         return record, body
 
-    async def send_outcome(self, record: CallRecord, body: bytes, send: Send, about: Headers | None = None) -> None:
+    async def send_outcome(
+        self, record: CallRecord, body: bytes, send: Send, about: Headers | None = None, *, is_head: bool = False
+    ) -> None:
         """The answer that an invoke would have given, of a call that has ended; with the fields `about` it."""
         headers: Headers = [*(about or ()), *_headers_of(record)]
         if record.queue_s is not None and record.run_s is not None:
@@ -127,7 +129,7 @@ class Submissions:
             await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
         elif record.blob:
             parts = records.blob_parts(self._bus, record)
-            await send_parts(send, record.content_type, parts, record.size, headers)
+            await send_parts(send, record.content_type, parts, record.size, headers, is_head=is_head)
         else:
             await send_result(send, OWN, record.content_type, body, headers)
 

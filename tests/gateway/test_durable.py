@@ -405,7 +405,7 @@ async def test_events_of_nothing_are_not_found(nats: Any, problem: Any) -> None:
         assert problem(await gateway.http.delete(f"/v1/invocations/{'0' * 26}")) == (404, "invocation_not_found")
 
 
-async def test_a_large_result_is_read_in_parts(nats: Any, make: Any, tmp_path: Any) -> None:
+async def test_a_large_result_is_read_in_parts(nats: Any, make: Any, tmp_path: Any, connection: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("large"), DIGEST)
         invocation = await submit(gateway, "large")
@@ -418,9 +418,16 @@ async def test_a_large_result_is_read_in_parts(nats: Any, make: Any, tmp_path: A
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/octet-stream")
         assert answer.headers["content-length"] == str(len(body))
         assert answer.content == body
+        head = connection(f"/v1/invocations/{invocation}/result", b"", host="127.0.0.1")
+        head.scope |= {"method": "HEAD"}
+        await head.start(gateway.app)
+        start, nothing = head.sent
+        assert dict(start["headers"])[b"content-length"] == b"%d" % len(body)
+        assert (nothing.get("body", b""), nothing.get("more_body", False)) == (b"", False)
         await streams.purge(gateway.bus, f"OBJ_{subjects.RESULT_FILES}", ">")
         answer = await gateway.http.get(f"/v1/invocations/{invocation}/result")
         assert (answer.status_code, answer.json()["code"]) == (503, "artifact_unavailable")
+        assert (await gateway.http.head(f"/v1/invocations/{invocation}/result")).status_code == 503
 
 
 async def test_a_dead_letter_is_shown_replayed_and_gone(nats: Any, make: Any, problem: Any) -> None:

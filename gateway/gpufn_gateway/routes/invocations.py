@@ -91,7 +91,8 @@ class _Result:
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._submissions.send_outcome(self._record, self._body, send)
+        is_head = scope["method"] == "HEAD"
+        await self._submissions.send_outcome(self._record, self._body, send, is_head=is_head)
 
 
 class _Events:
