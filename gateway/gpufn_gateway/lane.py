@@ -30,6 +30,7 @@ class Owner(Protocol):
 
     def on_end(self, reply: ResultReply, body: bytes) -> None: ...
     def on_refused(self, invocation: str) -> None: ...
+    def on_lost(self, invocation: str) -> None: ...
     def on_queued(self, invocation: str) -> None: ...
 
 
@@ -139,7 +140,7 @@ class Lane:
         for left in (self._rooms, self._under_way, self._counts, self._refused_until):
             left.clear()
         for invocation in under_way:  # it may have run: at least once, as from the queue
-            self._owner.on_refused(invocation)
+            self._owner.on_lost(invocation)
 
 
 class _Runner(asyncio.Protocol):

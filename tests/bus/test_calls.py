@@ -4,6 +4,7 @@ streams say why they break off."""
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from gpufn.invocation import STOPS_WITHIN_S, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.frames import STREAM_WINDOW
-from gpufn.protocol.messages import HeldBy, ItemReply, ResultReply, StreamCredit, unpack_invocation
+from gpufn.protocol.messages import BegunReply, HeldBy, ItemReply, ResultReply, StreamCredit, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.taking import take
@@ -158,6 +159,22 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
     await bus.flush()
 
 
+async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_though_its_runner_is_gone(
+    connect: Any, nats: Any
+) -> None:
+    bus, caller, call = await waiting(connect, nats)
+    runner = await connect(nats)
+    await take(runner, "f", is_sync=True)
+    runner.publish(subjects.reply("f", "gw-waits", call.id), pack(BegunReply(call.id)))
+    await runner.flush()
+    await bus.flush()
+    caller.tick(call.since + 10.1)
+    await caller._searches._tasks.done()
+    assert not call.future.done()
+    call.cancel()
+    await bus.flush()
+
+
 async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_timeout(connect: Any, nats: Any) -> None:
     bus, caller, call = await waiting(connect, nats)
     runner = await connect(nats)
@@ -240,6 +257,18 @@ async def test_a_stream_that_is_not_whole_breaks_off_and_says_why(
     with pytest.raises(error, match=why):
         await stream.future
     assert caller.pending == 0
+
+
+async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw-begun", clock=SystemClock())
+    stream = caller.open_stream(request())
+    stream.take(BegunReply(stream.id), b"")
+    item(stream, 0)
+    end(stream, 1)
+    assert [body async for _, body in stream.items()] == [b"1"]
+    assert stream.starts_by == math.inf
 
 
 async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(

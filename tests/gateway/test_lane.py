@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 from gpufn.bus.calls import Caller, CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
-from gpufn.bus.streams import depths, ensure_streams
+from gpufn.bus.streams import depths, ensure_streams, next_message
 from gpufn.clock import SystemClock
 from gpufn.errors import InvocationCancelled
 from gpufn.ids import digest_of
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol import frames, lane
-from gpufn.protocol.messages import InvocationMessage, ResultReply
+from gpufn.protocol import frames, lane, subjects
+from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.lane import Lane
@@ -102,6 +103,11 @@ class Scene:
         while (await depths(self.bus)).get(("f", 1)) is None:
             pass
 
+    async def queued(self) -> InvocationMessage:
+        stored = await next_message(self.bus, subjects.SYNC, subjects.sync_queue("f", 1), 1)
+        assert stored is not None
+        return unpack_invocation(stored.payload)[0]
+
 
 @asynccontextmanager
 async def scene(nats: EmbeddedServer, path: Path, *, room: int = 1, created_at: float = 7.0) -> AsyncIterator[Scene]:
@@ -151,14 +157,18 @@ async def test_a_refused_call_is_queued(nats: EmbeddedServer, tmp_path: Path) ->
         await it.is_queued()
         assert call.offered is None
         assert not call.future.done()
+        assert (await it.queued()).expires_at(2.0) == message.submitted_at + 2.0, "it waits on"
 
 
 async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
-        call, _ = await it.call_on_the_lane()
+        call, message = await it.call_on_the_lane()
+        call.starts_by = call.since + 2.0
         it.runner.hang_up()
         await it.is_queued()
         assert not call.future.done()
+        assert (await it.queued()).expires_at(2.0) == message.deadline, "it has begun, for all that is known"
+        assert call.starts_by == math.inf
         assert it.invoke().offered is None
 
 

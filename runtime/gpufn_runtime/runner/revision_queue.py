@@ -65,7 +65,7 @@ class RevisionQueue:
         self._clock = clock
         self._running = running  # by invocation id, over all revisions of this runner
         self._parcels = parcels
-        self._on_start = on_start  # an attempt of a submitted call began
+        self._on_start = on_start  # an attempt began of which somebody has to hear
         self._places = Places(revision.spec)
         self._ends = Ends(
             clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, running=running, meter=meter
@@ -158,7 +158,7 @@ class RevisionQueue:
             ),
             body,
         )  # fmt: skip
-        if attempt.is_submitted:
+        if attempt.is_submitted or (self.revision.spec.queue_timeout_s is not None and not attempt.is_direct):
             self._on_start(attempt)
         self._keep_ticking()
 

@@ -1,4 +1,4 @@
-"""Which calls this runner has: told to whoever asks, and of one that begins to those who follow its events.
+"""Which calls this runner has: told to whoever asks, and of one that begins to those who have to hear of it.
 
 A submitted call's record is written when it is queued, tried again, and ends; in between nobody else knows who runs it.
 """
@@ -13,8 +13,8 @@ import msgspec
 from gpufn.bus.connection import Bus, Message
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import HeldBy, WhereIs
+from gpufn.protocol.codec import encode, pack
+from gpufn.protocol.messages import BegunReply, HeldBy, WhereIs
 from gpufn_runtime.runner.attempt import Attempt
 
 _where = msgspec.msgpack.Decoder(WhereIs)
@@ -33,9 +33,14 @@ class Whereabouts:
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
 
     def tell_start(self, attempt: Attempt) -> None:
-        """Who follows this call's events hears of it; without the bus nobody can."""
+        """Who follows this call's events hears of it, or who would end it for having waited; without the bus nobody
+        can."""
+        message = attempt.message
         with contextlib.suppress(BusUnavailable):
-            self._bus.publish(subjects.call_started(attempt.message.id), encode(self._held(attempt)))
+            if message.reply:
+                self._bus.publish(message.reply, pack(BegunReply(message.id)))
+            else:
+                self._bus.publish(subjects.call_started(message.id), encode(self._held(attempt)))
 
     def _on_where(self, message: Message) -> None:
         wanted = _where.decode(message.payload).invocation

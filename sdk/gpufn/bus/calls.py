@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from gpufn.bus import doorbells, jetstream
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.pending import PendingCall, PendingStream
@@ -166,6 +168,15 @@ class Caller:
             call.offered = None
         except GpufnError as error:
             call.fail(error)
+
+    def on_lost(self, invocation: str) -> None:
+        """Who had this offered call is gone. It may have begun there: so it has to be queued, and has not waited."""
+        call = self._pending.get(invocation)
+        if call is not None and call.offered is not None:
+            message, body = call.offered
+            call.offered = msgspec.structs.replace(message, may_have_begun=True), body
+            call.starts_by = math.inf
+            self.on_refused(invocation)
 
     def on_queued(self, invocation: str) -> None:
         """An offered call failed, and its next attempt is in the queue."""

@@ -15,7 +15,7 @@ from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError, InvocationCancelled, ProtocolMismatch, WorkerLost
 from gpufn.ids import InvocationId
 from gpufn.protocol.frames import STREAM_WINDOW
-from gpufn.protocol.messages import InvocationMessage, ItemReply, Reply, ResultReply, StreamCredit
+from gpufn.protocol.messages import BegunReply, InvocationMessage, ItemReply, Reply, ResultReply, StreamCredit
 
 _SILENT_S = 2.0  # a stream without an item
 
@@ -76,7 +76,9 @@ class PendingCall:
         """A few times a second."""
 
     def take(self, reply: Reply, body: bytes) -> None:
-        if isinstance(reply, ItemReply):
+        if isinstance(reply, BegunReply):
+            self.starts_by = math.inf
+        elif isinstance(reply, ItemReply):
             self.fail(ProtocolMismatch(f"invocation {self.id} answered with a stream where a result was asked for"))
         elif not self.future.done():
             self.future.set_result((reply, body))
@@ -116,6 +118,9 @@ class PendingStream(PendingCall):
                 return
             super().take(reply, body)
             self._items.put_nowait(None)
+            return
+        if isinstance(reply, BegunReply):
+            super().take(reply, body)
             return
         if reply.number != (expected := self._taken + self._items.qsize()):
             self._caller.abandon(self)

@@ -56,6 +56,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority = Priority.NORMAL
     owner: str = subjects.PLATFORM  # the id of the API key that made it
     gpu_s: float = 0.0  # that all attempts before this one are charged: not all of them are in `attempts`
+    may_have_begun: bool = False  # on the lane, with a runner that is gone
 
     @property
     def queue(self) -> QueueKind:
@@ -66,7 +67,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         before this one may have started it.
         """
         at = self.deadline or math.inf
-        if queue_timeout_s is not None and self.attempt == 1 and delivered == 1:
+        if queue_timeout_s is not None and self.attempt == 1 and delivered == 1 and not self.may_have_begun:
             at = min(at, self.submitted_at + queue_timeout_s)
         return at
 
@@ -108,7 +109,13 @@ class StreamCredit(msgspec.Struct, frozen=True, array_like=True, gc=False):
     taken: int
 
 
-Reply = ResultReply | ItemReply
+class BegunReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
+    """It runs now, and has not waited for too long, whatever becomes of its runner. Said where there is a limit."""
+
+    invocation: str
+
+
+Reply = ResultReply | ItemReply | BegunReply
 unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
 unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def test_a_runner_takes_no_more_deliveries_than_it_has_free_slots(url: str, tmp_
         assert sorted([body for _, body in await asyncio.gather(*(call.future for call in calls))]) == [
             b"0", b"1", b"2", b"3", b"4",
         ]  # fmt: skip
+
+    on_node(url, tmp_path, test)
+
+
+def test_who_may_not_wait_for_long_is_told_that_his_call_has_begun(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("began", queue_timeout_s=5.0)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        assert call.starts_by == call.since + 5.0
+        run, _ = await worker.run()
+        await node.bus.flush()  # what its runner has said is here
+        assert call.starts_by == math.inf
+        worker.answer(run)
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
 
     on_node(url, tmp_path, test)
 
