@@ -124,7 +124,7 @@ else:
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run again when an attempt fails: up to `attempts` more times, after `delay_s`, `delay_s * backoff`, ... seconds,
-    an hour at most; a submitted call within the second after that.
+    an hour at most; after more than a minute, a submitted call up to a second later.
 
     `on` names the exceptions that are worth another attempt; empty means all of them. A worker that dies counts as a
     failed attempt. A generator whose items are waited for is not run again once it gave one. Write the classes

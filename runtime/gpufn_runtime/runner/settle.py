@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import checkpoints, dead_letters, jetstream, objects, records
+from gpufn.bus import checkpoints, dead_letters, doorbells, jetstream, objects, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Delivery
 from gpufn.clock import Clock
@@ -45,6 +45,8 @@ _RETRY_BUS_S = 0.2
 _KEPT_REPLIES = 1000
 _KEPT_ATTEMPTS = 20
 _KEPT_MESSAGE_CHARS = 200
+_RUNG_FOR_S = 60.0
+_DUE_S = 0.02  # a server that was told to hold it back until then gives it out a few milliseconds later
 _BLOB_LONGER_S = 600.0  # than its record, which is stored after it
 
 
@@ -195,6 +197,14 @@ class Settler:
                 log.warning("the retry of %s waits: %s", message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self._ack(delivery)
+        self._ring_when_due(message)
+
+    def _ring_when_due(self, message: InvocationMessage) -> None:
+        """Runners would look for it within a second: that is long for one that waits for less than a minute."""
+        in_s = max(0.0, message.not_before - self._clock.time())
+        if in_s <= _RUNG_FOR_S:
+            later = asyncio.get_running_loop().call_later
+            later(in_s + _DUE_S, doorbells.ring, self._bus, message.function, message.queue)
 
     async def _end(
         self, delivery: Delivery | DirectDelivery, record: CallRecord, body: bytes = b"", parcel: str = ""

@@ -67,6 +67,25 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
     on_node(url, tmp_path, test)
 
 
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_the_next_attempt_is_rung_for_when_it_is_due(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("due", retries=Retry(1, delay_s=delay_s))
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        run, _ = await worker.run()
+        monkeypatch.setattr(Intake, "tick", lambda *_: None)  # nobody looks into the queue by himself
+        fail(worker, run)
+        again, _ = await worker.run()
+        assert (again.invocation, again.number) == (call.id, 2)
+        worker.answer(again)
+        await ended(node, call.id)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("patient", retries=Retry(1, delay_s=3600.0))
