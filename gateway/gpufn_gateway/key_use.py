@@ -29,7 +29,7 @@ from gpufn.usage import STORED_EACH_S, Usage, UsageKey, day_of
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.duty import tried_again
 from gpufn_gateway.problems import Headers, Limited
-from gpufn_gateway.quotas import Use
+from gpufn_gateway.quotas import COUNT_HOLDS_S, Use, count_again_at
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +115,21 @@ class KeyUses:
             use.stored(calls)
 
     async def _look_at_queue(self, use: Use) -> None:
-        if not use.needs_count(self._clock.monotonic()):
+        came = self._clock.monotonic()
+        await self._count_queue(use, came - COUNT_HOLDS_S)
+        if use.is_full:  # nobody is refused for calls whose end he has seen
+            again_at = count_again_at(came)
+            await asyncio.sleep(again_at - self._clock.monotonic())
+            await self._count_queue(use, again_at)
+
+    async def _count_queue(self, use: Use, since: float) -> None:
+        """Unless it was counted since then."""
+        if not use.needs_count(since):
             return
         async with self._counting.setdefault(use.key, asyncio.Lock()):
-            if use.needs_count(self._clock.monotonic()):
-                storing = use.storing
-                use.counted(await self._count(use.key), storing, self._clock.monotonic())
+            if use.needs_count(since):
+                began, storing = self._clock.monotonic(), use.storing
+                use.counted(await self._count(use.key), storing, began)
 
     async def run(self) -> None:
         """Look up what calls took, every ten seconds and when a key is new; until cancelled."""

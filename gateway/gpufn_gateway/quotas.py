@@ -28,7 +28,7 @@ _DAY_S: Final = 86_400
 _SHORTEST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _TOLD_S: Final = 3.5  # what another gateway told holds for so long; it tells each second
-_COUNT_HOLDS_S: Final = 1.0  # others submit as well
+COUNT_HOLDS_S: Final = 1.0  # others submit as well
 _COUNT_AGAIN_S: Final = 0.05  # sooner than this a full queue is not counted again
 _WEIGHT: Final = 0.1  # of the newest call in the mean
 _ALMOST_ONE: Final = 1 - 1e-9
@@ -185,23 +185,25 @@ class Use:
 
     # --- queue --------------------------------------------------------------------------------------------------------
 
-    def needs_count(self, now: float) -> bool:
-        """What the bus has of this key's calls must be counted before the next one is queued."""
-        if self.limits.queued is None:
-            return False
-        age_s = now - self._counted_at
-        return age_s > _COUNT_HOLDS_S or (self._queued >= self.limits.queued and age_s > _COUNT_AGAIN_S)
+    @property
+    def is_full(self) -> bool:
+        """As far as is known."""
+        return self.limits.queued is not None and self._queued >= self.limits.queued
 
-    def counted(self, stored: int, storing: int, now: float) -> None:
+    def needs_count(self, since: float) -> bool:
+        """What the bus has of this key's calls matters, and has not been counted since then."""
+        return self.limits.queued is not None and self._counted_at < since
+
+    def counted(self, stored: int, storing: int, began: float) -> None:
         """`storing` were on their way when the count began: they may be among the `stored` or not."""
         self._queued = stored + storing
-        self._counted_at = now
+        self._counted_at = began
 
     def queue(self, calls: int) -> str | None:
         """So many calls are being queued, until `stored`; or why they may not be. Of a chunk of a map the first counts:
         it is stored whole or not at all."""
         most = self.limits.queued
-        if most is not None and self._queued >= most:
+        if most is not None and self.is_full:
             return f"This key may have {most:,} submitted calls that have not ended, and has {self._queued:,}."
         self._queued += calls
         self.storing += calls
@@ -245,6 +247,16 @@ class Use:
         if not policies:
             return []
         return [(b"ratelimit-policy", b", ".join(policies)), (b"ratelimit", b", ".join(states))]
+
+
+def count_again_at(now: float) -> float:
+    """When the queue of a key that seems full is counted for all who came by `now`. What they have seen the end of has
+    left it by then; and however many come, it is counted 20 times a second.
+
+    >>> [round(count_again_at(now), 2) for now in (1.01, 1.04, 1.06)]
+    [1.1, 1.1, 1.15]
+    """
+    return (now // _COUNT_AGAIN_S + 2) * _COUNT_AGAIN_S
 
 
 def _per_second(rate: float) -> str:

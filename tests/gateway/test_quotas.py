@@ -12,7 +12,7 @@ from gpufn.errors import InvalidInput
 from gpufn.protocol.records import KeyLimits
 from gpufn.protocol.reports import KeyUse
 from gpufn.usage import Usage
-from gpufn_gateway.quotas import Bucket, Use, check
+from gpufn_gateway.quotas import Bucket, Use, check, count_again_at
 
 
 @pytest.mark.parametrize(
@@ -110,18 +110,17 @@ def test_calls_at_a_time_are_counted_until_they_end() -> None:
 
 def test_submitted_calls_are_never_more_than_counted() -> None:
     use = Use("k", KeyLimits(queued=3), 0.0)
-    assert use.needs_count(0.0)
+    assert use.needs_count(-1.0)
     use.counted(1, 0, 0.0)
-    assert not use.needs_count(0.5)
+    assert not use.needs_count(-0.5)
     assert (use.queue(1), use.queue(1)) == (None, None)
     assert use.queue(1) == "This key may have 3 submitted calls that have not ended, and has 3."
-    assert not use.needs_count(0.01)  # it was counted just now
-    assert use.needs_count(0.06)
+    assert use.is_full
+    assert use.needs_count(count_again_at(0.0))
     use.stored(1)
     use.counted(1, use.storing, 0.1)  # one may be stored, and counted, or not
     assert use.queue(10) is None  # a chunk is not taken apart
     assert use.queue(1) is not None
-    assert use.needs_count(1.2)  # others submit as well
     assert not Use("k", KeyLimits(rate=1), 0.0).needs_count(0.0)
 
 
