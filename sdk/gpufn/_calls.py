@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from gpufn import _transport
 from gpufn._decode import decode, remote_traceback
+from gpufn._given import check_seconds
 from gpufn._threads import in_thread
 from gpufn.errors import InvalidInput
 from gpufn.ids import names_invocation
@@ -35,7 +36,7 @@ class Call(Generic[V]):
     @classmethod
     def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
         """A call that was submitted elsewhere, or earlier."""
-        if not names_invocation(id):
+        if not isinstance(id, str) or not names_invocation(id):
             raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
         return Call(id)
 
@@ -45,6 +46,7 @@ class Call(Generic[V]):
 
     def result(self, timeout: float | None = None) -> V:
         """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
+        check_seconds("timeout", timeout)
         with remote_traceback():
             return cast("V", decode(_transport.current().result(self.id, timeout_s=timeout)))
 

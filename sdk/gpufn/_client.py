@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from gpufn._answers import decoded
+from gpufn._given import check_list, check_seconds
 from gpufn._http_calls import CallRequests
 from gpufn._http_maps import MapRequests
 from gpufn._http_models import ModelRequests
@@ -44,7 +45,7 @@ from gpufn._views import (
 from gpufn.errors import InvalidInput, PayloadTooLarge
 from gpufn.ids import Digest
 from gpufn.invocation import InvocationState
-from gpufn.priority import Priority
+from gpufn.priority import priority_of
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.records import KeyLimits
 from gpufn.schedule import Schedule
@@ -104,6 +105,8 @@ class Client(CallRequests, MapRequests, ModelRequests):
         """
         from gpufn import _deployment  # noqa: PLC0415
 
+        check_list("include", include, "['data/*']")
+        check_seconds("timeout_s", timeout_s)
         made = []
         for deployable in list(_deployment.deployables(functions, include)):  # nothing goes out where one is refused
             deployment = _deployment.deploy(self, deployable, force=force)
@@ -208,15 +211,21 @@ class Client(CallRequests, MapRequests, ModelRequests):
     def add_schedule(
         self,
         function: str,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         *,
         in_s: float | None = None,
         arguments: Mapping[str, Any] | None = None,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> ScheduleView:
-        """Call a function by itself, as `schedule` says; or once, `in_s` seconds from now, with `arguments` and as of
-        class `priority`.
+        """Call a function by itself, as `schedule` or its cron line says; or once, `in_s` seconds from now, with
+        `arguments` and as of class `priority`. Raises InvalidInput and InvalidSpec.
         """
+        segment(function)  # its name, as elsewhere
+        check_seconds("in_s", in_s)
+        if arguments is not None and not isinstance(arguments, Mapping):
+            raise InvalidInput(f"arguments are named, such as {{'full': True}}, not {arguments!r}", field="arguments")
+        if isinstance(schedule, str):
+            schedule = Schedule(schedule)
         wanted: dict[str, Any] = {"function": function}
         if schedule is not None:
             given = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
@@ -226,7 +235,10 @@ class Client(CallRequests, MapRequests, ModelRequests):
         else:
             name, _, method = function.partition(".")
             wanted |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
-        body = msgspec.json.encode(wanted | {"priority": priority})
+        try:
+            body = msgspec.json.encode(wanted | {"priority": priority and priority_of(priority)})
+        except (TypeError, OverflowError) as error:
+            raise InvalidInput(f"arguments of a schedule are what JSON has words for: {error}") from error
         return self._json(ScheduleView, "POST", "/v1/schedules", content=body, headers=JSON_BODY)
 
     def remove_schedule(self, id: str) -> None:  # noqa: A002
@@ -269,6 +281,7 @@ class Client(CallRequests, MapRequests, ModelRequests):
         for at a time; `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the seconds that its calls
         run and their GPU seconds, per day of UTC.
         """
+        check_list("scopes", scopes, "['invoke:f', 'read']")
         limits = _limits(
             rate=rate, burst=burst, concurrency=concurrency, queued=queued, run_s=run_s, gpu_s=gpu_s
         )  # fmt: skip
@@ -309,8 +322,11 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
 
 def _limits(**limits: Any) -> KeyLimits:
-    """Raises InvalidInput for what JSON has no word for but null, which is no limit."""
+    """Raises InvalidInput for what is no limit, and what JSON has no word for but null, which is none."""
+    known = KeyLimits.__struct_fields__
     for name, value in limits.items():
+        if name not in known:
+            raise InvalidInput(f"there is no limit {name!r}: there are {', '.join(known)}", field=f"limits.{name}")
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidInput(f"{name} is a number, not {value}", field=f"limits.{name}")
     return KeyLimits(**limits)

@@ -80,11 +80,13 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     from gpufn._function import Function, FunctionClass  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
 
+    functions = list(functions)
+    for function in functions:
+        if not isinstance(function, (Function, FunctionClass)):
+            raise _no_function(function)
     functions = list(dict.fromkeys(functions))
     named: dict[str, AnyFunction] = {}
     for function in functions:
-        if not isinstance(function, (Function, FunctionClass)):
-            raise InvalidSpec(f"{function!r} is no @gpu_function: deploy takes functions and classes that are")
         if (other := named.setdefault(function.name, function)) is not function:
             both = f"{other.raw.__name__} and {function.raw.__name__}"
             raise InvalidSpec(f"{both} would both be deployed as {function.name}: give one another name=...")
@@ -100,6 +102,15 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
         spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models), image)
         paths = {digest: path for model in models for digest, path in model.paths.items()}
         yield Deployable(spec, bundle.digest, bundle.data, paths)
+
+
+def _no_function(given: Any) -> InvalidSpec:
+    instead = ""
+    if isinstance(given, str):
+        instead = "; those of a file are deployed by `gpufn deploy FILE`"
+    elif isinstance(given, Iterable):
+        instead = "; deploy takes functions one by one: deploy(*functions)"
+    return InvalidSpec(f"{given!r} is no @gpu_function: deploy takes functions and classes that are{instead}")
 
 
 def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:

@@ -256,6 +256,12 @@ class Method(Remote[P, R, V]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run here, as plain Python."""
         if self._instance is None:  # written as Class.method(instance, ...)
+            if not args:
+                name, method = self._declared.__qualname__, self._method_name
+                raise TypeError(
+                    f"{name}.{method}(...) runs here and needs an instance: write {name}().{method}(...), or "
+                    f"{name}.{method}.remote(...) to run it on the platform"
+                )
             owner, *rest = args
             if isinstance(owner, Instance):
                 owner = owner._local()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpufn._calls import Call
+from gpufn._given import check_count, check_seconds
 from gpufn._remote import Remote
 from gpufn._threads import Caught, caught
 from gpufn.critical_path import Order
@@ -41,7 +42,9 @@ def gather(*calls: Call[Any], return_exceptions: bool = False, timeout: float | 
     """
     for call in calls:
         if not isinstance(call, Call):
-            raise InvalidInput(f"gather waits for what .spawn(...) returned, not for {call!r}")
+            several = "; give them one by one, as in gather(*calls)" if isinstance(call, Iterable) else ""
+            raise InvalidInput(f"gather waits for what .spawn(...) returned, not for {call!r}{several}")
+    check_seconds("timeout", timeout)
     give_up = None if timeout is None else time.monotonic() + timeout
     left = iter(list(enumerate(calls)))
     ended: SimpleQueue[tuple[int, Caught[Any]]] = SimpleQueue()
@@ -88,7 +91,7 @@ class Step(Generic[V]):
 
     def taking(self, cost: float) -> Step[V]:
         """How long it takes, in any unit that all steps share; 1 when nothing is said."""
-        if not 0 <= cost < float("inf"):
+        if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
             raise InvalidInput(f"a step's cost is a number from 0 on, not {cost!r}")
         self.cost = cost
         return self
@@ -139,7 +142,8 @@ class Graph:
 
     def call(self, function: Remote[..., Any, V], /, *args: Any, **kwargs: Any) -> Step[V]:
         """A step: `function.remote(...)`. Steps among the arguments, or in lists, tuples and dicts of them, are waited
-        for. Raises InvalidInput for a step of another graph."""
+        for. Raises InvalidInput for a step of another graph, TypeError for a call that does not fit the function."""
+        _check_step(function, args, kwargs)
         for needed in _steps((args, kwargs)):
             if needed.number >= len(self._steps) or self._steps[needed.number] is not needed:
                 raise InvalidInput(f"{needed!r} is a step of another graph")
@@ -155,8 +159,7 @@ class Graph:
         """
         from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait  # noqa: PLC0415
 
-        if window < 1:
-            raise InvalidInput(f"window is at least 1, not {window}")
+        check_count("window", window)
         order = Order([step._needs() for step in self._steps], [step.cost for step in self._steps])
         under_way: dict[Future[None], Step[Any]] = {}
         pool = ThreadPoolExecutor(window, thread_name_prefix="gpufn-graph")
@@ -174,6 +177,15 @@ class Graph:
                     yield step
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _check_step(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not isinstance(function, Remote):
+        raise InvalidInput(
+            "a step is a @gpu_function, or a @method of one, and its arguments, as in graph.call(f, 1), "
+            f"not {function!r}"
+        )
+    function.check_call(args, kwargs)
 
 
 def _raise_failure(future: Future[None], step: Step[Any]) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Never
 
 from gpufn import media, values
 from gpufn._answers import answer_of
+from gpufn._given import check_body, check_seconds
 from gpufn._requests import Requests
 from gpufn._streams import events_of, items_of, lines_of
 from gpufn._views import (
@@ -24,8 +25,8 @@ from gpufn._views import (
     Replayed,
 )
 from gpufn.ids import new_invocation_id
-from gpufn.priority import Priority
-from gpufn.urls import segment
+from gpufn.priority import priority_of
+from gpufn.urls import check_webhook, segment
 
 _LONGEST_WAIT_S = 30.0  # of one request for a result
 
@@ -33,8 +34,10 @@ _LONGEST_WAIT_S = 30.0  # of one request for a result
 class CallRequests(Requests):
     """The endpoints of calls."""
 
-    def invoke(self, function: str, /, **arguments: Any) -> Any:
-        """Call a deployed function (`name`, or `name.method`) and wait for its result."""
+    def invoke(self, function: str, /, *unnamed: Never, **arguments: Any) -> Any:
+        """Call a deployed function (`name`, or `name.method`) and wait for its result. Arguments have names."""
+        if unnamed:
+            raise TypeError("invoke takes arguments by their names: invoke('f', x=1), or invoke('f', **{'x': 1})")
         answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
         return values.decode_value(answer.content_type, answer.body, allow_pickle=True)
 
@@ -46,9 +49,10 @@ class CallRequests(Requests):
         *,
         accept: str = media.JSON,
         timeout_s: float | None = None,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> Answer:
-        """As `invoke`, with bytes in and out. `priority` None: the function's own class."""
+        """As `invoke`, with bytes in and out. `priority` is hi, normal or low; None: the function's own class."""
+        check_body(body)
         headers = _call_headers(content_type, accept, timeout_s, priority)
         path = f"/v1/functions/{segment(function)}/invoke"
         response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
@@ -61,9 +65,10 @@ class CallRequests(Requests):
         content_type: str = media.JSON,
         *,
         timeout_s: float | None = None,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         """The items of a generator, content type and bytes, in the SDK's encoding. Closing the iterator cancels."""
+        check_body(body)
         headers = _call_headers(content_type, media.ITEMS, timeout_s, priority)
         path = f"/v1/functions/{segment(function)}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
@@ -76,9 +81,10 @@ class CallRequests(Requests):
         content_type: str = media.JSON,
         *,
         timeout_s: float | None = None,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> Iterator[Any]:
         """The items of a generator as JSON values, by server-sent events."""
+        check_body(body)
         headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
         path = f"/v1/functions/{segment(function)}/invoke"
         with self._stream("POST", path, content=body, headers=headers) as response:
@@ -94,17 +100,19 @@ class CallRequests(Requests):
         accept: str = media.NATIVE,
         timeout_s: float | None = None,
         webhook: str | None = None,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> InvocationView:
         """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
 
         What has not ended after `timeout_s` is ended: expired, or timed out if it has started. Its end is told to
         `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
         """
+        check_body(body)
         id_ = new_invocation_id() if invocation is None else invocation
         path = f"/v1/functions/{segment(function)}/invocations/{segment(id_)}"
         headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
+            check_webhook(webhook)
             headers["x-gpufn-webhook"] = webhook
         return self._json(InvocationView, "PUT", path, content=body, headers=headers)
 
@@ -114,6 +122,7 @@ class CallRequests(Requests):
 
     def result_raw(self, id: str, *, timeout_s: float | None = None, accept: str = media.NATIVE) -> Answer:  # noqa: A002
         """Wait for the end of a submitted call. Raises its error, or TimeoutError while it still runs."""
+        check_seconds("timeout_s", timeout_s)
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         path = f"/v1/invocations/{segment(id)}/result"
         while True:
@@ -162,10 +171,11 @@ class CallRequests(Requests):
         return self._json(Dropped, "DELETE", f"/v1/dlq/{segment(function)}").dropped
 
 
-def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: Priority | None) -> dict[str, str]:
+def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: str | None) -> dict[str, str]:
     headers = {"content-type": content_type, "accept": accept}
+    check_seconds("timeout_s", timeout_s)
     if timeout_s is not None:
         headers["x-gpufn-timeout"] = f"{timeout_s:g}"
     if priority is not None:
-        headers["x-gpufn-priority"] = priority.value
+        headers["x-gpufn-priority"] = priority_of(priority).value
     return headers

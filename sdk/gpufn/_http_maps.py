@@ -8,7 +8,7 @@ from gpufn import media
 from gpufn._map_ends import End, ends_of
 from gpufn._requests import Requests
 from gpufn._views import MapCancellation, Maps, MapView
-from gpufn.priority import Priority
+from gpufn.priority import priority_of
 from gpufn.urls import segment
 
 _SILENT_S = 60.0  # a gateway says something every 15 s
@@ -27,7 +27,7 @@ class MapRequests(Requests):
         content_type: str = media.JSON,
         accept: str = media.JSON,
         last: bool = False,
-        priority: Priority | None = None,
+        priority: str | None = None,
     ) -> MapView:
         """Submit items `first` and following of a map whose id is your own; `last` closes it. Sent again, they are the
         same items. Each is the arguments of a call: JSON, or the SDK's own encoding."""
@@ -37,7 +37,7 @@ class MapRequests(Requests):
         )
         headers = {"content-type": media.LINES if lines else media.CALLS, "accept": accept}
         if priority is not None:
-            headers["x-gpufn-priority"] = priority.value
+            headers["x-gpufn-priority"] = priority_of(priority).value
         path = f"/v1/functions/{segment(function)}/maps/{segment(map_id)}/items/{first}"
         params = {"last": "true"} if last else {}
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)

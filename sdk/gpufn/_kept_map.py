@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 from gpufn import media
 from gpufn._answers import error_of
 from gpufn._decode import decode, remote_traceback
+from gpufn._given import check_count
 from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder, patiently
 from gpufn._map_items import Outbox
 from gpufn._threads import in_thread
@@ -56,12 +57,13 @@ class MapOptions(NamedTuple):
 
     def checked(self) -> Self:
         """Raises InvalidInput."""
-        if self.window is not None and self.window < 1:
-            raise InvalidInput(f"window is at least 1, not {self.window}")
-        if self.id is not None and not is_invocation_id(self.id):
+        if self.window is not None:
+            check_count("window", self.window)
+        if self.id is not None and not (isinstance(self.id, str) and is_invocation_id(self.id)):
             raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
         if self.after and self.id is None:
             raise InvalidInput("after is a cursor in the map that id names")
+        Cursor.read(self.after or "")
         return self
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from gpufn._given import spread
 from gpufn._threads import Caught, caught
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def results(
 
     try:
         for args in arguments:
-            pending.append(pool.submit(contextvars.copy_context().run, caught, call, *args))
+            pending.append(pool.submit(contextvars.copy_context().run, caught, call, *spread(args)))
             while pending and (len(pending) >= window or _has_one(pending, ordered)):
                 yield next_one()
         while pending:
@@ -70,7 +71,7 @@ async def results_async(
 
     try:
         async for args in each(arguments):
-            pending.append(asyncio.ensure_future(_caught(call(*args))))
+            pending.append(asyncio.ensure_future(_caught(call(*spread(args)))))
             while pending and (len(pending) >= window or _has_one(pending, ordered)):
                 yield await next_one()
         while pending:

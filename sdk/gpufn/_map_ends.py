@@ -64,8 +64,8 @@ class Cursor(NamedTuple):
     @classmethod
     def read(cls, text: str) -> Cursor:
         """Raises InvalidInput."""
-        if _CURSOR.fullmatch(text or "0.0") is None:
-            raise InvalidInput(f"{text[:40]!r} is not a map's cursor", field="after")
+        if not isinstance(text, str) or _CURSOR.fullmatch(text or "0.0") is None:
+            raise InvalidInput(f"{text!r:.42} is not a map's cursor", field="after")
         return cls(*map(int, (text or "0.0").split(".")))
 
 

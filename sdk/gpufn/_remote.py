@@ -100,15 +100,19 @@ class Remote(Generic[P, R, V]):
 
     def starmap(self, arguments: Iterable[Iterable[Any]], **options: Unpack[MapKeywords]) -> Map[V]:
         """As `map`, with a tuple of arguments per call."""
-        from gpufn import _map  # noqa: PLC0415
+        from gpufn import _given, _map  # noqa: PLC0415
 
+        _given.check_iterables("starmap", (arguments,))
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def check_map(self, iterables: tuple[Any, ...]) -> None:
-        """Raises TypeError for none, of which there would be no calls and no word."""
+        """Raises TypeError for none, of which there would be no calls and no word, and for what is no iterable."""
+        from gpufn import _given  # noqa: PLC0415
+
         if not iterables:
             name = ".".join(filter(None, (self._function_name, self._method_name)))
             raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
+        _given.check_iterables("map", iterables)
 
     def target(self) -> MapTarget:
         """What its maps call."""
@@ -116,22 +120,29 @@ class Remote(Generic[P, R, V]):
 
     def encoded(self, arguments: Iterable[Any]) -> bytes:
         """One item of a map."""
-        return self._encode(tuple(arguments), {})[1]
+        from gpufn import _given  # noqa: PLC0415
+
+        return self._encode(_given.spread(arguments), {})[1]
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
         """The same methods, to await."""
         return AsyncRemote(self)
 
-    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-        from gpufn import media, values  # noqa: PLC0415
-
+    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.Signature:
+        """Raises TypeError for a wrong call, as plain Python does."""
         signature = self._signature()
         try:
-            signature.bind(*args, **kwargs)  # a wrong call fails here, as it does in plain Python
+            signature.bind(*args, **kwargs)
         except TypeError as error:
             name = f"{self._function_name}.{self._method_name}".rstrip(".")
             raise TypeError(f"{name}: {error}; it takes {described(signature)}") from None
+        return signature
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+        from gpufn import media, values  # noqa: PLC0415
+
+        signature = self.check_call(args, kwargs)
         if self._by_name_only:
             args, kwargs = (), by_name(signature, args, kwargs)
         return media.NATIVE, values.encode_call(args, kwargs)
@@ -157,6 +168,9 @@ class _WithOptions(Remote[P, R, V]):
         self._by_name_only = remote._by_name_only
         self._priority = priority
         self._text = f"{remote!r}.options(priority={priority.value!r})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise InvalidInput(f"{self!r} is no call: use .remote(...)")
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
@@ -205,8 +219,9 @@ class AsyncRemote(Generic[P, R, V]):
     def starmap(
         self, arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], **options: Unpack[MapKeywords]
     ) -> AsyncMap[V]:
-        from gpufn import _map  # noqa: PLC0415
+        from gpufn import _given, _map  # noqa: PLC0415
 
+        _given.check_iterables("starmap", (arguments,), or_async=True)
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 

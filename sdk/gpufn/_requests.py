@@ -68,14 +68,16 @@ def _address(url: str | None) -> str:
 def _checked_key(name: str, key: str) -> str:
     """`key`, which can be sent in a header. Raises Unauthorized, which does not tell the key, for any other."""
     wrong = ""
-    if "\r" in key or "\n" in key:
-        wrong = "a line break"
+    if not isinstance(key, str):
+        wrong = "is no text"
+    elif "\r" in key or "\n" in key:
+        wrong = "has a line break in it"
     elif not key.isascii():
-        wrong = "a character that is not ASCII"
+        wrong = "has a character that is not ASCII in it"
     elif not key.isprintable() or " " in key:
-        wrong = "a space or a control character"
+        wrong = "has a space or a control character in it"
     if wrong:
-        raise Unauthorized(f"{name} is not a key: it has {wrong} in it; write it as `gpufn keys create` printed it")
+        raise Unauthorized(f"{name} is not a key: it {wrong}; write it as `gpufn keys create` printed it")
     return key
 
 

@@ -51,4 +51,4 @@ def priority_of(text: str, field: str | None = None) -> Priority:
     try:
         return Priority(text)
     except ValueError:
-        raise InvalidInput(f"a call's priority is hi, normal or low, not {text[:40]!r}", field=field) from None
+        raise InvalidInput(f"a call's priority is hi, normal or low, not {text!r:.42}", field=field) from None

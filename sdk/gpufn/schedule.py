@@ -61,6 +61,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def __post_init__(self) -> None:
         if bool(self.cron) == (self.at is not None):
             raise InvalidSpec("schedule: give a cron line, such as '*/5 * * * *', or the one time `at`")
+        self._check_kinds()
         if self.missed not in tuple(Missed):
             raise InvalidSpec(f"schedule: missed is 'skip', 'once' or 'all', not {self.missed!r}")
         msgspec.structs.force_setattr(self, "missed", Missed(self.missed))
@@ -78,6 +79,17 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             pass  # the function's signature says it better
         if self.cron:
             _check(self.cron, self.timezone)
+
+    def _check_kinds(self) -> None:
+        if not isinstance(self.cron, str):
+            raise InvalidSpec(f"schedule: a cron line is text such as '*/5 * * * *', not {self.cron!r}")
+        if not isinstance(self.timezone, str):
+            raise InvalidSpec(f"schedule: a time zone is text such as 'Europe/Berlin', not {self.timezone!r}")
+        if not isinstance(self.method, str):
+            raise InvalidSpec(f"schedule: a method is its name, not {self.method!r}")
+        if self.at is not None and (isinstance(self.at, bool) or not isinstance(self.at, (int, float))):
+            instead = ": write .timestamp()" if isinstance(self.at, datetime.datetime) else ""
+            raise InvalidSpec(f"schedule: at is a time in unix seconds, not {self.at!r}{instead}")
 
 
 def next_time(schedule: Schedule, after: float) -> float | None:

@@ -17,6 +17,8 @@ def gateway_address(url: str) -> str:
     >>> gateway_address("localhost:8090"), gateway_address("https://gpu.example.org/")
     ('http://localhost:8090', 'https://gpu.example.org')
     """
+    if not isinstance(url, str) or url.isdecimal():  # a port: as a host it would be an IPv4 address, in one number
+        raise InvalidInput(f"{url!r} is not an address: write for example {DEFAULT_GATEWAY}")
     whole = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
         parts = urlsplit(whole)
@@ -50,6 +52,10 @@ def segment(text: str) -> str:
         ...
     gpufn.errors.InvalidInput: '../nodes' is neither a name nor an id
     """
+    if not isinstance(text, str):
+        name = getattr(text, "name", None)  # a function is asked for by it
+        instead = f": write {name!r}" if isinstance(name, str) else ""
+        raise InvalidInput(f"{text!r:.120} is neither a name nor an id, which are text{instead}")
     if text in ("", ".", "..") or "/" in text or not text.isprintable():
         raise InvalidInput(f"{text[:120]!r} is neither a name nor an id")
     return quote(text, safe="")
@@ -63,6 +69,8 @@ def check_webhook(url: str) -> None:
         ...
     gpufn.errors.InvalidInput: a webhook goes to https://... or http://..., not to 'ftp://example.org'
     """
+    if not isinstance(url, str):
+        raise InvalidInput(f"webhook is an address, such as 'https://example.org/done', not {url!r}", field="webhook")
     if len(url) > _LONGEST_URL:
         raise InvalidInput(f"a webhook's address has at most {_LONGEST_URL} characters", field="webhook")
     try:
