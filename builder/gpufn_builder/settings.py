@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpufn.errors import InvalidSpec
 from gpufn.home import Home
-from gpufn.quantities import parse_bytes
-from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.settings import InvalidSetting, bus_url, node_name, size
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
 
 _SHARE = 0.75  # of the machine's memory
@@ -44,10 +42,7 @@ class BuilderSettings:
 def _memory_limit(text: str) -> int:
     if not text:
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
-    try:
-        return parse_bytes(text)
-    except InvalidSpec as error:
-        raise InvalidSetting(f"GPUFN_BUILD_MEMORY: {error.message}") from error
+    return size("GPUFN_BUILD_MEMORY", text)
 
 
 def _measuring(text: str) -> MeasurePlan:

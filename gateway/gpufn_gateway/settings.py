@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn.protocol import limits
-from gpufn.settings import InvalidSetting
+from gpufn.settings import InvalidSetting, size, yes_or_no
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             variable = f"GPUFN_{field.name.upper()}"
             text = environ.get(variable, "").strip()
             if text:
-                given[field.name] = _read(variable, text, _OF_FIELD.get(field.name) or _OF_TYPE[field.type])
+                given[field.name] = _read(variable, text, field)
         return cls(**given)
 
     def max_call_bytes(self, max_payload: int) -> int:
@@ -67,12 +67,6 @@ def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
-def _yes_or_no(text: str) -> bool:
-    if text.lower() not in ("yes", "no", "true", "false", "1", "0"):
-        raise ValueError("write yes or no")
-    return text.lower() in ("yes", "true", "1")
-
-
 def _networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(","))
 
@@ -84,7 +78,6 @@ def _level(text: str) -> str:
 
 
 _OF_TYPE: dict[type, Callable[[str], Any]] = {
-    bool: _yes_or_no,
     float: _positive(float),
     int: _positive(int),
     str: str,
@@ -96,8 +89,12 @@ _OF_FIELD: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _read(variable: str, text: str, reader: Callable[[str], Any]) -> Any:
+def _read(variable: str, text: str, field: msgspec.structs.FieldInfo) -> Any:
+    if field.name.endswith("_bytes"):
+        return size(variable, text)
+    if field.type is bool:
+        return yes_or_no(variable, text)
     try:
-        return reader(text)
+        return (_OF_FIELD.get(field.name) or _OF_TYPE[field.type])(text)
     except ValueError as error:
         raise InvalidSetting(f"{variable}={text!r}: {error}") from error

@@ -7,11 +7,13 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from gpufn.errors import GpufnError, InvalidInput
+from gpufn.errors import GpufnError, InvalidInput, InvalidSpec
+from gpufn.quantities import parse_bytes
 from gpufn.urls import check_bus
 
 _LONGEST_NODE: Final = 40
 _NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
+_YES: Final = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 
 class InvalidSetting(GpufnError):
@@ -41,3 +43,27 @@ def node_name(environ: Mapping[str, str]) -> str:
         return name
     host = socket.gethostname().partition(".")[0].lower()
     return re.sub(r"[^a-z0-9]+", "-", host).strip("-")[:_LONGEST_NODE].strip("-") or "local"
+
+
+def size(variable: str, text: str) -> int:
+    """Bytes, of a number or of a quantity such as 64Mi. Raises InvalidSetting.
+
+    >>> size("GPUFN_MAX_BODY_BYTES", "64Mi")
+    67108864
+    """
+    try:
+        return parse_bytes(text)
+    except InvalidSpec as error:
+        raise InvalidSetting(f"{variable}: {error.message}.") from error
+
+
+def yes_or_no(variable: str, text: str) -> bool:
+    """Raises InvalidSetting.
+
+    >>> yes_or_no("GPUFN_MPS_EXCLUSIVE", "Yes")
+    True
+    """
+    meant = _YES.get(text.strip().lower())
+    if meant is None:
+        raise InvalidSetting(f"{variable}={text!r}: write yes or no.")
+    return meant

@@ -39,7 +39,7 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
     [
         ("GPUFN_PORT", "eighty"),
         ("GPUFN_PORT", "70000"),
-        ("GPUFN_MAX_BODY_BYTES", "0"),
+        ("GPUFN_KEPT_REVISIONS", "0"),
         ("GPUFN_BODY_TIMEOUT_S", "inf"),
         ("GPUFN_BODY_TIMEOUT_S", "nan"),
         ("GPUFN_LOG_LEVEL", "LOUD"),
@@ -54,7 +54,7 @@ def test_an_error_names_the_variable(variable: str, value: str) -> None:
     ("variable", "said"),
     [
         ("GPUFN_PORT", "'eighty': a port is a number from 0 to 65535"),
-        ("GPUFN_MAX_BODY_BYTES", "'eighty': a positive whole number is needed"),
+        ("GPUFN_KEPT_REVISIONS", "'eighty': a positive whole number is needed"),
         ("GPUFN_BODY_TIMEOUT_S", "'eighty': a positive number is needed"),
     ],
 )
@@ -62,6 +62,15 @@ def test_an_error_says_what_is_needed(variable: str, said: str) -> None:
     with pytest.raises(InvalidSetting) as raised:
         GatewaySettings.from_env({variable: "eighty"})
     assert str(raised.value) == f"{variable}={said}"
+
+
+def test_sizes_are_quantities_as_those_of_the_agent_are() -> None:
+    given = {"GPUFN_MAX_BODY_BYTES": "64Mi", "GPUFN_MAX_MODEL_BYTES": "8Gi", "GPUFN_MAX_BODIES_BYTES": "1000"}
+    settings = GatewaySettings.from_env(given)
+    assert (settings.max_body_bytes, settings.max_model_bytes, settings.max_bodies_bytes) == (64 << 20, 8 << 30, 1000)
+    for wrong in ("eighty", "0", "-1"):
+        with pytest.raises(InvalidSetting, match=f"^GPUFN_MAX_BODY_BYTES: .*'{wrong}'"):
+            GatewaySettings.from_env({"GPUFN_MAX_BODY_BYTES": wrong})
 
 
 def test_networks_for_webhooks_are_checked_and_a_wrong_one_names_the_variable() -> None:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.settings import InvalidSetting, bus_url, node_name, size, yes_or_no
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,23 @@ def test_the_bus_is_named() -> None:
         bus_url({"GPUFN_NATS_URL": ""})
     with pytest.raises(InvalidSetting, match=r"^GPUFN_NATS_URL: 'h:1' is not a NATS server's address"):
         bus_url({"GPUFN_NATS_URL": "h:1"})
+
+
+@pytest.mark.parametrize(("text", "means"), [("yes", True), ("Yes", True), ("true", True), ("1", True), ("on", True)])
+def test_yes_has_several_words_and_so_has_no(text: str, means: bool) -> None:
+    assert yes_or_no("GPUFN_X", text) is means
+    opposite = {"yes": "no", "Yes": "No", "true": "FALSE", "1": "0", "on": "off"}[text]
+    assert yes_or_no("GPUFN_X", opposite) is not means
+
+
+def test_what_is_neither_yes_nor_no_names_the_variable() -> None:
+    with pytest.raises(InvalidSetting) as raised:
+        yes_or_no("GPUFN_X", "perhaps")
+    assert str(raised.value) == "GPUFN_X='perhaps': write yes or no."
+
+
+def test_a_size_is_a_number_of_bytes_or_a_quantity() -> None:
+    assert (size("GPUFN_X", "1000"), size("GPUFN_X", "64Mi"), size("GPUFN_X", " 2 GB")) == (1000, 64 << 20, 2 * 10**9)
+    with pytest.raises(InvalidSetting) as raised:
+        size("GPUFN_X", "much")
+    assert str(raised.value) == "GPUFN_X: 'much' is not a memory size; write for example '512Mi' or '2Gi'."

@@ -11,8 +11,7 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.quantities import parse_bytes
-from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.settings import InvalidSetting, bus_url, node_name, size, yes_or_no
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 
@@ -57,11 +56,11 @@ class AgentSettings:
             nats_url=bus_url(environ),
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
-            memory_bytes=_bytes(environ, "GPUFN_MEMORY"),
+            memory_bytes=_size(environ, "GPUFN_MEMORY"),
             templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
-            park_bytes=_bytes(environ, "GPUFN_PARK_MEMORY"),
+            park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
-            mps_exclusive=_yes_or_no(environ, "GPUFN_MPS_EXCLUSIVE"),
+            mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
@@ -69,20 +68,10 @@ class AgentSettings:
         )
 
 
-def _bytes(environ: Mapping[str, str], name: str) -> int | None:
+def _size(environ: Mapping[str, str], name: str) -> int | None:
     if not (text := environ.get(name, "")):
         return None
-    try:
-        return 0 if text == "0" else parse_bytes(text)
-    except InvalidSpec as error:
-        raise InvalidSetting(f"{name}: {error.message}.") from error
-
-
-def _yes_or_no(environ: Mapping[str, str], name: str) -> bool:
-    text = environ.get(name) or "no"
-    if text not in ("yes", "no"):
-        raise InvalidSetting(f"{name} is yes or no, not {text!r}.")
-    return text == "yes"
+    return 0 if text == "0" else size(name, text)
 
 
 def _default_image(launcher: str) -> ImageSpec | None:

@@ -44,6 +44,13 @@ def test_memory_for_parked_workers_is_a_size(given: str, park_bytes: int | None)
     assert AgentSettings.from_env({**URL, "GPUFN_PARK_MEMORY": given}).park_bytes == park_bytes
 
 
+@pytest.mark.parametrize(("given", "means"), [("yes", True), ("TRUE", True), ("1", True), ("no", False), ("", False)])
+def test_yes_and_no_are_the_words_that_a_gateway_takes(given: str, means: bool) -> None:
+    assert AgentSettings.from_env({**URL, "GPUFN_MPS_EXCLUSIVE": given}).mps_exclusive is means
+    with pytest.raises(InvalidSetting, match=r"^GPUFN_MPS_EXCLUSIVE='perhaps': write yes or no"):
+        AgentSettings.from_env({**URL, "GPUFN_MPS_EXCLUSIVE": "perhaps"})
+
+
 def test_the_hosts_memory_is_what_the_operator_says_or_else_the_kernel() -> None:
     assert AgentSettings.from_env(URL).memory_bytes is None
     said = AgentSettings.from_env({**URL, "GPUFN_MEMORY": "64Gi"}).memory_bytes
