@@ -107,7 +107,7 @@ def pack_pickle(function: AnyFunction, include: Sequence[str] = (), contents: Ma
     except Exception as error:
         raise InvalidBundle(
             f"{function.__qualname__} cannot be sent by value: {error}. Create what cannot be pickled inside the "
-            "function, or put the function in a file and deploy that"
+            "function, or move the function to the top level of a file and deploy that"
         ) from error
     files = Collector([Path.cwd(), *_roots_of("__main__"), *_roots_of(function.raw.__module__)])
     for _, text, _ in pickletools.genops(data):

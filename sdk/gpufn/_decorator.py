@@ -235,6 +235,8 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
         raise InvalidSpec(f"{target.__qualname__} is a @gpu_function already")
     if not inspect.isfunction(target) and not inspect.isclass(target):
         raise InvalidSpec(f"@gpu_function takes a function or a class, not {target!r}")
+    if target.__name__ == "<lambda>" and "name" not in options:
+        raise InvalidSpec("a lambda has no name: define a function, or give it one by name=...")
     try:
         settings = settings_from(options, function_name(target.__name__))
         models = settings.declared_models

@@ -183,3 +183,26 @@ def test_a_command_that_is_not_there_brings_up_its_neighbour() -> None:
 
 def test_the_version_is_an_option_too() -> None:
     assert command("--version").stdout == f"gpufn {gpufn.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (
+            ["invoke", "f", "{text:", "a}"],
+            """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'""",
+        ),
+        (
+            ["submit", "f", "{x:", "1}"],
+            """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'""",
+        ),
+        (["ls", "--url", "http://127.0.0.1:1"], "; it stands before the command, as in gpufn --url URL ls"),
+    ],
+)
+def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], meant: str) -> None:
+    result = command(*typed)
+    assert (result.exit_code, " ".join(result.stderr.split())[-len(meant) :]) == (2, meant)
+
+
+def test_a_word_too_many_is_no_json() -> None:
+    assert "quotes" not in command("describe", "f", "g").stderr

@@ -294,3 +294,9 @@ def test_the_signature_shows_every_option_with_the_default_that_counts() -> None
     assert list(parameters) == list(Options.__annotations__)
     given = {name: parameter.default for name, parameter in parameters.items() if name != "name"}
     assert settings_from(given, "f") == settings_from({}, "f")
+
+
+def test_a_lambda_is_asked_for_a_name() -> None:
+    with pytest.raises(InvalidSpec, match="^a lambda has no name: define a function, or give"):
+        gpu_function(lambda x: x)
+    assert gpu_function(name="doubled")(lambda x: 2 * x).name == "doubled"

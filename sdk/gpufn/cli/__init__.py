@@ -70,6 +70,8 @@ _OTHER_WORDS = {
     "start": "up",
     "stop": "down",
 }
+_TYPED = "gpufn.typed"  # in a context: the command and what follows it
+_UsageError: Any = typer.BadParameter.__mro__[1]  # click's: of the one that is installed, or that newer typers bring
 _ESCAPED = "gpufn-escaped"  # what is done with letters that cannot be encoded
 _EXIT_CODES = (
     "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
@@ -97,6 +99,7 @@ class LazyGroup(TyperGroup):
             known = _OTHER_WORDS.get(args[0])
             near = [known] if known else difflib.get_close_matches(args[0], COMMANDS, n=1)
             ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        ctx.meta[_TYPED] = list(args)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -110,7 +113,20 @@ class LazyGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _reported():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except _UsageError as error:
+                error.message += _meant(error.message, ctx.meta.get(_TYPED, []))
+                raise
+
+
+def _meant(refusal: str, typed: list[str]) -> str:
+    """What usual mistakes were meant as, behind the words of who refused them."""
+    if "unexpected extra argument" in refusal and any("{" in word for word in typed):
+        return """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'"""
+    if refusal.endswith("No such option: --url"):
+        return f"; it stands before the command, as in gpufn --url URL {typed[0]}"
+    return ""
 
 
 @contextlib.contextmanager
