@@ -297,6 +297,6 @@ def test_the_signature_shows_every_option_with_the_default_that_counts() -> None
 
 
 def test_a_lambda_is_asked_for_a_name() -> None:
-    with pytest.raises(InvalidSpec, match="^a lambda has no name: define a function, or give"):
+    with pytest.raises(InvalidSpec, match=r"^a lambda has no name: define a function, or give"):
         gpu_function(lambda x: x)
     assert gpu_function(name="doubled")(lambda x: 2 * x).name == "doubled"
