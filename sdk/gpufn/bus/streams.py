@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.bus import feed, jetstream, wire
+from gpufn.bus import jetstream, wire
 from gpufn.bus.connection import Bus, JetStreamError, Message
 from gpufn.bus.feed import StoredMessage
 from gpufn.bus.follower import Follower
