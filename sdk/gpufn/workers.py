@@ -142,6 +142,9 @@ class ColdStart(msgspec.Struct, frozen=True):
         return sum(self.phases.values())
 
 
+OF_THE_NODE: Final = "node"  # the phase of a start that fails on its node, whatever is started there
+
+
 class StartFailure(msgspec.Struct, frozen=True):
     phase: str
     error: ErrorInfo

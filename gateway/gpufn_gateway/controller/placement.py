@@ -1,7 +1,7 @@
 """Where a worker can run: `place(resources, nodes, leases) -> Placement | NoRoom`.
 
-1. Filter: a node that can start its container; a device that the models have engines for; a GPU of an acceptable kind,
-   in the order of preference; host memory; cores.
+1. Filter: a node that can start a process, or its container; a device that the models have engines for; a GPU of an
+   acceptable kind, in the order of preference; host memory; cores.
 2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free ones; then the
    tightest fit, which leaves the largest hole for what comes next.
 
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpufn.device import Device, DeviceShare, Share
+from gpufn.device import Device, DeviceShare, Health, Share
 from gpufn.protocol.reports import NodeReport
 from gpufn.resources import Resources
 
@@ -125,7 +125,9 @@ def _returns_to(gpu: Device, resources: Resources, share: DeviceShare, use: GpuU
 
 def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> _Offer:
     pool = cpu_pool(report)
-    if pool is None or not request.can_run_on(report) or not has_mps_for(request.resources, report):
+    if pool is None or pool.health is not Health.HEALTHY:
+        return _Offer(report)
+    if not request.can_run_on(report) or not has_mps_for(request.resources, report):
         return _Offer(report)
     left_memory = pool.memory_bytes - used.memory_bytes
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gpufn.device import Device
+from gpufn.device import Device, Health
 from gpufn.engine import CPU_KIND
 from gpufn.protocol.reports import NodeReport
 
@@ -42,6 +42,8 @@ def shortage(  # noqa: PLR0911 - one line per reason
         return text
     if pool is None:
         return "it offers no CPU"
+    if pool.health is not Health.HEALTHY:
+        return f"it starts no workers: {pool.health_reason}"
     resources = request.resources
     left_memory = pool.memory_bytes - used.memory_bytes
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores

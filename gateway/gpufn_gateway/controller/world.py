@@ -18,7 +18,7 @@ from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.revision import Function, Revision, RevisionKey
-from gpufn.workers import Assignment, Desired, ParkedMemory, WorkerState
+from gpufn.workers import OF_THE_NODE, Assignment, Desired, ParkedMemory, WorkerState
 
 from .depths import Depths
 from .holdings import Holdings
@@ -161,7 +161,7 @@ class World:
                     worker.reported = WorkerState.READY
                     worker.idle_since = now
             case WorkerEventKind.START_FAILED if event.failure is not None:
-                if event.failure.phase not in OF_PARKING and (worker is None or not worker.has_failed):
+                if event.failure.phase not in (*OF_PARKING, OF_THE_NODE) and (worker is None or not worker.has_failed):
                     self._start_failed((event.function, event.revision), event.failure.error, now)
                 if worker is not None:
                     worker.has_failed = True

@@ -85,15 +85,27 @@ class Burials:
         self._tasks.cancel()
 
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
+        has_said_why = False
+        while True:
+            try:
+                await self._clear(folder, group)
+                break
+            except (OSError, RuntimeError) as error:  # no file, or thread, to be had: the lease is held until then
+                if not has_said_why:
+                    has_said_why = True
+                    log.warning("%s cannot be buried yet: %s", record.worker, error)
+            await asyncio.sleep(self._retry_s)
+        if record.assignment is not None:
+            await self._delete(record.worker)
+        self._buried(record)
+
+    async def _clear(self, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         if group is None:
             # It may have left processes in sessions of their own.
             await asyncio.to_thread(processes.kill_writers, folder.output)
         else:
             await self._empty(group)
         await asyncio.to_thread(folder.remove)
-        if record.assignment is not None:
-            await self._delete(record.worker)
-        self._buried(record)
 
     async def _empty(self, group: MemoryGroup) -> None:
         """End all that is left in it, and remove it; what takes longer is removed by a later step."""

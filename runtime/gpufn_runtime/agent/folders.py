@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.errors import PlatformError
 from gpufn.home import Home
 from gpufn.protocol.launch import WorkerConfig
+from gpufn_runtime.agent.launchers.base import NodeFault
 from gpufn_runtime.agent.processes import Process
 
 log = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class WorkerFolder:
         return self.config.exists() or self.output.exists()
 
     def create(self, config: WorkerConfig) -> None:
-        """Raises PlatformError when the disk does not take it."""
+        """Raises NodeFault when the disk does not take it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.scratch.mkdir(exist_ok=True, mode=0o700)
             os.mkfifo(self.output, 0o600)
             self.config.write_bytes(msgspec.json.encode(config))
         except OSError as error:
-            raise PlatformError(f"Cannot make the worker's folder {self.path}: {error.strerror}.") from error
+            raise NodeFault(f"Cannot make the worker's folder {self.path}: {error.strerror}.") from error
 
     def write_process(self, record: ProcessFile) -> None:
         """Whole or not at all. On a full disk the worker runs all the same; only a later agent cannot adopt it."""

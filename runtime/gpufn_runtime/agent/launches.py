@@ -3,7 +3,8 @@
     1. its Revision (watched), bundle and engines (brought here at deploy); its GPU made ready to be shared, or left by
     MPS; 2. memory group, folder, config, FIFO; 3. a process, forked or cold; 4. `started` goes out
 
-A worker that cannot be started says `start_failed`, and is buried.
+A worker that cannot be started says `start_failed`, and is buried. When its node is to blame, that takes no more for a
+while: who hears of the failure has heard of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable
 from typing import Protocol
 
 from gpufn.clock import Clock
@@ -19,13 +21,13 @@ from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol.reports import WorkerEventKind
 from gpufn.tasks import Tasks
-from gpufn.workers import Assignment, ColdStart, Exit, StartFailure
+from gpufn.workers import OF_THE_NODE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
-from gpufn_runtime.agent.launchers.base import Containers, Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.launchers.base import Containers, Launched, Launcher, LaunchOrder, NodeFault
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.preparation import Preparation
@@ -40,7 +42,10 @@ class WorkerLauncher(Launcher, Containers, Protocol):
 
 
 class Launches:
-    """Those under way. A worker that is told to end meanwhile gets no process, or ends as soon as it has one."""
+    """Those under way. A worker that is told to end meanwhile gets no process, or ends as soon as it has one.
+
+    `on_node_fault` is told first when it is this node's fault that there is none.
+    """
 
     def __init__(
         self,
@@ -54,6 +59,7 @@ class Launches:
         running: Running,
         burials: Burials,
         reports: Reports,
+        on_node_fault: Callable[[NodeFault], None],
         clock: Clock,
     ) -> None:
         self._home = home
@@ -65,6 +71,7 @@ class Launches:
         self._running = running
         self._burials = burials
         self._reports = reports
+        self._on_node_fault = on_node_fault
         self._clock = clock
         self._tasks = Tasks()
 
@@ -103,14 +110,14 @@ class Launches:
         except Exception as error:
             if not isinstance(error, GpufnError):
                 log.exception("%s: the launch failed", record.worker)
-            self._failed(record, folder, group, _info(error))
+            self._failed(record, folder, group, NodeFault.of(error) if isinstance(error, OSError) else error)
             return
         self._started(record, assignment, launched, launched_at, self._clock.monotonic() - began)
 
     async def _begin(
         self, record: WorkerRecord, order: LaunchOrder, folder: WorkerFolder, group: MemoryGroup | None
     ) -> Launched:
-        """Start its process and have it looked after. Raises PlatformError, also when it is gone already."""
+        """Start its process and have it looked after. Raises OSError, PlatformError, also when it is gone already."""
         with contextlib.ExitStack() as undo:
             fifo = folder.open_output()
             undo.callback(os.close, fifo)
@@ -158,9 +165,13 @@ class Launches:
         self._reports.tell(record, WorkerEventKind.EXITED, exit=Exit())
         self._burials.bury(record, folder, None)
 
-    def _failed(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: ErrorInfo) -> None:
-        log.warning("%s cannot start: %s", record, error.message)
-        self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure("launch", error))
+    def _failed(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None, error: Exception) -> None:
+        info, phase = _info(error), "launch"
+        log.warning("%s cannot start: %s", record, info.message)
+        if isinstance(error, NodeFault):
+            phase = OF_THE_NODE
+            self._on_node_fault(error)
+        self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
         self._burials.bury(record, folder, group)
 
 

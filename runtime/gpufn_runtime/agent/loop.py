@@ -42,6 +42,7 @@ from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 from gpufn_runtime.agent.inheritance import Inheritance
+from gpufn_runtime.agent.launchers.base import DaemonAway, NodeFault
 from gpufn_runtime.agent.launches import Launches, WorkerLauncher
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.orders import Orders
@@ -164,6 +165,7 @@ class Agent:
             running=self._running,
             burials=self._burials,
             reports=self._reports,
+            on_node_fault=self._on_node_fault,
             clock=clock,
         )
         self._inheritance = Inheritance(self._fleet, self._running, self._burials, self._reports)
@@ -318,6 +320,12 @@ class Agent:
                     self._burials.delete(assignment.worker)
             case None:
                 pass
+
+    def _on_node_fault(self, fault: NodeFault) -> None:
+        """It is reported before the launch is that failed for it: whoever starts the worker again does so elsewhere."""
+        if not isinstance(fault, DaemonAway):  # for that, containers alone go elsewhere
+            self._devices.rest(fault.message.rstrip("."))
+        self._reports.send()
 
     def _on_buried(self, record: WorkerRecord) -> None:
         self._fleet.forget(record.worker)

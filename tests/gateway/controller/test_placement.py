@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gpufn.device import DeviceShare, Share
+from gpufn.device import DeviceShare, Health, Share
 from gpufn.protocol.reports import NodeReport
 from gpufn.resources import Resources
 from gpufn_gateway.controller.gpus import has_kind
@@ -141,6 +142,16 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
     found = place(Resources(), nodes, LeaseBook(), in_container=True)
     assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
     assert str(told) == "a: it starts no containers: Docker at unix:///x does not answer"
+
+
+def test_a_worker_goes_to_no_node_that_starts_none() -> None:
+    ill = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason="too many open files")
+    nodes = [node("a", ill, gpu("g1")), node("b", cpu(8, 64 * GIB), gpu("g2"))]
+    for wanted in (Resources(), Resources(gpu=("any",))):
+        found, told = place(wanted, nodes, LeaseBook()), place(wanted, nodes[:1], LeaseBook())
+        assert isinstance(found, Placement)
+        assert found.node == "b"
+        assert str(told) == "a: it starts no workers: too many open files"
 
 
 def test_who_does_not_ask_for_reasons_gets_none() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.spec import ScalingPolicy
-from gpufn.workers import Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
+from gpufn.workers import OF_THE_NODE, Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_gateway.controller.views import NODE_FORGOTTEN_S
 from tests.gateway.controller.simulation import assignment
 from tests.gateway.controller.told import tell, world
@@ -82,6 +82,16 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
     error = starting.view(("f", 2)).circuit.last_error
     assert error is not None
     assert error.message == "f: the worker was killed by SIGSEGV before it was ready\noh"
+
+
+def test_a_start_that_fails_on_its_node_is_no_failure_of_the_function() -> None:
+    starting = world()
+    for name in ("w0", "w1", "w2"):
+        starting.on_assignment(name, assignment(name), 100.0)
+        failure = StartFailure(OF_THE_NODE, ErrorInfo("platform_error", "Cannot start a process: no memory."))
+        starting.on_event(WorkerEvent(WorkerEventKind.START_FAILED, name, "f", 1, "a", 0.0, failure=failure), 100.0)
+        assert starting.workers[name].state is WorkerState.FAILED
+    assert repr(starting.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
 
 def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:

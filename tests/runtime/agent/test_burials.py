@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
+from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 
 
@@ -23,3 +27,28 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
         group.procs.write_text(f"{late.pid}\n")
         burials.step()
         assert late.wait(30) == -9
+
+
+def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_path: Path, monkeypatch: Any) -> None:
+    """Its lease was held for ever."""
+    tries = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), None])
+
+    def kill_writers(output: Path) -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    monkeypatch.setattr(processes, "kill_writers", kill_writers)
+    nobody: Any = None
+    buried: list[WorkerRecord] = []
+    record = WorkerRecord("w-1", "f", 1, None)
+    folder = WorkerFolder(tmp_path / "w-1")
+    folder.path.mkdir()
+
+    async def run() -> None:
+        burials = Burials(node="a", assignments=nobody, groups=MemoryGroups(None), buried=buried.append, retry_s=0.001)
+        burials.bury(record, folder, None)
+        await burials.done()
+
+    asyncio.run(run())
+    assert buried == [record]
+    assert not folder.path.exists()

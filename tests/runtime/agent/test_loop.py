@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gpufn.bus.embedded import EmbeddedServer
+from gpufn.device import Health
 from gpufn.resources import Resources
-from gpufn.workers import Desired, WorkerState
+from gpufn.workers import OF_THE_NODE, Desired, WorkerState
+from gpufn_runtime.agent.launchers.process import ProcessLauncher
 
 
 async def ended(pid: int) -> None:
@@ -271,6 +274,31 @@ def test_a_bundle_that_cannot_be_had_is_a_failed_start(on_node: Any) -> None:
         assert "arrived damaged" in event.failure.error.message
         await node.until_deleted(worker)
         assert not node.home.worker(worker).exists()
+
+    on_node(run)
+
+
+def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says_that_a_start_failed(
+    on_node: Any, monkeypatch: Any
+) -> None:
+    begin = ProcessLauncher.launch
+
+    async def no_file(self: Any, order: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        monkeypatch.setattr(ProcessLauncher, "launch", no_file)
+        worker = await node.assign()
+        event = await node.event(worker, "start_failed")
+        assert event.failure.phase == OF_THE_NODE
+        assert event.failure.error.message == "Cannot start a process: Too many open files."
+        pool = node.reports[-1].devices[0]
+        assert (pool.health, pool.health_reason) == (Health.DEGRADED, "Cannot start a process: Too many open files")
+        await node.until_deleted(worker)
+        monkeypatch.setattr(ProcessLauncher, "launch", begin)
+        await node.event(await node.assign(), "started")  # who has not heard of it is not refused
 
     on_node(run)
 

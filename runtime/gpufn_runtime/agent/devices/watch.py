@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
 _SILENT_S = 10.0
+_REST_S = 5.0  # until another start is tried on a node that could start nothing
 
 
 class DeviceWatch:
@@ -49,6 +50,7 @@ class DeviceWatch:
         self.facts = msgspec.structs.replace(facts(bool(self.gpus)), driver=found.driver, cuda=found.cuda)
         self._records = {device.uuid: HealthRecord() for device in self.gpus}
         self._sampled_at = 0.0
+        self._rests = ("", 0.0)  # why no process can be started here, and until when that counts
         self._is_stopped = False
         self._is_due = threading.Event()
         self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU and pid
@@ -68,6 +70,10 @@ class DeviceWatch:
     def devices(self, now: float) -> tuple[Device, ...]:
         """With their health at `now`, in monotonic seconds."""
         return tuple(self._with_health(device, now) for device in self._found)
+
+    def rest(self, reason: str) -> None:
+        """Take nothing new for a while: what is started here fails, whatever it is."""
+        self._rests = reason, self._clock.monotonic() + _REST_S
 
     def start(self, tell: Callable[[tuple[DeviceMetrics, ...]], None]) -> None:
         """`tell` gets the metrics of each sample."""
@@ -141,12 +147,15 @@ class DeviceWatch:
     def _with_health(self, device: Device, now: float) -> Device:
         record = self._records.get(device.uuid)
         if record is None:
-            return device
+            reason, until = self._rests
+            return _ill(device, Health.DEGRADED, reason) if now < until else device
         health, reason = record.judge(now)
         if health is not Health.FAILED and (trouble := self._also_ill(device.uuid)) is not None:
             health, reason = trouble.health, trouble.reason
         if health is Health.HEALTHY and self._sampled_at and now - self._sampled_at > _SILENT_S:
             health, reason = Health.DEGRADED, f"the driver has not answered for {_SILENT_S:g} s"
-        if health is Health.HEALTHY:
-            return device
-        return msgspec.structs.replace(device, health=health, health_reason=reason)
+        return device if health is Health.HEALTHY else _ill(device, health, reason)
+
+
+def _ill(device: Device, health: Health, reason: str) -> Device:
+    return msgspec.structs.replace(device, health=health, health_reason=reason)

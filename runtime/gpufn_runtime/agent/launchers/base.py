@@ -37,7 +37,15 @@ class Launched:
     container: str = ""  # the id of its container, whose first process `pid` is
 
 
-class DaemonAway(PlatformError):
+class NodeFault(PlatformError):
+    """This node, and no function, is to blame that there is no process: it has no more open files, say."""
+
+    @classmethod
+    def of(cls, error: OSError) -> Self:
+        return cls(f"Cannot start a process: {error.strerror or error}.")
+
+
+class DaemonAway(NodeFault):
     """What makes this node's containers does not answer: none can be started until it does."""
 
 
@@ -63,7 +71,7 @@ class ContainerEnd(NamedTuple):
 
 class Launcher(Protocol):
     async def launch(self, order: LaunchOrder) -> Launched:
-        """Raises PlatformError when there is no process."""
+        """Raises PlatformError when there is no process, NodeFault when there could be none for anybody."""
         ...
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from gpufn.errors import PlatformError
-from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
+from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder, NodeFault
 
 # -P: the worker's folder, where it may write, is no place to import from.
 WORKER = (sys.executable, "-P", "-m", "gpufn_runtime.worker")
@@ -33,7 +33,9 @@ class ProcessLauncher:
                 env=order.environment,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:  # ValueError: a null character, or half of a surrogate pair
+        except OSError as error:
+            raise NodeFault.of(error) from error
+        except ValueError as error:  # a null character, or half of a surrogate pair
             raise PlatformError(f"Cannot start {self._command[0]}: {error}.") from error
         finally:
             os.close(output)
