@@ -85,7 +85,8 @@ END_TOLD_WITHIN_S: Final = 8.0
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a worker's process ended, as far as the agent could see."""
+    """How a worker's process ended, as far as the agent could see. With `code` and `signal` it was one of both: a
+    container's end is told as a number, which is the same for 128 + a signal as for a code of that size."""
 
     code: int | None = None
     signal: int | None = None
@@ -106,10 +107,11 @@ class Exit(msgspec.Struct, frozen=True):
             than = "memory than allowed" if limit is None else f"than its {_mebibytes(limit)} of memory"
             return f"was killed because it used more {than} (memory=... sets it)"
         if self.signal is not None:
+            either = f", or exited with code {self.code}" if self.code is not None and not why else ""
             try:
-                return f"was killed by {signals.Signals(self.signal).name}{why}"
+                return f"was killed by {signals.Signals(self.signal).name}{why}{either}"
             except ValueError:
-                return f"was killed by signal {self.signal}"
+                return f"was killed by signal {self.signal}{either}"
         if self.code is not None:
             return f"exited with code {self.code}"
         return f"ended ({self.untold})" if self.untold else "ended"

@@ -13,6 +13,9 @@ from gpufn.workers import Exit
         (Exit(code=3), "exited with code 3"),
         (Exit(signal=11), "was killed by SIGSEGV"),
         (Exit(signal=200), "was killed by signal 200"),
+        (Exit(code=130, signal=2), "was killed by SIGINT, or exited with code 130"),
+        (Exit(code=192, signal=64), "was killed by SIGRTMAX, or exited with code 192"),
+        (Exit(code=137, signal=9, killed_for="it took too long"), "was killed by SIGKILL (it took too long)"),
         (Exit(out_of_memory=True), "was killed because it used more memory than allowed (memory=... sets it)"),
         (
             Exit(signal=9, out_of_memory=True, memory_limit_bytes=96 << 20),

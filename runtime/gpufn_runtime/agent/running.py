@@ -239,7 +239,7 @@ class Running:
         self._shares.left(record.worker)
         self._read_rest(worker)
         # Whatever we did to it as well: the runner orders a kill when a socket closes; the kernel may have been first.
-        could_be_oom = code is None and signum in (None, signal.SIGKILL)
+        could_be_oom = signum == signal.SIGKILL or code is signum is None
         end = exit_of(
             worker.group if could_be_oom else None,
             code=code,

@@ -54,8 +54,8 @@ class ContainerGone(PlatformError):
 
 
 class ContainerEnd(NamedTuple):
-    """How a container's first process ended, which is no child of ours; None is what nobody knows. `exceeded_bytes` is
-    the memory limit that processes of it were killed for."""
+    """How a container's first process ended, which is no child of ours, with `code` and `signal` as in Exit; None is
+    what nobody knows. `exceeded_bytes` is the memory limit that processes of it were killed for."""
 
     code: int | None = None
     signal: int | None = None
@@ -63,10 +63,9 @@ class ContainerEnd(NamedTuple):
 
     @classmethod
     def of(cls, code: int, *, exceeded_bytes: int | None = None) -> Self:
-        """As a shell tells it: above 128 of a signal, but for a code like that of `sys.exit(-1)`, which none has."""
-        if code - EXIT_SIGNALLED in signals.valid_signals():
-            return cls(signal=code - EXIT_SIGNALLED, exceeded_bytes=exceeded_bytes)
-        return cls(code=code, exceeded_bytes=exceeded_bytes)
+        """As a shell tells it: above 128 perhaps of a signal, but for one that no signal has, as that of `sys.exit(-1)`."""
+        signal = code - EXIT_SIGNALLED
+        return cls(code, signal if signal in signals.valid_signals() else None, exceeded_bytes)
 
 
 class Launcher(Protocol):
