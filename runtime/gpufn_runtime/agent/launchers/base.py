@@ -63,7 +63,7 @@ class ContainerEnd(NamedTuple):
 
     @classmethod
     def of(cls, code: int, *, exceeded_bytes: int | None = None) -> Self:
-        """As a shell tells it: above 128 perhaps of a signal, but for one that no signal has, as that of `sys.exit(-1)`."""
+        """As a shell tells it: above 128 perhaps of a signal, where there is one; `sys.exit(-1)` is no signal's."""
         signal = code - EXIT_SIGNALLED
         return cls(code, signal if signal in signals.valid_signals() else None, exceeded_bytes)
 
