@@ -141,3 +141,5 @@ class Leaving:
         """It is not done after all."""
         if isinstance(action, (Drain, Park)):
             self.names.discard(action.worker)
+        if isinstance(action, Park):
+            self._promised[self._world.workers[action.worker].assignment.node] -= action.expected_bytes

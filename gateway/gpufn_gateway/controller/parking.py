@@ -37,6 +37,8 @@ def admit(world: World, worker: WorkerView, promised_bytes: int = 0) -> Admissio
         return Admission(why=f"it takes {expected_bytes >> 20} MiB, and {told}")
     free_bytes = _free(world, node.report) - promised_bytes
     if free_bytes >= max(expected_bytes, _LEAST_BYTES):
+        if view.parked_bytes is None:  # or all that park at once for the first time could have the same memory
+            expected_bytes = max(expected_bytes, min(_held(node.report, worker), free_bytes))
         return Admission(free_bytes, expected_bytes)
     wanted_bytes = max(expected_bytes, _LEAST_BYTES) - free_bytes
     victims = world.holdings.host_memory(node.report.node).victims(wanted_bytes)
@@ -54,6 +56,12 @@ def _is_to_be_parked(world: World, worker: WorkerView) -> bool:
 def _expected(view: RevisionView, worker: WorkerView) -> int:
     """As much as its like took before; else all that it may have of its GPU."""
     return view.parked_bytes if view.parked_bytes is not None else worker.assignment.share.vram_bytes
+
+
+def _held(report: NodeReport, worker: WorkerView) -> int:
+    """Of its GPUs, as its agent sees it: it will hardly take more of the host. 0 where nobody tells."""
+    name = worker.assignment.worker
+    return next((sum(each.gpu_bytes.values()) for each in report.processes if each.worker == name), 0)
 
 
 def _free(world: World, report: NodeReport) -> int:

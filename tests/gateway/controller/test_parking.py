@@ -13,10 +13,12 @@ from gpufn.device import DeviceShare, Share
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import ProcessReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.resources import Resources
+from gpufn.revision import Function
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import Assignment, ColdStart, Desired, Exit, ParkedMemory, StartFailure, WorkerState
-from gpufn_gateway.controller.actions import Action, Drain, Park, Resume, Start
+from gpufn_gateway.controller.actions import Action, Decided, Drain, Park, Resume, Start
 from gpufn_gateway.controller.leases import GpuUse, LeaseBook
+from gpufn_gateway.controller.leaving import Leaving
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement import NoRoom, Placement, place, returns
 from gpufn_gateway.controller.plan import plan
@@ -38,6 +40,7 @@ class Scene:
         self.states: dict[str, WorkerState] = {}
         self.idle_since: dict[str, float] = {}
         self.held: dict[str, ParkedMemory] = {}
+        self.on_gpu: dict[str, int] = {}  # bytes of it, by worker, as the agent sees them
         for name in functions:
             self.world.on_revision((name, 1), revision(name, 1, scaling, Resources(gpu=("any",))))
             self.world.on_function(name, function(name))
@@ -53,8 +56,15 @@ class Scene:
 
     def tell(self) -> None:
         processes = tuple(
-            ProcessReport(worker, *self.world.workers[worker].key, 1, 0.0, parked=held)
-            for worker, held in self.held.items()
+            ProcessReport(
+                worker,
+                *self.world.workers[worker].key,
+                1,
+                0.0,
+                parked=self.held.get(worker),
+                gpu_bytes={"GPU-0": self.on_gpu[worker]} if worker in self.on_gpu else {},
+            )
+            for worker in self.held.keys() | self.on_gpu
         )
         report = node("a", cpu(), gpu("GPU-0"), park_bytes=self.park_bytes)
         self.world.on_node_report(msgspec.structs.replace(report, processes=processes), self.now)
@@ -103,6 +113,37 @@ def test_an_idle_worker_parks_where_it_would_have_ended() -> None:
     scene.obey(order)
     assert scene.state("w") is WorkerState.PARKING
     assert scene.after(1) == []
+
+
+def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobody_knows_what_they_take() -> None:
+    """Eight whole GPUs that got idle together could take eight times what the operator gives to parked workers."""
+    scene = Scene("f", "g", "h")
+    for worker, name, held_bytes in (("w1", "f", GIB), ("w2", "g", 8 * GIB), ("w3", "h", GIB)):
+        scene.on_gpu[worker] = held_bytes
+        scene.add(worker, name, share=DeviceShare("cpu", 0.1, 1 << 20, gpus=("GPU-0",), mode=Share.TIME))
+    orders = scene.after(11)
+    parks = [(order.worker, order.host_bytes, order.expected_bytes) for order in orders if isinstance(order, Park)]
+    assert parks == [("w1", 4 * GIB, GIB), ("w2", 3 * GIB, 3 * GIB)]
+    assert [order.worker for order in orders if isinstance(order, Drain)] == ["w3"]
+
+
+def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function could not be decided on to its end: its orders of this step are dropped."""
+    scene = Scene("f", "g")
+    for worker, name in (("w1", "f"), ("w2", "g")):
+        scene.on_gpu[worker] = 4 * GIB
+        scene.add(worker, name, share=DeviceShare("cpu", 0.1, 1 << 20, gpus=("GPU-0",), mode=Share.TIME))
+    drain_parked = Leaving.drain_parked
+
+    def fail_for_f(leaving: Leaving, one: Decided, of: Function) -> None:
+        if of.name == "f":
+            raise ArithmeticError
+        drain_parked(leaving, one, of)
+
+    monkeypatch.setattr(Leaving, "drain_parked", fail_for_f)
+    (order,) = scene.after(11)
+    assert isinstance(order, Park)
+    assert order.worker == "w2"
 
 
 @pytest.mark.parametrize("scaling", [ScalingPolicy(idle_timeout_s=10, park_timeout_s=0), ScalingPolicy(min_workers=1)])
