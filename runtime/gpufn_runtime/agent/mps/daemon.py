@@ -32,6 +32,7 @@ from gpufn_runtime.agent.mps import compute_mode
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
+from gpufn_runtime.agent.mps.logs import keep_small, last_words
 from gpufn_runtime.agent.processes import Process
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,6 @@ log = logging.getLogger(__name__)
 _FILE = "daemon.json"
 _IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && exec "$1" -f'  # in a mount namespace of its own
 _LOOK_EVERY_S = 0.05
-_LAST_LINES = 3
-# What a daemon logs of each question that it is asked.
-_OF_QUESTIONS = ("Accepting connection", "User did not send valid credentials", "NEW UI", "Cmd:", "UI closed")
 
 
 class DaemonFile(msgspec.Struct, frozen=True):
@@ -152,7 +150,9 @@ class Daemon:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._until_active()
         except TimeoutError:
-            raise DeviceFailed(f"{self.gpu}: no MPS within {self._start_timeout_s:g} s{self._last_words()}") from None
+            raise DeviceFailed(
+                f"{self.gpu}: no MPS within {self._start_timeout_s:g} s{last_words(self._log)}"
+            ) from None
         log.info("%s is shared by MPS: daemon=%d", self.gpu, self._pid)
 
     def _make_folders(self) -> None:
@@ -211,7 +211,7 @@ class Daemon:
             if found in (Condition.DOWN, Condition.FAULT, Condition.FOREIGN):
                 # A daemon needs a moment before it answers at all: HUNG is not the end yet.
                 if found is not Condition.DOWN or not self.is_running():
-                    raise DeviceFailed(f"{self.gpu}: {found.value}{self._last_words()}")
+                    raise DeviceFailed(f"{self.gpu}: {found.value}{last_words(self._log)}")
             elif found is Condition.STARTING and not has_asked:
                 has_asked = True
                 with contextlib.suppress(ControlFailed):
@@ -230,6 +230,9 @@ class Daemon:
             log.debug("%s: %s", self.gpu, error.message)
             return condition_of(Observation(is_alive=self.is_running()), self._uid)
         return condition_of(Observation(is_alive=True, answers=True, servers=tuple(servers)), self._uid)
+
+    def keep_logs_small(self) -> None:
+        keep_small(self._log)
 
     async def clients(self) -> set[int]:
         """Raises ControlFailed."""
@@ -301,13 +304,3 @@ class Daemon:
             log.warning("%s: its MPS daemon cannot be written down: %s", self.gpu, error)
             return False
         return True
-
-    def _last_words(self) -> str:
-        """Of its logs, where a driver says what it lacks: the daemon's own, and that of its server."""
-        said = []
-        for name in ("control.log", "server.log"):
-            with contextlib.suppress(OSError):
-                lines = (self._log / name).read_text(errors="replace").splitlines()
-                telling = [line for line in lines if not any(words in line for words in _OF_QUESTIONS)][-_LAST_LINES:]
-                said += [f"{name}: {' | '.join(telling)}"] if telling else []
-        return f": {'; '.join(said)}" if said else ""

@@ -200,6 +200,7 @@ class MpsDaemons:
             if not gpu.tenants and not gpu.joining and empty_s >= self._linger_s:
                 await self._stop(gpu)
                 return
+            gpu.daemon.keep_logs_small()
             found = await gpu.daemon.observe()
             gpu.silent_looks = gpu.silent_looks + 1 if found is Condition.HUNG else 0
             if found is Condition.HUNG and gpu.silent_looks < _LOOKS_UNTIL_HUNG:

@@ -17,6 +17,7 @@ from gpufn_runtime.agent.devices.base import Trouble
 from gpufn_runtime.agent.mps.base import Joining
 from gpufn_runtime.agent.mps.daemon import Daemon, Elsewhere
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.mps.logs import MOST_BYTES
 from gpufn_runtime.agent.mps.maker import DaemonMaker
 from tests.runtime.agent.mps.machine import Machine
 
@@ -90,6 +91,17 @@ def on_node(machine: Machine, tmp_path: Path) -> Callable[[Callable[[Node], Coro
         asyncio.run(main())
 
     return run
+
+
+def test_the_logs_of_a_daemon_that_is_in_use_are_kept_small(on_node: Any) -> None:
+    async def work(node: Node) -> None:
+        pipe = await node.start("w-1")
+        log = pipe.with_name("log") / "control.log"
+        log.write_bytes(os.urandom(MOST_BYTES + 1))
+        await node.shares.look("GPU-1")
+        assert log.stat().st_size < MOST_BYTES
+
+    on_node(work)
 
 
 def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, machine: Machine) -> None:
