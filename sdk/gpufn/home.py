@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufn.errors import PlatformError
+from gpufn.removal import remove_tree
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (a folder of our own in it, which `ensure` claims)
 _RUN = Path("/run")
@@ -129,11 +130,11 @@ class Home:
 
     def forget_running(self) -> None:
         """Remove what is kept elsewhere than below `root`, for processes that run: none does any more."""
-        shutil.rmtree(self.parcels, ignore_errors=True)
+        remove_tree(self.parcels)
         shutil.rmtree(self.mps_elsewhere, ignore_errors=True)
         shutil.rmtree(self.mps_memory, ignore_errors=True)
         if self.run.parent != self.root:
-            shutil.rmtree(self.run, ignore_errors=True)
+            remove_tree(self.run)
 
     def worker(self, worker_id: str) -> Path:
         return self.run / "w" / worker_id

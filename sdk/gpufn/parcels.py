@@ -23,6 +23,7 @@ from typing import Final
 from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
 from gpufn.ids import new_ulid
 from gpufn.protocol.limits import PARCEL_BYTES
+from gpufn.removal import remove_tree
 
 LEAST_BYTES: Final = 256 << 10  # what is smaller is copied in less time than a file is made
 _PART_BYTES: Final = 512 << 10  # read at a time
@@ -118,11 +119,10 @@ class Parcels:
             os.unlink(self._path(name))
 
     def remove_all(self) -> None:
-        """The folder with all that is in it, and the one that it is in, when that is empty then."""
+        """The folder with all that is in it, whatever its worker has made there; and the one that it is in, when that
+        is empty then."""
+        remove_tree(self.folder)
         with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder):
-                os.unlink(entry.path)
-            os.rmdir(self.folder)
             os.rmdir(os.path.dirname(self.folder))
 
     def _open(self, name: str) -> tuple[int, int]:

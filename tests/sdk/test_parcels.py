@@ -93,6 +93,17 @@ def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> No
     assert modes == [0o700, 0o700]
 
 
+def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
+    """The rest stayed in the memory of the host, and nobody had it any more."""
+    parcels = Parcels(tmp_path / "all" / "w-1")
+    parcels.make()
+    for place in ("", "own", "own/deeper"):
+        (tmp_path / "all" / "w-1" / place).mkdir(exist_ok=True)
+        (tmp_path / "all" / "w-1" / place / "file").write_bytes(b"x")
+    parcels.remove_all()
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_parcel_that_is_not_kept_is_removed(tmp_path: Path) -> None:
     with Parcels(tmp_path / "a").writer() as writer:
         writer.write(b"half of it")

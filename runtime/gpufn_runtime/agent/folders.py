@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from gpufn.home import Home
 from gpufn.protocol.launch import WorkerConfig
+from gpufn.removal import remove_tree
 from gpufn_runtime.agent.launchers.base import NodeFault
 from gpufn_runtime.agent.processes import Process
 
@@ -91,23 +91,8 @@ class WorkerFolder:
         return os.open(self.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def remove(self) -> None:
-        def note(_call: object, path: str, why: tuple[object, BaseException, object]) -> None:
-            if not isinstance(why[1], FileNotFoundError):
-                log.warning("%s: cannot remove %s: %s", self.worker, path, why[1])
-
-        if os.geteuid() != 0:
-            _open_all(self.path)
-        shutil.rmtree(self.path, onerror=note)
-
-
-def _open_all(path: Path) -> None:
-    """For us to enter and to empty: a worker may have closed folders of its own, as some package managers do."""
-    for above, names, _ in os.walk(path):
-        for name in names:
-            folder = os.path.join(above, name)
-            if not os.path.islink(folder):
-                with contextlib.suppress(OSError):
-                    os.chmod(folder, 0o700)
+        if (error := remove_tree(self.path)) is not None:
+            log.warning("%s: its folder cannot be removed: %s", self.worker, error)
 
 
 def all_folders(home: Home) -> list[WorkerFolder]:

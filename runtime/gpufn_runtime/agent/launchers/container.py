@@ -12,7 +12,6 @@ import contextlib
 import os
 import random
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import msgspec
 from gpufn.errors import GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.protocol.launch import CONTROL_NAME, ForkRequest, TemplateReady
+from gpufn.removal import remove_tree
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.launchers import container_folder
 from gpufn_runtime.agent.launchers.base import LaunchOrder
@@ -180,7 +180,7 @@ class Container:
                     await asyncio.shield(self._daemon.remove(self.id))
         finally:
             for path in (self._folder, self._parcels):
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
 
 
 def _uid_for(limits: Limits) -> int:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +20,7 @@ from typing import Protocol
 from gpufn.errors import GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
+from gpufn.removal import remove_tree
 from gpufn_runtime.agent import standbys
 from gpufn_runtime.agent.environment import import_environment
 from gpufn_runtime.agent.images import Images
@@ -331,7 +331,7 @@ class ContainerLauncher:
         for folder in (folders(self._home), self._home.parcels):
             for path in folder.glob("c-*"):
                 if path.name not in names:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_tree(path)
 
     async def _remove(self, container: str) -> None:
         """One that is stuck is tried again by the next sweep, after the others. Raises DaemonAway."""
