@@ -2,7 +2,7 @@
 
 1. `run` keeps standbys, each for a use that is worth it, as long as their memory is nobody's by a lease
 2. `launch` takes one with the same image and limits, or makes a container now, and gives it to the worker
-3. containers that are nobody's are removed, whatever made them: those of an earlier agent, and what a failure left
+3. containers that are nobody's are removed (strays.py), and so are their folders
 
 The daemon's word is taken for what exists, never an event: `run` compares, at each poke and each _SWEEP_S.
 """
@@ -27,6 +27,7 @@ from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway, Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.container import Container, ContainerDaemon, Kind, folders
 from gpufn_runtime.agent.launchers.sandbox import Limits
+from gpufn_runtime.agent.launchers.strays import Strays
 from gpufn_runtime.agent.standbys import ContainerUse, ModuleSet
 
 log = logging.getLogger(__name__)
@@ -72,9 +73,7 @@ class ContainerLauncher:
         self._say = say
         self._standbys: list[Container] = []
         self._making: set[str] = set()  # folders' names
-        self._in_use: set[str] = set()  # ids
-        self._ended: set[str] = set()  # and not removed yet
-        self._not_removed: set[str] = set()  # though it was tried
+        self._strays = Strays(daemon)
         self._uses: tuple[ContainerUse, ...] = ()
         self._failures: dict[Which, int] = {}
         self._sizes: dict[Which, int] = {}  # bytes, as they were seen last
@@ -111,14 +110,13 @@ class ContainerLauncher:
 
     def take_over(self, containers: Iterable[str]) -> None:
         """Those that have workers of ours. From now on all others are removed."""
-        self._in_use.update(containers)
+        self._strays.in_use.update(containers)
         self._may_sweep = True
         self._review()
 
     def let_go(self, container: str) -> None:
         """Its worker is gone."""
-        self._in_use.discard(container)
-        self._ended.add(container)
+        self._strays.let_go(container)
         self._review()
 
     async def end_of(self, container: str) -> ContainerEnd:
@@ -143,7 +141,7 @@ class ContainerLauncher:
                 except PlatformError as error:
                     self._note(error)
                     # A node may have no Docker, and need none.
-                    if error.message != has_warned_of and (self._uses or self._in_use):
+                    if error.message != has_warned_of and (self._uses or self._strays.in_use):
                         log.warning("containers are not looked after: %s", error.message)
                         has_warned_of = error.message
                 except Exception:
@@ -162,8 +160,7 @@ class ContainerLauncher:
     async def _clear(self) -> None:
         """Leave nothing but what workers live in. What cannot be removed now, the next agent removes."""
         removing = [self._discard(standby) for standby in list(self._standbys)]
-        removing += [self._daemon.remove(container) for container in self._ended]
-        await asyncio.gather(*removing, return_exceptions=True)
+        await asyncio.gather(*removing, self._strays.remove_ended(), return_exceptions=True)
 
     async def launch(self, order: LaunchOrder) -> Launched:
         """Raises BuildFailed, PlatformError."""
@@ -210,7 +207,7 @@ class ContainerLauncher:
         except BaseException:
             await self._abandon(container)
             raise
-        self._in_use.add(container.id)
+        self._strays.in_use.add(container.id)
         self._making.discard(container.name)
         return Launched(container.pid, is_standby, container.id)
 
@@ -320,30 +317,12 @@ class ContainerLauncher:
         self.trouble = ""
         if self._making:
             return  # one of them may be among those found, and is not known by its id yet
-        nobodys = found - self._in_use - {standby.id for standby in self._standbys}
-        for container in sorted(nobodys, key=self._not_removed.__contains__):
-            if container not in self._ended | self._not_removed:
-                log.info("container %s is nobody's and is removed", container[:12])
-            await self._remove(container)
-        self._ended &= found
-        self._not_removed &= found
+        await self._strays.remove(found, spared={standby.id for standby in self._standbys})
         names = {standby.name for standby in self._standbys} | self._making
         for folder in (folders(self._home), self._home.parcels):
             for path in folder.glob("c-*"):
                 if path.name not in names:
                     remove_tree(path)
-
-    async def _remove(self, container: str) -> None:
-        """One that is stuck is tried again by the next sweep, after the others. Raises DaemonAway."""
-        try:
-            await self._daemon.remove(container)
-        except DaemonAway:
-            self._not_removed.add(container)
-            raise
-        except PlatformError as error:
-            if container not in self._not_removed:
-                log.warning("container %s is not removed: %s", container[:12], error.message)
-                self._not_removed.add(container)
 
     def _note(self, error: PlatformError) -> None:
         if isinstance(error, DaemonAway):
