@@ -24,6 +24,7 @@ from gpufn.ids import Digest
 from gpufn.resources import Resources
 from gpufn.revision import RevisionState
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
+from gpufn.start_failures import STAYS
 
 if TYPE_CHECKING:
     from gpufn._bundle import AnyFunction
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _BUILD_PAUSE_S = 0.2  # so that no stage is missed that takes long enough to be wondered about
 _MOVES_WITHIN_S = 10.0  # `active`, after the last build
-_STAYS = "calls stay with the old one"  # the gateway's words in `reason`, followed by ": " and the error of the start
 
 
 class Deployable(NamedTuple):
@@ -215,7 +215,7 @@ def wait_until_it_serves(
     while view.serving != wanted:
         if view.active != wanted:
             raise Conflict(f"{name}@{wanted} was replaced by {name}@{view.active} before it served")
-        about, _, error = view.reason.partition(_STAYS)
+        about, _, error = view.reason.partition(STAYS)
         if error and f"revision {wanted}:" in about:
             why = error.removeprefix(": ") or "its workers end before they are ready"
             raise FunctionStartFailed(f"{name}@{wanted} does not start, {name}@{view.serving} still serves: {why}")
