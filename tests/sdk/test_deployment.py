@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufn._deployment import Deployable, deploy, wait_until_built, wait_until_it_serves, what_no_node_has
+from gpufn._deployment import Deployable, deploy, wait_until_built, wait_until_it_serves
+from gpufn._lacking import what_no_node_has
 from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.engine import BuildStage, BuildState
 from gpufn.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
