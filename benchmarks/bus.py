@@ -30,7 +30,8 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message, NoResponders
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.protocol import subjects
 

@@ -6,7 +6,8 @@ import asyncio
 
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.priority import Priority, QueueKind
 
 

@@ -23,8 +23,9 @@ import msgspec
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, Message
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
 from gpufn.bus.decoded import decoded
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import Clock
 from gpufn.device import DeviceType

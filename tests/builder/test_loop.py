@@ -15,7 +15,8 @@ import pytest
 
 from gpufn.bus import streams
 from gpufn.bus.connection import Bus, NoResponders
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
 from gpufn.device import Device, DeviceType

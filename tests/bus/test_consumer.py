@@ -9,7 +9,8 @@ import pytest
 
 from gpufn.bus import consumer, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import AlreadySettled, Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import AlreadySettled, Delivery
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 

@@ -12,7 +12,8 @@ import pytest
 
 from gpufn.bus import consumer, feed, link, objects, streams
 from gpufn.bus.connection import Bus, Message
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.errors import ArtifactUnavailable
 from gpufn.protocol import subjects

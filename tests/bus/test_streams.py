@@ -8,7 +8,8 @@ import pytest
 
 from gpufn.bus import history, jetstream, streams
 from gpufn.bus.connection import JetStreamError
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.streams import Depth
 from gpufn.errors import BusUnavailable, InvalidSpec, QueueFull
 from gpufn.protocol import subjects

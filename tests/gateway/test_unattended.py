@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from gpufn.bus import streams
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.device import Device, DeviceType
 from gpufn.engine import Build, BuildState
 from gpufn.ids import new_ulid

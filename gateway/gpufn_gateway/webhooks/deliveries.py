@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from gpufn import media
 from gpufn.bus import records, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvocationNotFound
 from gpufn.protocol import subjects

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Delivery
+from gpufn.bus.delivery import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import (
     GpufnError,

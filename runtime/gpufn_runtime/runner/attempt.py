@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gpufn.bus.consumer import Delivery
+from gpufn.bus.delivery import Delivery
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import InvocationMessage, Progress

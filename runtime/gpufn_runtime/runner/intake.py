@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Delivery, Pull
+from gpufn.bus.consumer import Pull
+from gpufn.bus.delivery import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError
 from gpufn.priority import Priority, QueueKind

@@ -29,7 +29,7 @@ Take = Callable[["DirectDelivery"], None]
 
 
 class DirectDelivery:
-    """A call that came by the lane; see `gpufn.bus.consumer.Delivery` for one from a queue."""
+    """A call that came by the lane; see `gpufn.bus.delivery.Delivery` for one from a queue."""
 
     delivered = 1
     __slots__ = ("_gateway", "_is_told", "body", "is_settled", "is_withdrawn", "message")

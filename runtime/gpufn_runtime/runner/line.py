@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpufn.bus.consumer import Delivery
+from gpufn.bus.delivery import Delivery
 from gpufn.protocol.messages import InvocationMessage
 from gpufn_runtime.runner.lane import DirectDelivery
 

@@ -24,7 +24,7 @@ import msgspec
 
 from gpufn.bus import checkpoints, dead_letters, doorbells, jetstream, objects, records
 from gpufn.bus.connection import Bus
-from gpufn.bus.consumer import Delivery
+from gpufn.bus.delivery import Delivery
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLarge, ResultNotEncodable
 from gpufn.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after

@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 from gpufn.bus import jetstream
 from gpufn.bus.connection import Bus, Message
-from gpufn.bus.wire import ack_tokens
+from gpufn.bus.delivery import Delivery, Ledger
 from gpufn.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
@@ -35,107 +35,6 @@ _HEARTBEAT_S = 5
 _SILENCE_S = 2.2 * _HEARTBEAT_S
 _NANO = 1_000_000_000
 _HANDLER_FAILED_DELAY_S = 1.0
-_REMEMBERED = 4096  # settled deliveries; a killed server forgets far fewer
-
-_Key = tuple[int, float]  # sequence and time stored: what identifies a stored message, also across restarts
-
-
-class AlreadySettled(AssertionError):
-    """A delivery is settled once."""
-
-
-class _Ledger:
-    """What a Pull's server handed over, so that a second hand-over of the same message is noticed.
-
-    A server that is killed forgets hand-overs and acknowledgements it had not written down yet, and starts again
-    with messages that run here or are done. One whose clock is set forward finds `ack_wait` over for all that runs.
-    """
-
-    def __init__(self) -> None:
-        self.held: dict[_Key, Delivery] = {}
-        self.done: dict[_Key, bytes] = {}  # how the newest ones that must not come back were settled
-
-    def settled(self, key: _Key, word: bytes) -> None:
-        self.held.pop(key, None)
-        if not word.startswith(b"-NAK"):
-            self.done[key] = word
-            if len(self.done) > _REMEMBERED:
-                del self.done[next(iter(self.done))]
-
-
-class Delivery:
-    """One hand-over of a stored message; settle it once with `ack`, `nak` or `term`.
-
-    `delivered` counts hand-overs of this message from 1; `pending` is how many more wait behind it. It was stored at
-    `stored_at`, in unix seconds.
-    When the bus is away settling raises BusUnavailable; it holds all the same, and is said at the next hand-over.
-    """
-
-    __slots__ = (
-        "_ack_subject",
-        "_bus",
-        "_key",
-        "_ledger",
-        "delivered",
-        "headers",
-        "is_settled",
-        "payload",
-        "pending",
-        "seq",
-        "stored_at",
-        "subject",
-    )
-
-    def __init__(self, bus: Bus, message: Message, ledger: _Ledger) -> None:
-        self._bus = bus
-        self._ack_subject = message.reply
-        self.subject = message.subject
-        self.payload = message.payload
-        self.headers = message.headers
-        self.delivered, self.seq, _, self.stored_at, self.pending = ack_tokens(message.reply)
-        # A queue in memory counts from 1 again after a restart, so the sequence alone does not identify a message.
-        self._key = (self.seq, self.stored_at)
-        self._ledger = ledger
-        self.is_settled = False
-
-    def ack(self) -> None:
-        """Done: remove the message."""
-        self._settle(b"+ACK")
-
-    def nak(self, delay_s: float = 0) -> None:
-        """Give it to somebody else, not before `delay_s`."""
-        self._settle(b'-NAK {"delay":%d}' % int(delay_s * _NANO) if delay_s > 0 else b"-NAK")
-
-    def term(self, reason: str = "") -> None:
-        """Never deliver it again."""
-        self._settle(f"+TERM {reason}".rstrip().encode())
-
-    def touch(self) -> None:
-        """Still working: start `ack_wait` again. After the settlement, nothing."""
-        if not self.is_settled:
-            self._bus.publish(self._ack_subject, b"+WPI")
-
-    def _settle(self, word: bytes) -> None:
-        if self.is_settled:
-            raise AlreadySettled(f"{self.subject} seq {self.seq} was settled before {word.decode()}")
-        # Decided first, then said: a message whose answer the bus did not hear comes again, and gets the same one.
-        self.is_settled = True
-        self._ledger.settled(self._key, word)
-        self._bus.publish(self._ack_subject, word)
-
-    def _is_repeat(self) -> bool:
-        """Whether this message was handed to us before; then that delivery answers for this one."""
-        if (before := self._ledger.held.get(self._key)) is not None:
-            before._ack_subject = self._ack_subject
-            before.touch()
-            return True
-        if (word := self._ledger.done.get(self._key)) is not None:
-            self._bus.publish(self._ack_subject, word)
-            return True
-        return False
-
-    def __repr__(self) -> str:
-        return f"Delivery({self.subject!r}, seq={self.seq}, delivered={self.delivered})"
 
 
 class Pull:
@@ -171,7 +70,7 @@ class Pull:
         self._heard = True
         self._silent_since: float | None = None
         self._generation = _Generation(self)
-        self._ledger = _Ledger()
+        self._ledger = Ledger()
         self._forget_reconnects = bus.on_reconnect(self._on_reconnect)
 
     @property
@@ -314,9 +213,9 @@ class Pull:
     def _deliver(self, message: Message, *, polled: bool = False) -> bool:
         """False for a repeat, which uses up no credit."""
         delivery = Delivery(self._bus, message, self._ledger)
-        if delivery._is_repeat():
+        if delivery.is_repeat():
             return False
-        self._ledger.held[delivery._key] = delivery
+        self._ledger.hold(delivery)
         if not polled:
             self._credits -= 1
         try:
@@ -329,7 +228,7 @@ class Pull:
 
     def _hand_back(self, message: Message) -> None:
         """There is no credit for it, so to somebody else; but not what runs here."""
-        if message.reply and not message.status and not Delivery(self._bus, message, self._ledger)._is_repeat():
+        if message.reply and not message.status and not Delivery(self._bus, message, self._ledger).is_repeat():
             self._bus.publish(message.reply, b"-NAK")
 
 

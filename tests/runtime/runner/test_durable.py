@@ -12,7 +12,7 @@ import pytest
 
 from gpufn.bus import dead_letters, objects, records, streams
 from gpufn.bus.connection import Bus, Message
-from gpufn.bus.consumer import Delivery
+from gpufn.bus.delivery import Delivery
 from gpufn.bus.wire import ack_tokens
 from gpufn.clock import SystemClock
 from gpufn.errors import DeviceFailed, ErrorInfo, IdempotencyMismatch, QueueFull
