@@ -21,6 +21,7 @@ from gpufn._hint_classes import computed_fields_optional, flag_schemas
 from gpufn._hints import resolved, signature_of
 from gpufn._hooks import hooks
 from gpufn._remote import kind_of
+from gpufn._stand_ins import StandIn, readable
 from gpufn.errors import InvalidSpec
 from gpufn.spec import Batch, MethodSpec
 
@@ -125,19 +126,32 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {}
 
     def custom(kind: type) -> dict[str, Any]:
+        if isinstance(kind, StandIn):
+            return _stand_in_schema(kind, definitions)
         if isinstance(kind, type) and issubclass(kind, PurePath):
             return {"type": "string", "format": "path"}
         return _pydantic_schema(kind, definitions)
 
     try:
         with computed_fields_optional(hint):
-            (schema,), named = msgspec.json.schema_components([hint], schema_hook=custom, ref_template=_REF)
+            (schema,), named = msgspec.json.schema_components([readable(hint)], schema_hook=custom, ref_template=_REF)
     except Exception:  # msgspec, pydantic and the user's own classes raise what they like here
         return {}
     flags = flag_schemas(hint)
     for name, definition in named.items():
         _define(name, flags.get(name, definition) if "enum" in definition else definition, definitions)
     return schema
+
+
+def _stand_in_schema(kind: StandIn, definitions: dict[str, Any]) -> dict[str, Any]:
+    if kind.members:
+        schemas = [schema_of(member, definitions) for member in kind.members]
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    values = [_default(member.value) for member in kind.classes[0]]  # type: ignore[attr-defined]
+    if any(value is _NO_JSON for value in values):
+        return {}
+    _define(kind.__name__, {"title": kind.__name__, "enum": values}, definitions)
+    return {"$ref": _REF.format(name=kind.__name__)}
 
 
 def _pydantic_schema(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -257,3 +257,52 @@ def test_a_generator_returns_the_list_of_its_items() -> None:
         yield 1
 
     assert _of(f).returns == {"type": "array", "items": {"type": "integer"}}
+
+
+class Pace(enum.Enum):
+    SLOW = 0.5
+    FAST = 2
+
+
+@dataclasses.dataclass
+class Scaled:
+    width: int
+    scale: dataclasses.InitVar[int] = 1
+    area: int = dataclasses.field(init=False)
+
+    def __post_init__(self, scale: int) -> None:
+        self.area = self.width * scale
+
+
+def test_an_enum_of_any_values_is_told_with_them() -> None:
+    def f(pace: Pace, paces: list[Pace] | None = None) -> Pace: ...  # type: ignore[empty-body]
+
+    found = _of(f)
+    assert found.parameters["properties"] == {
+        "pace": {"$ref": "#/$defs/Pace"},
+        "paces": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Pace"}}, {"type": "null"}], "default": None},
+    }
+    assert found.parameters["$defs"] == found.returns["$defs"] == {"Pace": {"title": "Pace", "enum": [0.5, 2]}}
+
+
+def test_what_only_the_constructor_of_a_dataclass_takes_is_given_by_its_callers() -> None:
+    def f(scaled: Scaled) -> None: ...
+
+    integer = {"type": "integer"}
+    assert _of(f).parameters["$defs"] == {
+        "Scaled": {
+            "title": "Scaled", "type": "object", "properties": {"width": integer, "scale": integer | {"default": 1}},
+            "required": ["width"],
+        }
+    }  # fmt: skip
+
+
+def test_a_union_of_classes_is_told_as_any_of_them() -> None:
+    def f(either: Box | Label | Scaled, many: dict[str, Box | Label | None]) -> None: ...
+
+    found = _of(f).parameters
+    box, label, scaled = ({"$ref": f"#/$defs/{name}"} for name in ("Box", "Label", "Scaled"))
+    assert found["properties"]["either"] == {"anyOf": [box, label, scaled]}
+    many = found["properties"]["many"]["additionalProperties"]
+    assert many == {"anyOf": [{"anyOf": [box, label]}, {"type": "null"}]}
+    assert sorted(found["$defs"]) == ["Box", "Label", "Scaled"]

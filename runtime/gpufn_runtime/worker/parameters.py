@@ -24,6 +24,7 @@ from gpufn import media, native, values
 from gpufn._hint_classes import computed_fields_optional
 from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
+from gpufn._stand_ins import StandIn, readable
 from gpufn.errors import InvalidInput, RequestError
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
@@ -242,6 +243,7 @@ def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched:
         hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
     try:
         with computed_fields_optional(hint):  # msgspec keeps with a class what it has learned of it
+            hint = readable(hint)
             msgspec.json.Decoder(hint, dec_hook=_convert)
     except Exception:  # a hint that msgspec has no idea of
         return Any
@@ -265,6 +267,8 @@ def _python_hint(hint: Any) -> Any:
 
 def _names_class(hint: Any) -> bool:
     """Whether it is, or holds, a dataclass or a Struct."""
+    if isinstance(hint, StandIn):
+        return bool(hint.members)
     if isinstance(hint, type) and typing.get_origin(hint) is None:
         return dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)
     return any(map(_names_class, typing.get_args(hint)))
@@ -277,9 +281,11 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or (kind in _CONTAINERS and all(map(_is_plain, value)))
 
 
-def _convert(hint: Any, value: Any) -> Any:
+def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one for each kind
     """`value`, as decoded, for a hint that msgspec does not know. (msgspec's dec_hook: ValueError refuses.)"""
     kind = typing.get_origin(hint) or hint
+    if isinstance(kind, StandIn):
+        return kind.read(value, _convert)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(kind, type):
         if issubclass(kind, numpy.ndarray):

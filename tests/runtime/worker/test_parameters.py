@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import enum
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypedDict
@@ -428,3 +429,90 @@ def test_a_field_that_a_dataclass_works_out_itself_need_not_be_given(is_open: bo
             assert not hasattr(made, "later")
     field = next(each for each in dataclasses.fields(Rectangle) if each.name == "area")
     assert (field.default, field.default_factory) == (dataclasses.MISSING, dataclasses.MISSING)
+
+
+class Pace(enum.Enum):
+    SLOW = 0.5
+    FAST = 2
+    PAIR = (1, 2)
+
+
+@dataclasses.dataclass
+class Scaled:
+    width: int
+    scale: dataclasses.InitVar[int] = 2
+    area: int = dataclasses.field(init=False)
+
+    def __post_init__(self, scale: int) -> None:
+        self.area = self.width * scale
+
+
+@dataclasses.dataclass
+class Circle:
+    radius: float
+    colour: str = "red"
+
+
+@dataclasses.dataclass
+class Square:
+    side: float
+    colour: str = "red"
+
+
+def of_stand_ins(
+    pace: Pace = Pace.SLOW,
+    paces: list[Pace] | None = None,
+    scaled: Scaled | None = None,
+    shape: Circle | Square | None = None,
+    shapes: list[Circle | Box | Scaled] = [],  # noqa: B006
+) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        (b'{"pace": 2, "paces": [0.5, [1, 2]]}', {"pace": Pace.FAST, "paces": [Pace.SLOW, Pace.PAIR]}),
+        (b'{"scaled": null, "shape": null}', {"scaled": None, "shape": None}),
+        (b'{"shape": {"side": 1}}', {"shape": Square(1.0)}),
+        (b'{"shape": {"radius": 1, "colour": "blue"}}', {"shape": Circle(1.0, "blue")}),
+        (b'{"shapes": [{"width": 1}, {"radius": 1}]}', {"shapes": [Box(1), Circle(1.0)]}),
+    ],
+)
+def test_json_becomes_what_hints_say_that_msgspec_does_not_read(body: bytes, arguments: dict[str, Any]) -> None:
+    assert Parameters(of_stand_ins).bind(JSON, body) == ([], arguments)
+    assert Parameters(of_stand_ins).bind(MSGPACK, msgspec.msgpack.encode(msgspec.json.decode(body))) == ([], arguments)
+
+
+@pytest.mark.parametrize("encode", [msgspec.json.encode, lambda named: values.encode_call((), named)])
+def test_a_dataclass_gets_what_only_its_constructor_takes(encode: Callable[[Any], bytes]) -> None:
+    kind = JSON if encode is msgspec.json.encode else NATIVE
+    _, given = Parameters(of_stand_ins).bind(kind, encode({"scaled": {"width": 3, "scale": 5}}))
+    assert (given["scaled"].width, given["scaled"].area) == (3, 15)
+    _, given = Parameters(of_stand_ins).bind(kind, encode({"shapes": [{"width": 3, "scale": 2}]}))
+    assert type(given["shapes"][0]) is Scaled, "Box has no scale"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"pace": 0.7}', "pace: 0.7 is none of 0.5, 2, (1, 2)"),
+        (b'{"paces": [2, "fast"]}', "paces[1]: 'fast' is none of 0.5, 2, (1, 2)"),
+        (b'{"scaled": {"width": 1, "scale": "x"}}', "scaled: scale: expected int, got str"),
+        (b'{"shape": {"radius": "x"}}',
+         "shape: no Circle: radius: expected float, got str; no Square: object missing required field side"),
+        (b'{"shapes": [3]}', "shapes[0]: expected Circle or Box or Scaled, got int"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_such_a_hint_names_the_field(body: bytes, said: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        Parameters(of_stand_ins).bind(JSON, body)
+    assert raised.value.message == said
+
+
+def test_python_values_for_such_hints_stay_what_they_are() -> None:
+    given = {"pace": Pace.FAST, "scaled": Scaled(1), "shape": Square(1.0), "shapes": [Circle(1.0), Box(2)]}
+    assert Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), given)) == ([], given)
+    _, made = Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), {"shape": {"side": 1.0}}))
+    assert made == {"shape": Square(1.0)}
+    with pytest.raises(InvalidInput, match=r"^shape: no Circle: .*; no Square: "):
+        Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), {"shape": {"corners": 1}}))
