@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gpufn import errors
-from gpufn.bus.connection import JetStreamError
+from gpufn.bus.connection import JetStreamError, NotStored
 from gpufn.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn.ids import new_ulid
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -176,6 +176,8 @@ def _public(error: GpufnError) -> ErrorInfo:
     if isinstance(error, errors.BusUnavailable):
         log.warning("the bus was not available: %s", error)
         message = "The message bus does not answer right now; a call that was under way may have run."
+        if isinstance(error, NotStored):
+            message = "The message bus did not store this in time: its disk may be full. It may store it all the same."
         return ErrorInfo(errors.BusUnavailable.code, message, retryable=True)
     info = error.info()
     if _INTERNAL.search(info.message):

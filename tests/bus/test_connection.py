@@ -51,6 +51,17 @@ async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_
         await bus.request("t.silent", timeout_s=0.05)
 
 
+async def test_who_is_not_told_that_something_is_stored_thinks_of_the_disk(connect: Any, nats: Any) -> None:
+    """A stream whose server found the disk full once does not say a word more."""
+    bus = await connect(nats)
+    bus.subscribe("t.full", lambda message: None)
+    why = r"t\.full did not answer within 0\.05 s: the disk of the message bus may be full"
+    with pytest.raises(BusUnavailable, match=why):
+        await bus.publish_stored("t.full", b"", timeout_s=0.05)
+    with pytest.raises(BusUnavailable, match=why):
+        await bus.publish_batch([("t.full", b"")], expected_last=0, timeout_s=0.05)
+
+
 async def test_unsubscribed_is_silent_and_drained_hears_what_was_sent(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     seen: list[str] = []

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.bus.connection import NoResponders, NotStored
 from gpufn.errors import BusUnavailable, CapacityError, ErrorInfo, QueueFull
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.reports import RunnerReport
@@ -266,6 +267,21 @@ async def test_without_a_bus_calls_fail_at_once_and_name_nothing(gateway: Any, p
     assert answer.json()["retryable"] is True
     assert "10.1.2.3" not in answer.text
     assert "retry-after" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BusUnavailable("gpufn.v1.x did not answer"), "does not answer right now"),
+        (NotStored("gpufn.v1.x did not answer"), "did not store this in time: its disk may be full"),
+        (NoResponders("nobody listens on gpufn.v1.x"), "does not answer right now"),
+    ],
+)
+def test_a_bus_that_stores_nothing_is_told_from_one_that_is_away(error: BusUnavailable, words: str) -> None:
+    told = problem_of(error)
+    assert (told.status, told.code) == (503, "bus_unavailable")
+    assert words in told.info.message
+    assert "gpufn.v1" not in told.info.message
 
 
 async def test_an_unexpected_exception_shows_an_incident_id_only(

@@ -26,12 +26,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpufn.bus import jetstream, wire
-from gpufn.bus.jetstream import JetStreamError, NoResponders, Stored
+from gpufn.bus.jetstream import JetStreamError, NoResponders, NotStored, Stored, Unanswered
 from gpufn.bus.link import Handler, Link, dial
 from gpufn.bus.wire import Message
 from gpufn.errors import BusUnavailable, PayloadTooLarge
 
-__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "Stored", "Subscription"]
+__all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "Stored", "Subscription", "Unanswered"]
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,8 @@ class Bus:
     ) -> Message:
         """Publish and await one answer.
 
-        Raises NoResponders at once when nobody listens, BusUnavailable on timeout or when the connection breaks.
+        Raises NoResponders at once when nobody listens, Unanswered on timeout, BusUnavailable when the connection
+        breaks.
         """
         reply = f"{self._inbox}.r.{next(self._count)}"
         loop = asyncio.get_running_loop()
@@ -168,7 +169,7 @@ class Bus:
 
         def give_up() -> None:
             if not future.done():
-                future.set_exception(BusUnavailable(f"{subject} did not answer within {timeout_s:g} s."))
+                future.set_exception(Unanswered(f"{subject} did not answer within {timeout_s:g} s."))
 
         self.publish(subject, payload, reply=reply, headers=headers)
         self._waiting[reply] = future
@@ -227,7 +228,7 @@ class Bus:
 
         Until `timeout_s` it tries again while no stream answers (a leader election, a restart); after an attempt whose
         fate is unknown (sent, then the connection broke) only with a `msg_id`, which keeps the second from counting.
-        Raises QueueFull, Conflict, BusUnavailable.
+        Raises QueueFull, Conflict, NotStored, BusUnavailable.
         """
         store = jetstream.store_headers(msg_id=msg_id, expected_last=expected_last, ttl_s=ttl_s)
         loop = asyncio.get_running_loop()
@@ -236,8 +237,7 @@ class Bus:
             was_sent = self.connected
             left_s = max(0.05, give_up - loop.time())
             try:
-                answer = await self.request(subject, payload, headers={**(headers or {}), **store}, timeout_s=left_s)
-                return jetstream.read_pub_ack(answer.payload, subject)
+                return await self._store(subject, payload, {**(headers or {}), **store}, left_s)
             except BusUnavailable as error:
                 is_safe = msg_id is not None or isinstance(error, NoResponders) or not was_sent
                 if not is_safe or loop.time() + _STORE_RETRY_S >= give_up:
@@ -258,10 +258,16 @@ class Bus:
             if place < count:
                 self.publish(subject, payload, headers=jetstream.batch_headers(batch, place))
         headers = jetstream.batch_headers(batch, count) | jetstream.commit_headers(expected_last)
-        answer = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
-        return jetstream.read_pub_ack(answer.payload, subject)
+        return await self._store(subject, payload, headers, timeout_s)
 
     # inside
+
+    async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float) -> Stored:
+        try:
+            answer = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
+        except Unanswered as error:
+            raise NotStored(f"{error.message.rstrip('.')}: the disk of the message bus may be full.") from error
+        return jetstream.read_pub_ack(answer.payload, subject)
 
     def _live(self) -> Link:
         if self._link is None:

@@ -25,6 +25,14 @@ class NoResponders(BusUnavailable):
     """Nobody listens on this subject."""
 
 
+class Unanswered(BusUnavailable):
+    """Whoever listens on this subject was asked, and said nothing in time."""
+
+
+class NotStored(BusUnavailable):
+    """The server has what was published, and does not say that it is stored: one whose disk is full says nothing."""
+
+
 class JetStreamError(PlatformError):
     """JetStream refused a request; `err_code` is NATS's own."""
 

@@ -250,7 +250,7 @@ async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterato
         while in_flight:
             await settle_one()
     except BusUnavailable as error:
-        raise BusUnavailable(f"Storing a blob broke off: {error}") from error
+        raise type(error)(f"Storing a blob broke off: {error}") from error
     finally:  # what is on its way would arrive after a purge
         await asyncio.gather(*in_flight, return_exceptions=True)
     return count

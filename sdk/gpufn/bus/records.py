@@ -137,7 +137,7 @@ async def _store_new(bus: Bus, message: InvocationMessage, body: bytes) -> Store
         return await bus.publish_stored(queue, pack(message, body))
     except BusUnavailable as error:
         what = "the call may have been accepted all the same; with an Idempotency-Key it could be sent again safely"
-        raise BusUnavailable(f"{error.message.rstrip('.')}: {what}") from error
+        raise type(error)(f"{error.message.rstrip('.')}: {what}") from error
 
 
 async def _store(bus: Bus, message: InvocationMessage, body: bytes) -> tuple[Stored, InvocationMessage]:
