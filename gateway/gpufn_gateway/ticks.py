@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import Final
 
+from gpufn.beats import Beats
 from gpufn.bus.calls import Caller
 from gpufn.clock import Clock
-from gpufn_gateway.beats import Beats
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.lane import Lane

@@ -13,6 +13,7 @@ import logging
 
 import msgspec
 
+from gpufn.beats import Beats
 from gpufn.bus import doorbells, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
@@ -90,6 +91,7 @@ class Runner:
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._cancel
         )
         self._lane = Lane(home.lane_socket, self._on_offer, self._on_withdrawn)
+        self._beats = Beats(clock.monotonic())
         self._running: dict[str, Attempt] = {}
         self._is_new = True  # it hears of what was assigned before it was there
         self._inherited: set[str] = set()  # workers of that
@@ -142,12 +144,13 @@ class Runner:
                 self._start_to_attach(assignment)
             else:
                 self._detach(worker)  # it was unassigned before there was anything to detach
-        self._caller.tick(now)
-        self._departed.tick(now)
         self._missed.tick()
         self._settler.tick(now)
-        for queue in self._queues.values():
-            queue.tick(now)
+        if self._beats.next(now) is not None:
+            self._caller.tick(now)
+            self._departed.tick(now)
+            for queue in self._queues.values():
+                queue.tick(now)
         self._lane.beat()
         self.report()
 

@@ -87,6 +87,7 @@ class RevisionQueue:
             on_change=on_change, on_loss=self._keep_ticking,
         )  # fmt: skip
         self._ticking: asyncio.TimerHandle | None = None
+        self._ticked_at = 0.0  # monotonic
         self._loop = asyncio.get_running_loop()
         self._started = 0
 
@@ -184,27 +185,29 @@ class RevisionQueue:
 
     def _keep_ticking(self) -> None:
         if self._ticking is None:
+            self._ticked_at = self._clock.monotonic()
             self._ticking = self._loop.call_later(_TICK_S, self._tick_attempts)
 
     def _tick_attempts(self) -> None:
         self._ticking = ticking = self._loop.call_later(_TICK_S, self._tick_attempts)  # whatever fails in this one
         now = self._clock.monotonic()
+        read_until, self._ticked_at = self._ticked_at, now  # a result that came later may not have been read yet
         busy = lasting = False
         for link in list(self._places.links.values()):
             for attempt in list(link.attempts.values()):
                 busy = True
                 lasting |= now - attempt.began > LASTS_S
-                if now >= attempt.must_end_at:
-                    self._ends.begin(attempt, OutcomeKind.TIMED_OUT, now)
-                if now >= attempt.while_ending_until:
+                if read_until >= attempt.must_end_at:
+                    self._ends.begin(attempt, OutcomeKind.TIMED_OUT, read_until)
+                if read_until >= attempt.while_ending_until:
                     self._waits.hand_back(link)
                     self._ends.give_up(attempt)
                     self._arrivals.slot_poisoned()
                     self._after_end(link)
                 else:
                     self._touch(attempt, now)
-        busy |= self._waits.tick(now, self._touch)
-        busy |= self._unexplained.tick(now, self._touch)
+        busy |= self._waits.tick(read_until, self._touch)
+        busy |= self._unexplained.tick(read_until, self._touch)
         self._arrivals.close_line_while(lasting)
         if not busy:
             ticking.cancel()

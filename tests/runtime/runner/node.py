@@ -130,7 +130,8 @@ class Node:
         self.caller.start()
 
     async def start(self) -> None:
-        self._running = asyncio.create_task(self.runner().run())
+        self.serving = self.runner()
+        self._running = asyncio.create_task(self.serving.run())
         await self.reports.get()
 
     async def stop(self) -> None:

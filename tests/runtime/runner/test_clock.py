@@ -66,6 +66,26 @@ def test_calls_and_workers_stay_when_the_clock_is_set(url: str, tmp_path: Path, 
     on_node(url, tmp_path, test)
 
 
+def test_a_runner_that_stood_still_reads_what_came_meanwhile_before_it_ends_calls_and_workers(
+    url: str, tmp_path: Path
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("stood-still", timeout_s=5.0, startup_timeout_s=5.0)
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1")
+        worker.ready()
+        node.clock.skipped_s += 60
+        node.serving.step(node.clock.monotonic())
+        call = node.invoke(revision, timeout_s=600)
+        run, body = await worker.run()
+        worker.answer(run, body)
+        node.clock.skipped_s += 60
+        node.serving._queues[revision.key]._tick_attempts()
+        assert (await call.future)[0].kind is OutcomeKind.SUCCEEDED
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_call_that_runs_too_long_ends_though_the_clock_was_set_back(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("set-back", timeout_s=0.2)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_gateway.beats import Beats
+from gpufn.beats import Beats
 
 
 @pytest.mark.parametrize(
