@@ -5,7 +5,7 @@
                        for one that failed the dead letter, ack
     worth a retry      a new message with the next attempt's number, the CallRecord that says so, ack
 
-While the bus is away, replies are kept (bounded) and records are tried again. Where the bus does not take them, as a
+While the bus is away, replies are kept (replies.py) and records are tried again. Where the bus does not take them, as a
 retry whose queue is full, the delivery is touched meanwhile: it would come back after ack_wait, here or at another
 node, and the same attempt would run again.
 """
@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -38,11 +37,11 @@ from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery, too_large
 from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.replies import Replies
 
 log = logging.getLogger(__name__)
 
 _RETRY_BUS_S = 0.2
-_KEPT_REPLIES = 1000
 _KEPT_ATTEMPTS = 20
 _KEPT_MESSAGE_CHARS = 200
 _RUNG_FOR_S = 60.0
@@ -55,12 +54,11 @@ class Settler:
         self._bus = bus
         self._clock = clock
         self._parcels = parcels
-        self._kept: deque[tuple[str, bytes]] = deque(maxlen=_KEPT_REPLIES)
+        self._replies = Replies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[Delivery | DirectDelivery, float] = {}  # of those being settled; monotonic
         self.dropped_outcomes = 0  # ends that came second
         self.unsettled: dict[str, Attempt] = {}  # by id: of submitted calls, ended, and their records do not say so
-        bus.on_reconnect(self._send_kept)
 
     def settle(
         self,
@@ -145,22 +143,9 @@ class Settler:
             delivery.reply(reply, body)
             return
         try:
-            self._bus.publish(message.reply, pack(reply, body))
+            self._replies.send(message.reply, pack(reply, body))
         except PayloadTooLarge as error:
-            self._bus.publish(message.reply, pack(too_large(reply, error)))
-        except BusUnavailable:
-            self._kept.append((message.reply, pack(reply, body)))
-
-    def _send_kept(self) -> None:
-        while self._kept:
-            subject, payload = self._kept.popleft()
-            try:
-                self._bus.publish(subject, payload)
-            except PayloadTooLarge:
-                log.warning("dropped a reply of %d bytes that the bus does not take", len(payload))
-            except BusUnavailable:
-                self._kept.appendleft((subject, payload))
-                return
+            self._replies.send(message.reply, pack(too_large(reply, error)))
 
     def _ack(self, delivery: Delivery | DirectDelivery) -> None:
         try:
@@ -266,6 +251,7 @@ class Settler:
     def tick(self, now: float) -> None:
         """Each second: what takes long to settle is touched, or the queue would have it run again elsewhere. `now` is
         monotonic."""
+        self._replies.tick()
         for delivery, touched_at in self._touched_at.items():
             if now - touched_at >= TOUCH_EVERY_S:
                 self._touched_at[delivery] = now
