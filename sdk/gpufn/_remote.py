@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Ty
 from gpufn import _transport
 from gpufn._calls import Call
 from gpufn._decode import decode, remote_traceback
+from gpufn._given import check_iterables, spread
 from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
 from gpufn.errors import InvalidInput
@@ -100,19 +101,17 @@ class Remote(Generic[P, R, V]):
 
     def starmap(self, arguments: Iterable[Iterable[Any]], **options: Unpack[MapKeywords]) -> Map[V]:
         """As `map`, with a tuple of arguments per call."""
-        from gpufn import _given, _map  # noqa: PLC0415
+        from gpufn import _map  # noqa: PLC0415
 
-        _given.check_iterables("starmap", (arguments,))
+        check_iterables("starmap", (arguments,))
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def check_map(self, iterables: tuple[Any, ...]) -> None:
         """Raises TypeError for none, of which there would be no calls and no word, and for what is no iterable."""
-        from gpufn import _given  # noqa: PLC0415
-
         if not iterables:
             name = ".".join(filter(None, (self._function_name, self._method_name)))
             raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
-        _given.check_iterables("map", iterables)
+        check_iterables("map", iterables)
 
     def target(self) -> MapTarget:
         """What its maps call."""
@@ -120,9 +119,7 @@ class Remote(Generic[P, R, V]):
 
     def encoded(self, arguments: Iterable[Any]) -> bytes:
         """One item of a map."""
-        from gpufn import _given  # noqa: PLC0415
-
-        return self._encode(_given.spread(arguments), {})[1]
+        return self._encode(spread(arguments), {})[1]
 
     @property
     def aio(self) -> AsyncRemote[P, R, V]:
@@ -219,9 +216,9 @@ class AsyncRemote(Generic[P, R, V]):
     def starmap(
         self, arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], **options: Unpack[MapKeywords]
     ) -> AsyncMap[V]:
-        from gpufn import _given, _map  # noqa: PLC0415
+        from gpufn import _map  # noqa: PLC0415
 
-        _given.check_iterables("starmap", (arguments,), or_async=True)
+        check_iterables("starmap", (arguments,), or_async=True)
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 
