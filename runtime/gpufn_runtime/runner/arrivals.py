@@ -32,6 +32,7 @@ from gpufn.revision import Revision
 from gpufn.tasks import Tasks
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.intake import Intake
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import Waiting
@@ -47,7 +48,7 @@ _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 class Arrivals:
     """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that was over
     before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU. `on_room(revision,
-    calls)` is told how many the lane may bring at a time. A cancel finds what is in `running`, by invocation id."""
+    calls)` is told how many the lane may bring at a time."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Arrivals:
         clock: Clock,
         settler: Settler,
         parcels: NodeParcels,
-        running: dict[str, Attempt],
+        attempts: Attempts,
         run: Callable[[Attempt, bytes], None],
         drop: Callable[[Attempt], None],
         ask: Callable[[Attempt, Callable[[], None]], None],
@@ -71,7 +72,7 @@ class Arrivals:
         self._clock = clock
         self._settler = settler
         self._parcels = parcels
-        self._running = running
+        self._attempts = attempts
         self._run = run
         self._drop = drop
         self._ask = ask
@@ -231,7 +232,7 @@ class Arrivals:
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
         acked; and a cancel may have ended it between two attempts, or come while that is looked up."""
-        self._running[attempt.message.id] = attempt
+        self._attempts.add(attempt)
         try:
             known = await records.record_of(self._bus, attempt.message.id)
         except GpufnError as error:

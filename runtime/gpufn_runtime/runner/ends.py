@@ -24,6 +24,7 @@ from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
@@ -37,8 +38,7 @@ _GRACE_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
 
 
 class Ends:
-    """`running` has what runs on this runner, by invocation id. `ended`, `failed`, `run_seconds` and `gpu_seconds`
-    count."""
+    """`ended`, `failed`, `run_seconds` and `gpu_seconds` count."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Ends:
         nested: NestedCalls,
         output: Output,
         parcels: NodeParcels,
-        running: dict[str, Attempt],
+        attempts: Attempts,
         meter: Meter,
     ) -> None:
         self._clock = clock
@@ -56,7 +56,7 @@ class Ends:
         self._nested = nested
         self._output = output
         self._parcels = parcels
-        self._running = running
+        self._attempts = attempts
         self._meter = meter
         self.ended = self.failed = 0
         self.run_seconds = self.gpu_seconds = 0.0
@@ -161,10 +161,8 @@ class Ends:
             return Outcome(OutcomeKind.RAISED, error.info()), ""
 
     def _forget(self, attempt: Attempt) -> None:
-        """It may run here a second time by now: from the queue, while the one from the lane is being cancelled."""
         self._stop_counting(attempt, self._clock.monotonic())
-        if self._running.get(attempt.message.id) is attempt:
-            del self._running[attempt.message.id]
+        self._attempts.discard(attempt)
 
     def _stop_counting(self, attempt: Attempt, now: float) -> None:
         """It takes no more of its worker's time, and none of its GPU's."""

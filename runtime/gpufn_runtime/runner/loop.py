@@ -25,19 +25,20 @@ from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel, StreamCredit
 from gpufn.protocol.reports import RunnerReport, WorkerReport
-from gpufn.revision import Revision, RevisionKey
+from gpufn.revision import Revision
 from gpufn.workers import Assignment
-from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.gpu_turns import NodeTurns
-from gpufn_runtime.runner.lane import DirectDelivery, Lane
+from gpufn_runtime.runner.lane import Lane
 from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.missed_ends import MissedEnds
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
+from gpufn_runtime.runner.queues import Queues
 from gpufn_runtime.runner.relay import Relay
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
@@ -78,6 +79,9 @@ class Runner:
         self._home = home
         self._clock = clock
         self._turns = turns
+        self._attempts = Attempts()
+        self._queues = Queues(self._attempts)
+        self._lane = Lane(home.lane_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
@@ -88,17 +92,14 @@ class Runner:
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
         self._relay = Relay(
-            bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._cancel
+            bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
         )
-        self._lane = Lane(home.lane_socket, self._on_offer, self._on_withdrawn)
+        self._departed = Departed(bus, self._attempts, self._queues.cancel_call)
+        self._missed = MissedEnds(bus, self._attempts, self._queues.cancel_call)
+        self._whereabouts = Whereabouts(bus, node, self._attempts, self._settler.unsettled)
         self._beats = Beats(clock.monotonic())
-        self._running: dict[str, Attempt] = {}
         self._is_new = True  # it hears of what was assigned before it was there
         self._inherited: set[str] = set()  # workers of that
-        self._departed = Departed(bus, self._running, self._cancel_attempt)
-        self._missed = MissedEnds(bus, self._running, self._cancel_attempt)
-        self._whereabouts = Whereabouts(bus, node, self._running, self._settler.unsettled)
-        self._queues: dict[RevisionKey, RevisionQueue] = {}
         self._desired: dict[str, Assignment] = {}
         self._attaching: dict[str, asyncio.Task[None]] = {}
         self._attach_again: set[str] = set()
@@ -131,7 +132,7 @@ class Runner:
         finally:
             watch.stop()
             self._lane.close()
-            for queue in self._queues.values():
+            for queue in self._queues:
                 queue.close()
             await self._settler.finish()
             metering.cancel()
@@ -149,7 +150,7 @@ class Runner:
         if self._beats.next(now) is not None:
             self._caller.tick(now)
             self._departed.tick(now)
-            for queue in self._queues.values():
+            for queue in self._queues:
                 queue.tick(now)
         self._lane.beat()
         self.report()
@@ -172,10 +173,10 @@ class Runner:
                 waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
             )
-            for queue in self._queues.values()
+            for queue in self._queues
             for link in queue.workers.links.values()
         )
-        traffic = tuple(queue.traffic() for queue in self._queues.values())
+        traffic = tuple(queue.traffic() for queue in self._queues)
         report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
@@ -249,25 +250,25 @@ class Runner:
             supervision=self._supervision,
             nested=self._nested,
             output=self._output,
-            running=self._running,
+            attempts=self._attempts,
             parcels=self._parcels,
             meter=self._meter,
             on_change=self.report,
             on_room=self._lane.room,
             on_start=self._whereabouts.tell_start,
         )
-        self._queues[revision.key] = queue
+        self._queues.add(queue)
         queue.open()
         return queue
 
     def _detach(self, worker: str) -> None:
-        for key, queue in list(self._queues.items()):
+        for queue in self._queues:
             if worker in queue.workers.links:
                 queue.workers.remove(worker)
                 if not queue.workers.links:
                     self.report()  # what it has counted goes with it
                     queue.close()
-                    del self._queues[key]
+                    self._queues.remove(queue)
         self._output.forget(worker)
         self._parcels.forget(worker)  # an earlier runner may have had calls there
         self.report()
@@ -276,39 +277,14 @@ class Runner:
 
     def _on_credit(self, message: Message) -> None:
         credit = _credit.decode(message.payload)
-        attempt = self._running.get(credit.invocation)
+        attempt = self._attempts.get(credit.invocation)
         if attempt is not None and (more := attempt.grant(credit.taken)):
             attempt.link.send(frames.Credit(attempt.number, more))
 
-    def _on_offer(self, delivery: DirectDelivery) -> None:
-        queue = self._queues.get((delivery.message.function, delivery.message.revision))
-        if queue is None:
-            delivery.nak()
-        else:
-            queue.offer(delivery)
-
-    def _on_withdrawn(self, delivery: DirectDelivery) -> None:
-        queue = self._queues.get((delivery.message.function, delivery.message.revision))
-        if queue is not None:
-            queue.withdraw(delivery)
-
     def _on_cancel(self, message: Message) -> None:
-        wanted = _cancel.decode(message.payload).invocation
-        self._cancel_attempt(wanted)
-        for invocation in [each for each in self._running if each.startswith(f"{wanted}-")]:  # a map's items
-            self._cancel_attempt(invocation)
-
-    def _cancel_attempt(self, invocation: str) -> None:
-        if (attempt := self._running.get(invocation)) is not None:
-            self._cancel(attempt)
-
-    def _cancel(self, attempt: Attempt) -> None:
-        if (queue := self._queues.get(attempt.link.revision.key)) is not None:
-            queue.cancel(attempt)
+        self._queues.cancel_all(_cancel.decode(message.payload).invocation)
 
     def _on_doorbell(self, message: Message) -> None:
         function, rung = message.subject.rpartition(".")[2], doorbells.queue_of(message.payload)
         if rung is not None:
-            for (name, _), queue in self._queues.items():
-                if name == function:
-                    queue.on_doorbell(rung)
+            self._queues.on_doorbell(function, rung)

@@ -22,6 +22,7 @@ from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Attempt, may_run_s
+from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery
@@ -54,7 +55,7 @@ class RevisionQueue:
         supervision: Supervision,
         nested: NestedCalls,
         output: Output,
-        running: dict[str, Attempt],
+        attempts: Attempts,
         parcels: NodeParcels,
         meter: Meter,
         on_change: Callable[[], None],
@@ -63,20 +64,20 @@ class RevisionQueue:
     ) -> None:
         self.revision = revision
         self._clock = clock
-        self._running = running  # by invocation id, over all revisions of this runner
+        self._attempts = attempts
         self._parcels = parcels
         self._on_start = on_start  # an attempt began of which somebody has to hear
         self._places = Places(revision.spec)
         self._ends = Ends(
-            clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, running=running, meter=meter
+            clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, attempts=attempts, meter=meter
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, parcels=parcels, running=running,
+            clock=clock, settler=settler, parcels=parcels, attempts=attempts,
             run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
         )  # fmt: skip
         self._waits = Waits(
-            revision, self._places, clock=clock, settler=settler, parcels=parcels, running=running,
+            revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
             free=self._ends.free, freed=self._after_end,
         )  # fmt: skip
         self._unexplained = Unexplained(self._ends, supervision, clock)
@@ -146,7 +147,7 @@ class RevisionQueue:
         attempt.must_end_at = attempt.began + may_run_s(message, self.revision.spec.timeout_s, attempt.started_at)
         attempt.cold = link.cold_start is not None and self._places.is_cold(message.submitted_at)
         link.attempts[attempt.number] = attempt
-        self._running[message.id] = attempt
+        self._attempts.add(attempt)
         self._started += 1
         if message.stream and attempt.method.kind.streams:
             attempt.granted = frames.STREAM_WINDOW

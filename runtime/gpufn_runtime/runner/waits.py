@@ -14,6 +14,7 @@ from gpufn.errors import GpufnError, InvocationCancelled
 from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.revision import Revision
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.settle import Settler
@@ -23,8 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Waits:
-    """`running` has what is on this runner, by invocation id, so that a cancel finds it. `free(attempt)` frees its
-    slot; `freed(link)` is told of that when the attempt has ended here."""
+    """`free(attempt)` frees its slot; `freed(link)` is told of that when the attempt has ended here."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Waits:
         clock: Clock,
         settler: Settler,
         parcels: NodeParcels,
-        running: dict[str, Attempt],
+        attempts: Attempts,
         free: Callable[[Attempt], None],
         freed: Callable[[WorkerLink], None],
     ) -> None:
@@ -43,7 +43,7 @@ class Waits:
         self._clock = clock
         self._settler = settler
         self._parcels = parcels
-        self._running = running
+        self._attempts = attempts
         self._free = free
         self._freed = freed
 
@@ -56,15 +56,14 @@ class Waits:
 
         def over() -> None:
             attempt.waits_on = ""
-            if self._running.get(attempt.message.id) is attempt:
-                del self._running[attempt.message.id]
+            self._attempts.discard(attempt)
             begin()
 
         if seat.ask(attempt, over):
             return True
         attempt.waits_on = seat.gpu
         attempt.must_end_at = self._expires_at(attempt)
-        self._running[attempt.message.id] = attempt
+        self._attempts.add(attempt)
         return False
 
     def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
