@@ -196,9 +196,8 @@ class Arrivals:
             except GpufnError as error:
                 self._refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
                 return
-            attempt = Attempt(link.next_attempt_number(), delivery, message, method, link)
-            attempt.parcel = parcel
-            attempt.touched_at = self._clock.monotonic()
+            number, at = link.next_attempt_number(), self._clock.monotonic()
+            attempt = Attempt(number, delivery, message, method, link, parcel=parcel, now=at)
             link.slots.take()
             link.idle_since = None
             if link.seat is None:

@@ -1,9 +1,19 @@
-"""One Attempt on its way through a worker, and when it has to end."""
+"""One Attempt on its way through a worker, and when it has to end.
+
+    Arrived ⇄ AwaitsTurn   its worker shares a GPU by time
+    Arrived → Run          it has begun, and has until `must_end_at`
+    Run.ending             the runner has decided how it ends, and waits for its worker to let go of it
+    Run.lost_at            its worker has gone, and why is not known yet
+
+What is known of it in one phase only is in that phase's value.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from gpufn.bus.delivery import Delivery
 from gpufn.invocation import OutcomeKind
@@ -16,14 +26,54 @@ if TYPE_CHECKING:
     from gpufn_runtime.runner.worker_link import WorkerLink
 
 
-class Attempt:
-    """`ending` is set once the runner has decided how it ends and waits for the worker to let go of it."""
+class Arrived(msgspec.Struct):
+    """Its slot is taken, and nothing of it has begun. It may have ended before: whether it has is being read, then."""
 
-    __slots__ = (
-        "began", "busy_from", "busy_s", "calls", "checkpoint_seq", "cold", "delivery", "ending", "granted", "items",
-        "link", "lost_at", "message", "method", "must_end_at", "number", "parcel", "progress", "started_at",
-        "touched_at", "waits_on", "while_ending_until",
-    )  # fmt: skip
+    is_cancelled: bool = False  # meanwhile: it will not begin
+
+
+class AwaitsTurn(msgspec.Struct, frozen=True):
+    """On the GPU; nothing of it has begun."""
+
+    gpu: str
+    until: float  # monotonic: then it has expired
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """As the runner has decided, whatever its worker says."""
+
+    kind: OutcomeKind
+    until: float  # monotonic: so long its worker has to let go of it
+
+
+class Run(msgspec.Struct, kw_only=True, eq=False):
+    """It has begun, and may have ended by now."""
+
+    started_at: float  # unix seconds, for others; what follows is monotonic
+    began: float
+    must_end_at: float
+    lost_at: float = math.inf  # when its worker was
+    ending: Ending | None = None
+    is_cold: bool  # it waited for a worker to start
+    busy_from: float | None  # as its link's BusyTime says, while it is counted there
+    busy_s: float = 0.0  # of its worker's time, once it is not
+    items: int = 0  # sent to the reader of its stream
+    granted: int = 0  # items that it may have sent by now
+    calls: set[int] = msgspec.field(default_factory=set)  # that it has made of the platform and waits for
+    progress: Progress | None = None  # as it said last
+    checkpoint_seq: int = 0  # where the last one is stored, of this attempt or of one before it
+
+    def grant(self, taken: int) -> int:
+        """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
+        more = STREAM_WINDOW + min(taken, self.items) - self.granted
+        if not self.granted or more <= 0:
+            return 0
+        self.granted += more
+        return more
+
+
+class Attempt:
+    __slots__ = ("delivery", "link", "message", "method", "number", "parcel", "phase", "touched_at")
 
     def __init__(
         self,
@@ -32,34 +82,29 @@ class Attempt:
         message: InvocationMessage,
         method: MethodSpec,
         link: WorkerLink,
+        *,
+        parcel: str,
+        now: float,
     ) -> None:
         self.number = number  # on its link
         self.delivery = delivery
         self.message = message
         self.method = method
         self.link = link
-        self.started_at = 0.0  # unix seconds, for others; what follows is monotonic
-        self.began = 0.0
-        self.touched_at = 0.0
-        self.must_end_at = math.inf
-        self.lost_at = math.inf  # when its worker was
-        self.parcel = ""  # its input's name in the worker's folder, when it is one
-        self.busy_from: float | None = None  # as its link's BusyTime says, while it runs
-        self.busy_s = 0.0  # of its worker's time, once it has ended
-        self.items = 0  # sent to the reader of its stream
-        self.granted = 0  # items that it may have sent by now
-        self.waits_on = ""  # the GPU that it waits for its turn on; until then nothing of it has begun
-        self.cold = False  # it waited for a worker to start
-        self.calls: set[int] = set()  # that it has made of the platform and waits for
-        self.progress: Progress | None = None  # as it said last
-        self.checkpoint_seq = 0  # where the last one is stored, of this attempt or of one before it
-        self.ending: OutcomeKind | None = None
-        self.while_ending_until = math.inf
+        self.parcel = parcel  # its input's name in the worker's folder, when it is one
+        self.touched_at = now  # monotonic
+        self.phase: Arrived | AwaitsTurn | Run = Arrived()
+
+    @property
+    def run(self) -> Run:
+        """Of one that has begun."""
+        assert isinstance(self.phase, Run), f"attempt {self.number} of {self.message.id} has not begun"
+        return self.phase
 
     @property
     def gpu_s(self) -> float:
         """GPU seconds that it is charged, once it has ended."""
-        return self.busy_s * self.link.gpus_charged
+        return self.run.busy_s * self.link.gpus_charged
 
     @property
     def is_direct(self) -> bool:
@@ -69,25 +114,18 @@ class Attempt:
     @property
     def is_cancelled(self) -> bool:
         """Nobody wants it, and its message is out of the queue; it has not stopped yet."""
-        return self.ending is OutcomeKind.CANCELLED
+        match self.phase:
+            case Arrived(is_cancelled):
+                return is_cancelled
+            case Run(ending=Ending(kind)):
+                return kind is OutcomeKind.CANCELLED
+            case _:
+                return False
 
     @property
     def is_submitted(self) -> bool:
         """Nobody waits for a reply: the outcome goes into a record."""
         return not self.message.reply
-
-    @property
-    def is_looked_up(self) -> bool:
-        """It may have ended before: whether it has is being read, and so far nothing of it has begun."""
-        return not self.started_at and not self.waits_on
-
-    def grant(self, taken: int) -> int:
-        """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
-        more = STREAM_WINDOW + min(taken, self.items) - self.granted
-        if not self.granted or more <= 0:
-            return 0
-        self.granted += more
-        return more
 
 
 def may_run_s(message: InvocationMessage, timeout_s: float, now: float) -> float:

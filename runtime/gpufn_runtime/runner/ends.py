@@ -23,7 +23,7 @@ from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, STOPS_WITHIN_S, Outcome,
 from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
-from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempt import Attempt, Ending, Run
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
@@ -68,10 +68,11 @@ class Ends:
 
     def by_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> float:
         """Settle what its worker says, and free its slot; returns how long it ran."""
-        held_s = self._clock.monotonic() - attempt.began
+        run = attempt.run
+        held_s = self._clock.monotonic() - run.began
         self.free(attempt)
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
-        attempt.busy_s = min(attempt.busy_s, run_s)
+        run.busy_s = min(run.busy_s, run_s)
         self.ended += 1
         self.run_seconds += run_s
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
@@ -92,10 +93,9 @@ class Ends:
 
     def begin(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None:
         """Tell its worker to stop it, and wait for that a while. `now` is monotonic."""
-        if attempt.ending is None:
-            attempt.ending = kind
+        if attempt.run.ending is None:
             cannot_stop = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
-            attempt.while_ending_until = now if cannot_stop else now + _GRACE_S[kind]
+            attempt.run.ending = Ending(kind, now if cannot_stop else now + _GRACE_S[kind])
             attempt.link.send(frames.Cancel(attempt.number))
             self._nested.close_of(attempt)
 
@@ -111,7 +111,7 @@ class Ends:
         link.attempts.clear()
         now = self._clock.monotonic()
         for attempt in attempts:
-            attempt.lost_at = now
+            attempt.run.lost_at = now
             self._stop_counting(attempt, now)
         return attempts
 
@@ -138,7 +138,7 @@ class Ends:
         outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
         if not _hands_back(attempt, outcome):
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
-            run_s = min(self._clock.monotonic(), attempt.lost_at) - attempt.began
+            run_s = min(self._clock.monotonic(), attempt.run.lost_at) - attempt.run.began
             self._charge(attempt, outcome, run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
 
@@ -166,9 +166,9 @@ class Ends:
 
     def _stop_counting(self, attempt: Attempt, now: float) -> None:
         """It takes no more of its worker's time, and none of its GPU's."""
-        if attempt.busy_from is not None:
-            attempt.busy_s = attempt.link.busy.end(attempt.busy_from, now)
-            attempt.busy_from = None
+        if isinstance(run := attempt.phase, Run) and run.busy_from is not None:
+            run.busy_s = attempt.link.busy.end(run.busy_from, now)
+            run.busy_from = None
         if attempt.link.seat is not None:
             attempt.link.seat.done(attempt)
 
@@ -176,7 +176,7 @@ class Ends:
 def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
     """Its GPU failed under it, or under its neighbour: it runs again, on another one."""
     is_gpus = outcome.error is not None and outcome.error.code == DeviceFailed.code
-    if not is_gpus or attempt.items or attempt.delivery.delivered >= DELIVERIES_ON_FAILED_GPUS:
+    if not is_gpus or attempt.run.items or attempt.delivery.delivered >= DELIVERIES_ON_FAILED_GPUS:
         return False
     with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
         attempt.delivery.nak()
@@ -184,10 +184,10 @@ def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
 
 
 def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
-    match attempt.ending:
-        case OutcomeKind.TIMED_OUT:
+    match attempt.run.ending:
+        case Ending(OutcomeKind.TIMED_OUT):
             return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(_why_timed_out(attempt)).info())
-        case OutcomeKind.CANCELLED:
+        case Ending(OutcomeKind.CANCELLED):
             return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
         case _:
             return outcome
@@ -195,6 +195,6 @@ def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
 
 def _why_timed_out(attempt: Attempt) -> str:
     limit_s = attempt.link.revision.spec.timeout_s
-    if attempt.must_end_at >= attempt.began + limit_s:
+    if attempt.run.must_end_at >= attempt.run.began + limit_s:
         return f"it ran for longer than its timeout of {limit_s:g} s"
     return "it ran when its caller's deadline came"

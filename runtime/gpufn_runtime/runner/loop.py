@@ -27,6 +27,7 @@ from gpufn.protocol.messages import Cancel, StreamCredit
 from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import Revision
 from gpufn.workers import Assignment
+from gpufn_runtime.runner.attempt import Run
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.departed import Departed
@@ -278,7 +279,7 @@ class Runner:
     def _on_credit(self, message: Message) -> None:
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
-        if attempt is not None and (more := attempt.grant(credit.taken)):
+        if attempt is not None and isinstance(attempt.phase, Run) and (more := attempt.phase.grant(credit.taken)):
             attempt.link.send(frames.Credit(attempt.number, more))
 
     def _on_cancel(self, message: Message) -> None:

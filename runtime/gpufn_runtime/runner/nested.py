@@ -68,12 +68,12 @@ class NestedCalls:
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
-        if parent is not None and parent.ending is not None:
+        if parent is not None and parent.run.ending is not None:
             link.open_calls.discard(call.call)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
         if parent is not None:
-            parent.calls.add(call.call)
+            parent.run.calls.add(call.call)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
         # Not in the task: one that is cancelled before its first step runs nothing of itself.
@@ -93,7 +93,7 @@ class NestedCalls:
 
     def close_of(self, parent: Attempt) -> None:
         """It is to end: a function that waits for an answer could not."""
-        for call in parent.calls:
+        for call in parent.run.calls:
             self.close(parent.link, call)
 
     def close_all(self, link: WorkerLink) -> None:
@@ -104,7 +104,7 @@ class NestedCalls:
         self._tasks.pop((link.worker, call.call), None)
         link.open_calls.discard(call.call)
         if parent is not None:
-            parent.calls.discard(call.call)
+            parent.run.calls.discard(call.call)
         kind, error, content_type, body = _CANCELLED if task.cancelled() else task.result()
         try:
             link.send(frames.Answer(call.call, kind, error, content_type), body)
@@ -224,7 +224,7 @@ class NestedCalls:
         kept = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
         while True:
             try:
-                parent.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, kept, body)
+                parent.run.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, kept, body)
                 return OutcomeKind.SUCCEEDED, None, "", b""
             except BusUnavailable as error:
                 log.info("a checkpoint of %s waits: %s", parent.message.id, error)
@@ -235,7 +235,7 @@ class NestedCalls:
         found = await checkpoints.last(self._bus, parent.message.id)
         if found is None:
             return OutcomeKind.SUCCEEDED, None, "", b""
-        parent.checkpoint_seq = found.seq
+        parent.run.checkpoint_seq = found.seq
         return OutcomeKind.SUCCEEDED, None, found.checkpoint.content_type, found.body
 
     async def _state(self, record: CallRecord) -> str:
@@ -260,7 +260,7 @@ class NestedCalls:
         spec = revision.spec
         wait_s = call.timeout_s or (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
         if parent is not None:
-            wait_s = min(wait_s, parent.must_end_at - self._clock.monotonic())
+            wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s
 
     def _ring(self, revision: Revision) -> None:

@@ -35,8 +35,9 @@ class Relay:
         self._cancel = cancel
 
     def on_item(self, attempt: Attempt, item: frames.Item, body: bytes) -> None:
-        reply = ItemReply(attempt.message.id, attempt.items, item.content_type, self._inbox)
-        attempt.items += 1
+        run = attempt.run
+        reply = ItemReply(attempt.message.id, run.items, item.content_type, self._inbox)
+        run.items += 1
         try:
             self._bus.publish(attempt.message.reply, pack(reply, body))
         except GpufnError as error:
@@ -47,9 +48,9 @@ class Relay:
         self._output.publish(link, attempt.message.id if attempt else "", stream, text)
 
     def on_progress(self, attempt: Attempt, fraction: float, message: str) -> None:
-        attempt.progress = Progress(fraction, message)
+        attempt.run.progress = progress = Progress(fraction, message)
         with contextlib.suppress(GpufnError):  # the next one tells it as well
-            self._bus.publish(subjects.progress(attempt.message.id), encode(attempt.progress))
+            self._bus.publish(subjects.progress(attempt.message.id), encode(progress))
 
     def on_call(self, link: WorkerLink, call: frames.Call, body: bytes) -> None:
         parent = link.attempts.get(call.parent)

@@ -21,7 +21,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
 from gpufn_runtime.runner.arrivals import Arrivals
-from gpufn_runtime.runner.attempt import Attempt, may_run_s
+from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn, Run, may_run_s
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
@@ -141,22 +141,25 @@ class RevisionQueue:
 
     def _run(self, attempt: Attempt, body: bytes) -> None:
         message, link = attempt.message, attempt.link
-        attempt.started_at = self._clock.time()
-        attempt.began = self._clock.monotonic()
-        attempt.busy_from = link.busy.begin(attempt.began)
-        attempt.must_end_at = attempt.began + may_run_s(message, self.revision.spec.timeout_s, attempt.started_at)
-        attempt.cold = link.cold_start is not None and self._places.is_cold(message.submitted_at)
+        started_at, began = self._clock.time(), self._clock.monotonic()
+        within_s = may_run_s(message, self.revision.spec.timeout_s, started_at)
+        granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
+        attempt.phase = Run(
+            started_at=started_at,
+            began=began,
+            must_end_at=began + within_s,
+            is_cold=link.cold_start is not None and self._places.is_cold(message.submitted_at),
+            busy_from=link.busy.begin(began),
+            granted=granted,
+        )
         link.attempts[attempt.number] = attempt
         self._attempts.add(attempt)
         self._started += 1
-        if message.stream and attempt.method.kind.streams:
-            attempt.granted = frames.STREAM_WINDOW
         takes_parcel = attempt.is_submitted or self._parcels.reach(message)
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-                attempt.granted > 0, attempt.granted, attempt.parcel, takes_parcel,
-                attempt.started_at + attempt.must_end_at - attempt.began, message.trace,
+                granted > 0, granted, attempt.parcel, takes_parcel, started_at + within_s, message.trace,
             ),
             body,
         )  # fmt: skip
@@ -172,12 +175,13 @@ class RevisionQueue:
 
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
-        if attempt.waits_on:
-            self._waits.cancel(attempt)
-        elif attempt.is_looked_up:
-            attempt.ending = OutcomeKind.CANCELLED  # and it will not begin
-        else:
-            self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
+        match attempt.phase:
+            case Arrived() as arrived:
+                arrived.is_cancelled = True
+            case AwaitsTurn():
+                self._waits.cancel(attempt)
+            case Run():
+                self._ends.begin(attempt, OutcomeKind.CANCELLED, self._clock.monotonic())
 
     def withdraw(self, delivery: DirectDelivery) -> None:
         """Whoever had offered it is gone, or has queued it."""
@@ -197,10 +201,11 @@ class RevisionQueue:
         for link in list(self._places.links.values()):
             for attempt in list(link.attempts.values()):
                 busy = True
-                lasting |= now - attempt.began > LASTS_S
-                if read_until >= attempt.must_end_at:
+                run = attempt.run
+                lasting |= now - run.began > LASTS_S
+                if read_until >= run.must_end_at:
                     self._ends.begin(attempt, OutcomeKind.TIMED_OUT, read_until)
-                if read_until >= attempt.while_ending_until:
+                if run.ending is not None and read_until >= run.ending.until:
                     self._waits.hand_back(link)
                     self._ends.give_up(attempt)
                     self._arrivals.slot_poisoned()

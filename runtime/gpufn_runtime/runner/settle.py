@@ -78,7 +78,7 @@ class Settler:
             self.unsettled[message.id] = attempt
         left_s = message.deadline - now if message.deadline else math.inf
         settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.attempt, left_s=left_s)
-        if settlement is Settlement.RETRY and not attempt.items:
+        if settlement is Settlement.RETRY and not attempt.run.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
             record = _record_of(attempt, outcome, now, run_s)
@@ -88,14 +88,14 @@ class Settler:
             reply = _reply_of(attempt, outcome, run_s, content_type, parcel)
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
-            if attempt.checkpoint_seq or _was_tried(attempt.delivery, message):
-                self._tasks.start(self._forget_checkpoint(message.id, attempt.checkpoint_seq))
+            if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, message):
+                self._tasks.start(self._forget_checkpoint(message.id, attempt.run.checkpoint_seq))
 
     async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, parcel: str) -> None:
         await self._end(attempt.delivery, record, body, parcel)
         # Not sooner: until its end is kept the call may come again, and goes on from there.
-        if attempt.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
-            await self._forget_checkpoint(record.id, attempt.checkpoint_seq)
+        if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
+            await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
 
     async def _forget_checkpoint(self, invocation: str, seq: int = 0) -> None:
         """There is no next attempt. It is at `seq`, if this one knows of any. One that stays, because the bus is away,
@@ -272,11 +272,11 @@ def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: st
         content_type=content_type,
         revision=message.revision,
         attempt=message.attempt,
-        queue_s=max(0.0, attempt.started_at - message.submitted_at),
+        queue_s=max(0.0, attempt.run.started_at - message.submitted_at),
         run_s=run_s,
         worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if attempt.cold else None,
-        items=attempt.items,
+        cold_start=attempt.link.cold_start if attempt.run.is_cold else None,
+        items=attempt.run.items,
         parcel=parcel,
         gpu_s=attempt.gpu_s,
     )
@@ -288,12 +288,12 @@ def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float) -> 
     return msgspec.structs.replace(
         ended,
         attempts=_attempts(attempt, outcome, now),
-        started_at=attempt.started_at,
-        queue_s=max(0.0, attempt.started_at - message.submitted_at),
+        started_at=attempt.run.started_at,
+        queue_s=max(0.0, attempt.run.started_at - message.submitted_at),
         run_s=run_s,
         gpu_s=ended.gpu_s + attempt.gpu_s,
         worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if attempt.cold else None,
+        cold_start=attempt.link.cold_start if attempt.run.is_cold else None,
     )
 
 
@@ -322,7 +322,7 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRe
         number=attempt.message.attempt,
         outcome=outcome.kind,
         ended_at=now,
-        started_at=attempt.started_at,
+        started_at=attempt.run.started_at,
         worker=attempt.link.worker,
         gpu_s=attempt.gpu_s,
         code="" if error is None else error.code[:_KEPT_MESSAGE_CHARS],

@@ -64,7 +64,7 @@ class Unexplained:
     def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
         """Touch them, and end what waits no longer. Whether any is left; `now` is monotonic."""
         for worker, loss in list(self._losses.items()):
-            over = [each for each in loss.attempts if each.ending is not None or now >= each.must_end_at]
+            over = [each for each in loss.attempts if each.run.ending is not None or now >= each.run.must_end_at]
             loss.attempts = [each for each in loss.attempts if each not in over]
             self._ends.with_worker(loss.link, over, None)
             for attempt in loss.attempts:

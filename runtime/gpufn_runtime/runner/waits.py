@@ -13,7 +13,7 @@ from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvocationCancelled
 from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.revision import Revision
-from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
@@ -55,14 +55,13 @@ class Waits:
             return True
 
         def over() -> None:
-            attempt.waits_on = ""
+            attempt.phase = Arrived()
             self._attempts.discard(attempt)
             begin()
 
         if seat.ask(attempt, over):
             return True
-        attempt.waits_on = seat.gpu
-        attempt.must_end_at = self._expires_at(attempt)
+        attempt.phase = AwaitsTurn(seat.gpu, until=self._expires_at(attempt))
         self._attempts.add(attempt)
         return False
 
@@ -70,9 +69,9 @@ class Waits:
         """Touch them, and end whose time is over. Whether any waits; `now` is monotonic."""
         waits = list(self._all())
         for attempt in waits:
-            if not attempt.waits_on:
+            if not isinstance(attempt.phase, AwaitsTurn):
                 continue  # the end of one of the others gave it its turn
-            if now >= attempt.must_end_at:
+            if now >= attempt.phase.until:
                 waited_s = self._clock.time() - attempt.message.submitted_at
                 expired = waited_too_long(waited_s).info()
                 self._end(attempt, Outcome(OutcomeKind.EXPIRED, expired))
@@ -97,7 +96,7 @@ class Waits:
         self._freed(attempt.link)
 
     def _leave(self, attempt: Attempt) -> None:
-        attempt.waits_on = ""
+        attempt.phase = Arrived()
         self._parcels.drop(attempt.link.worker, attempt.parcel)
         self._free(attempt)
 

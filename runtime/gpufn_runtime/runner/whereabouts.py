@@ -15,7 +15,7 @@ from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import BegunReply, HeldBy, WhereIs
-from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn
 
 _where = msgspec.msgpack.Decoder(WhereIs)
 
@@ -46,16 +46,18 @@ class Whereabouts:
         wanted = _where.decode(message.payload).invocation
         if not wanted and message.reply:
             for each in {**self._unsettled, **self._running}.values():
-                if each.is_submitted and not each.is_looked_up:
+                if each.is_submitted and not isinstance(each.phase, Arrived):
                     self._bus.publish(message.reply, encode(self._held(each)))
             return
         attempt = self._running.get(wanted) or self._unsettled.get(wanted)
-        if attempt is not None and not attempt.is_looked_up and message.reply:
+        if attempt is not None and not isinstance(attempt.phase, Arrived) and message.reply:
             self._bus.publish(message.reply, encode(self._held(attempt)))
 
     def _held(self, attempt: Attempt) -> HeldBy:
-        message = attempt.message
-        worker, started_at = attempt.link.worker, attempt.started_at
-        return HeldBy(
-            message.id, worker, self._node, message.attempt, started_at, attempt.progress, attempt.waits_on
-        )  # fmt: skip
+        message, worker = attempt.message, attempt.link.worker
+        match attempt.phase:
+            case AwaitsTurn(gpu):
+                return HeldBy(message.id, worker, self._node, message.attempt, 0.0, waits_on=gpu)
+            case _:
+                run = attempt.run
+                return HeldBy(message.id, worker, self._node, message.attempt, run.started_at, run.progress)

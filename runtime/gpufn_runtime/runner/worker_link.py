@@ -308,7 +308,7 @@ class WorkerLink:
         attempt = self.attempts.get(number)
         if attempt is None:
             raise ProtocolMismatch("an item of an attempt that does not run here")
-        if attempt.items >= attempt.granted:
+        if attempt.run.items >= attempt.run.granted:
             raise ProtocolMismatch("an item without credit")
         return attempt
 

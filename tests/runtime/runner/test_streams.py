@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames
 from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.spec import CallKind
-from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.attempt import Run
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -55,11 +54,10 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
     ],
 )
 def test_credit_tells_how_much_was_read_in_all(credits: list[int], granted: list[int]) -> None:  # noqa: A002
-    nothing: Any = None
-    attempt = Attempt(1, nothing, nothing, nothing, nothing)
-    assert attempt.grant(5) == 0, "it is no stream"
-    attempt.granted = attempt.items = STREAM_WINDOW
-    assert [attempt.grant(taken) for taken in credits] == granted
+    run = Run(started_at=0.0, began=0.0, must_end_at=0.0, is_cold=False, busy_from=0.0)
+    assert run.grant(5) == 0, "it is no stream"
+    run.granted = run.items = STREAM_WINDOW
+    assert [run.grant(taken) for taken in credits] == granted
 
 
 def test_an_item_without_credit_ends_the_link(url: str, tmp_path: Path) -> None:

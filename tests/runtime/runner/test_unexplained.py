@@ -44,11 +44,11 @@ class Ends:
     def with_worker(self, link: Any, attempts: Iterable[Any], exit_: Exit | None) -> None:
         for attempt in attempts:
             assert attempt.name not in self.ended
-            self.ended[attempt.name] = attempt.ending or exit_
+            self.ended[attempt.name] = attempt.run.ending or exit_
 
 
 def attempt(name: str, must_end_at: float = math.inf) -> Any:
-    return SimpleNamespace(name=name, must_end_at=must_end_at, ending=None)
+    return SimpleNamespace(name=name, run=SimpleNamespace(must_end_at=must_end_at, ending=None))
 
 
 class Lost:
@@ -85,7 +85,7 @@ def test_they_are_kept_until_the_agent_tells(lost: Lost) -> None:
 def test_one_that_is_over_or_unwanted_waits_no_longer(lost: Lost) -> None:
     assert lost.tick(3.0)
     assert lost.ends.ended == {"second": UNKNOWN}
-    lost.first.ending = OutcomeKind.CANCELLED
+    lost.first.run.ending = OutcomeKind.CANCELLED
     assert not lost.tick(3.1)
     assert lost.ends.ended["first"] is OutcomeKind.CANCELLED
     assert not lost.agent.listeners
