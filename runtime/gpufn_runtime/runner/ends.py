@@ -143,9 +143,9 @@ class Ends:
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
 
     def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
-        self.gpu_seconds += attempt.gpu_s
-        is_failed = outcome.kind is not OutcomeKind.SUCCEEDED
-        self._meter.count(attempt.message, is_failed=is_failed, run_s=run_s, gpu_s=attempt.gpu_s)
+        is_failed, gpu_s = outcome.kind is not OutcomeKind.SUCCEEDED, attempt.gpu_s
+        self.gpu_seconds += gpu_s
+        self._meter.count(attempt.message, is_failed=is_failed, run_s=run_s, gpu_s=gpu_s)
 
     def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
         """A large result: its name in the caller's folder, or why the caller cannot have it."""

@@ -264,7 +264,7 @@ class Settler:
 
 
 def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: str, parcel: str) -> ResultReply:
-    message = attempt.message
+    message, run = attempt.message, attempt.run
     return ResultReply(
         invocation=message.id,
         kind=outcome.kind,
@@ -272,28 +272,28 @@ def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: st
         content_type=content_type,
         revision=message.revision,
         attempt=message.attempt,
-        queue_s=max(0.0, attempt.run.started_at - message.submitted_at),
+        queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=run_s,
         worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if attempt.run.is_cold else None,
-        items=attempt.run.items,
+        cold_start=attempt.link.cold_start if run.is_cold else None,
+        items=run.items,
         parcel=parcel,
         gpu_s=attempt.gpu_s,
     )
 
 
 def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float) -> CallRecord:
-    message = attempt.message
+    message, run = attempt.message, attempt.run
     ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
     return msgspec.structs.replace(
         ended,
         attempts=_attempts(attempt, outcome, now),
-        started_at=attempt.run.started_at,
-        queue_s=max(0.0, attempt.run.started_at - message.submitted_at),
+        started_at=run.started_at,
+        queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=run_s,
         gpu_s=ended.gpu_s + attempt.gpu_s,
         worker=attempt.link.worker,
-        cold_start=attempt.link.cold_start if attempt.run.is_cold else None,
+        cold_start=attempt.link.cold_start if run.is_cold else None,
     )
 
 
