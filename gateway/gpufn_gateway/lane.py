@@ -107,11 +107,15 @@ class Lane:
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 
-    def _connected(self, runner: _Runner, now: float) -> None:
+    def connected(self, runner: _Runner) -> None:
         self._runner = runner
-        self._heard_at = now
+        self.hear()
 
-    def _take(self, frame: lane.RunnerFrame, body: bytes) -> None:
+    def hear(self) -> None:
+        """The runner has said something."""
+        self._heard_at = self._loop.time()
+
+    def take(self, frame: lane.RunnerFrame, body: bytes) -> None:
         if isinstance(frame, lane.Ended):
             self._forget(frame.reply.invocation)
             self._owner.on_end(frame.reply, body)
@@ -132,7 +136,7 @@ class Lane:
                 self._rooms.pop(revision, None)
                 self._refused_until.pop(revision, None)
 
-    def _lost(self, runner: _Runner) -> None:
+    def lost(self, runner: _Runner) -> None:
         if self._runner is not runner:
             return
         self._runner = None
@@ -150,7 +154,6 @@ class _Runner(asyncio.Protocol):
 
     def __init__(self, owner: Lane) -> None:
         self._lane = owner
-        self._loop = asyncio.get_running_loop()
         self._reader: frames.FrameReader[lane.RunnerFrame] = frames.FrameReader(lane.RunnerFrame)
 
     def send(self, frame: lane.GatewayFrame, body: bytes = b"") -> None:
@@ -164,17 +167,17 @@ class _Runner(asyncio.Protocol):
             log.warning("the socket of this host's runner belongs to uid %d: not used", uid)
             self.transport.abort()
             return
-        self._lane._connected(self, self._loop.time())
+        self._lane.connected(self)
 
     def data_received(self, data: bytes) -> None:
         owner = self._lane
-        owner._heard_at = self._loop.time()
+        owner.hear()
         try:
             for frame, body in self._reader.feed(data):
-                owner._take(frame, body)
+                owner.take(frame, body)
         except ProtocolMismatch as error:
             log.warning("this host's runner broke the lane's protocol: %s", error)
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lane._lost(self)
+        self._lane.lost(self)

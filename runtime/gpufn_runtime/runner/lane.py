@@ -88,8 +88,8 @@ class Lane:
 
     def __init__(self, path: Path, take: Take, cancel: Take) -> None:
         self._path = path
-        self._take = take
-        self._cancel = cancel
+        self.take = take
+        self.cancel = cancel
         self._rooms: dict[RevisionKey, lane.Room] = {}
         self._gateways: set[_Gateway] = set()
         self._server: asyncio.Server | None = None
@@ -127,6 +127,16 @@ class Lane:
         for gateway in self._gateways:
             gateway.send(lane.Beat())
 
+    # --- from the socket ----------------------------------------------------------------------------------------------
+
+    def connected(self, gateway: _Gateway) -> None:
+        self._gateways.add(gateway)
+        for room in self._rooms.values():
+            gateway.send(room)
+
+    def lost(self, gateway: _Gateway) -> None:
+        self._gateways.discard(gateway)
+
 
 class _Gateway(asyncio.Protocol):
     """One gateway's connection."""
@@ -155,16 +165,14 @@ class _Gateway(asyncio.Protocol):
             log.warning("refused a connection of uid %d to the lane", uid)
             self.transport.abort()
             return
-        self._lane._gateways.add(self)
-        for room in self._lane._rooms.values():
-            self.send(room)
+        self._lane.connected(self)
 
     def data_received(self, data: bytes) -> None:
         try:
             for frame, body in self._reader.feed(data):
                 if isinstance(frame, lane.Offer):
                     delivery = self.under_way[frame.message.id] = DirectDelivery(self, frame.message, body)
-                    self._lane._take(delivery)
+                    self._lane.take(delivery)
                 else:
                     self._withdraw(frame.invocation)
         except ProtocolMismatch as error:
@@ -172,7 +180,7 @@ class _Gateway(asyncio.Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lane._gateways.discard(self)
+        self._lane.lost(self)
         for invocation in list(self.under_way):
             self._withdraw(invocation)
 
@@ -180,7 +188,7 @@ class _Gateway(asyncio.Protocol):
         delivery = self.under_way.get(invocation)
         if delivery is not None:
             delivery.is_withdrawn = True
-            self._lane._cancel(delivery)
+            self._lane.cancel(delivery)
 
 
 def too_large(reply: ResultReply, error: PayloadTooLarge) -> ResultReply:

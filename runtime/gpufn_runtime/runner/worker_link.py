@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 from gpufn.errors import ErrorInfo, ProtocolMismatch
 from gpufn.protocol import frames
@@ -215,14 +215,19 @@ class WorkerLink:
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 
-    def _accept(self, peer: _Peer) -> bool:
+    def accept(self, peer: _Peer) -> bool:
+        """Whether this is the worker: nobody is before it."""
         if self._peer is not None or not self.state.live:
             return False
         self._peer = peer
         return True
 
-    def _take(self, frame: frames.WorkerFrame, body: bytes) -> None:
-        _TAKE[type(frame)](self, frame, body)
+    def hears(self, peer: _Peer) -> bool:
+        return self._peer is peer
+
+    def take(self, frame: frames.WorkerFrame, body: bytes) -> None:
+        """Raises ProtocolMismatch."""
+        self._TAKE[type(frame)](self, frame, body)
 
     def _on_hello(self, hello: frames.Hello, _: bytes) -> None:
         if hello.protocol != PROTOCOL or hello.worker != self.worker:
@@ -312,30 +317,29 @@ class WorkerLink:
             raise ProtocolMismatch("an item without credit")
         return attempt
 
-    def _lost(self, peer: _Peer, why: str) -> None:
-        if self._peer is peer:
+    def lost(self, peer: _Peer, why: str) -> None:
+        if self.hears(peer):
             self._peer = None
             self._owner.on_lost(self, why)
 
+    _TAKE: ClassVar[dict[type, Callable[..., None]]] = {
+        frames.Hello: _on_hello,
+        frames.Ready: _on_ready,
+        frames.StartFailed: _on_start_failed,
+        frames.Result: _on_result,
+        frames.Item: _on_item,
+        frames.Log: _on_log,
+        frames.Progress: _on_progress,
+        frames.Call: _on_call,
+        frames.CloseCall: _on_close_call,
+        frames.CallCredit: _on_call_credit,
+        frames.Freed: _on_freed,
+        frames.Draining: _on_draining,
+        frames.NotParked: _on_not_parked,
+    }
+
     def __repr__(self) -> str:
         return f"<WorkerLink {self.worker} {self.revision} {self.state} {self.slots!r}>"
-
-
-_TAKE: dict[type, Callable[..., None]] = {
-    frames.Hello: WorkerLink._on_hello,
-    frames.Ready: WorkerLink._on_ready,
-    frames.StartFailed: WorkerLink._on_start_failed,
-    frames.Result: WorkerLink._on_result,
-    frames.Item: WorkerLink._on_item,
-    frames.Log: WorkerLink._on_log,
-    frames.Progress: WorkerLink._on_progress,
-    frames.Call: WorkerLink._on_call,
-    frames.CloseCall: WorkerLink._on_close_call,
-    frames.CallCredit: WorkerLink._on_call_credit,
-    frames.Freed: WorkerLink._on_freed,
-    frames.Draining: WorkerLink._on_draining,
-    frames.NotParked: WorkerLink._on_not_parked,
-}
 
 
 def _owner_of(path: Path) -> int | None:
@@ -364,21 +368,21 @@ class _Peer(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
         self.out = Outbox(self.transport)
         uid = peer_uid(transport)
-        if uid != _owner_of(self._link.path) or not self._link._accept(self):
+        if uid != _owner_of(self._link.path) or not self._link.accept(self):
             log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         link = self._link
-        if link._peer is not self:
+        if not link.hears(self):
             return
         try:
             for frame, body in self._reader.feed(data):
-                link._take(frame, body)
+                link.take(frame, body)
         except ProtocolMismatch as error:
             self._why = f"it broke the protocol: {error}"
             log.warning("worker %s: %s", link.worker, self._why)
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._link._lost(self, self._why)
+        self._link.lost(self, self._why)
