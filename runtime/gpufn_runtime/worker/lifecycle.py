@@ -49,6 +49,7 @@ from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, 
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
+from gpufn_runtime.worker.conversations import Conversations
 from gpufn_runtime.worker.executor import Executor
 from gpufn_runtime.worker.failures import describe
 from gpufn_runtime.worker.link import Link
@@ -83,7 +84,7 @@ class Worker:
         self._output = Output(self._link)
         self._results = Results(self._link, self._attempts, self._output, config.bundle_dir, parcels)
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
-        self._calls = NestedCalls(self._link)
+        self._conversations = Conversations(self._link)
         self._draining = False  # it is to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
@@ -107,8 +108,9 @@ class Worker:
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._be_no_worker
         )
         self._output.capture()
-        _transport.install(self._calls)
-        _context.install(self._calls.context)
+        calls = NestedCalls(self._link, self._conversations)
+        _transport.install(calls)
+        _context.install(calls.context)
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if unconfined is not None:
             return self._start_failed("load", unconfined)
@@ -200,11 +202,11 @@ class Worker:
                     self._executor.lend_socket()
                 self._may_end = True
                 self._attempts.abandon()
-                self._calls.abandon(self._link.number)
+                self._conversations.abandon(self._link.number)
                 self._attempts.check_idle()
                 if self._draining or not self._link.connect(RECONNECT_S, lambda: self._attempts.stale):
                     break
-                self._calls.abandon(self._link.number - 1)
+                self._conversations.abandon(self._link.number - 1)
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())
@@ -215,7 +217,7 @@ class Worker:
                 traceback.print_exc(file=sys.__stderr__)
             self._link.close()
             self._attempts.abandon()
-            self._calls.abandon(self._link.number)
+            self._conversations.abandon(self._link.number)
         if not self._draining:
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()
@@ -233,7 +235,7 @@ class Worker:
             if cancelled is not None:
                 self._results.cancelled_in_queue(cancelled)
         elif isinstance(frame, (Answer, AnswerItem)):
-            self._calls.deliver(frame, body)
+            self._conversations.deliver(frame, body)
         elif isinstance(frame, Drain):
             self._draining = self._may_end = True
             self._stop_if_drained()
