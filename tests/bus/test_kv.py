@@ -295,6 +295,6 @@ async def test_a_watch_whose_feed_is_lost_while_it_begins_begins_again(connect: 
             watch._feed._lost("the test")
 
     watch = Watch(kv, "", on_change)
-    await watch._start()
+    await watch.start()
     watch.stop()
     assert told == ["a", "a"]

@@ -50,11 +50,11 @@ class Subscription:
 
     def unsubscribe(self) -> None:
         """Hear nothing more, at once."""
-        self._bus._unsubscribe(self._sid)
+        self._bus.unsubscribe(self._sid)
 
     def drain(self) -> None:
         """Hear only what the server had sent before it learned of this."""
-        self._bus._drain(self._sid)
+        self._bus.drain(self._sid)
 
 
 class Bus:
@@ -279,12 +279,13 @@ class Bus:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def _unsubscribe(self, sid: bytes) -> None:
+    def unsubscribe(self, sid: bytes) -> None:
+        """For its Subscription, as `drain`: nobody else has its number."""
         if self._subscriptions.pop(sid, None) is not None and self._link is not None:
             self._link.write(wire.unsub(sid))
         self._handlers.pop(sid, None)
 
-    def _drain(self, sid: bytes) -> None:
+    def drain(self, sid: bytes) -> None:
         if self._subscriptions.pop(sid, None) is None:
             return
         if self._link is None:

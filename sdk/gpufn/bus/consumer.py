@@ -26,6 +26,7 @@ from collections.abc import Callable
 from gpufn.bus import jetstream
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.delivery import Delivery, Ledger
+from gpufn.bus.link import Handler
 from gpufn.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Pull:
         self._loop = asyncio.get_running_loop()
         self._heard = True
         self._silent_since: float | None = None
-        self._generation = _Generation(self)
+        self._generation = self._new_generation()
         self._ledger = Ledger()
         self._forget_reconnects = bus.on_reconnect(self._on_reconnect)
 
@@ -126,6 +127,9 @@ class Pull:
 
     # inside
 
+    def _new_generation(self) -> _Generation:
+        return _Generation(self._bus, self._next, self._on_standing, self._on_poll, self._hand_back)
+
     def _issue_soon(self) -> None:
         if not self._issue_is_due:
             self._issue_is_due = True
@@ -152,7 +156,7 @@ class Pull:
     def _renew(self) -> None:
         """Forget all requests and ask anew."""
         self._generation.abandon()
-        self._generation = _Generation(self)
+        self._generation = self._new_generation()
         self._owed = self._credits
         self._heard, self._silent_since = True, None
         self._poll_ended(self._polling)
@@ -233,41 +237,37 @@ class Pull:
 
 
 class _Generation:
-    """The requests of one inbox."""
+    """The requests of one inbox; what comes there once it is abandoned is for `hand_back`."""
 
-    def __init__(self, pull: Pull) -> None:
-        self._pull: Pull | None = pull
-        self._bus = pull._bus
-        self._next = pull._next
-        self._hand_back = pull._hand_back
-        self._inbox = self._bus.new_inbox()
-        self._standing = self._bus.subscribe(f"{self._inbox}.s", self._on_standing)
-        self._polls = self._bus.subscribe(f"{self._inbox}.p", self._on_poll)
+    def __init__(self, bus: Bus, subject: str, on_standing: Handler, on_poll: Handler, hand_back: Handler) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._on_standing = on_standing
+        self._on_poll = on_poll
+        self._hand_back = hand_back
+        self._is_abandoned = False
+        self._inbox = bus.new_inbox()
+        self._standing = bus.subscribe(f"{self._inbox}.s", self._take_standing)
+        self._polls = bus.subscribe(f"{self._inbox}.p", self._take_poll)
 
     def ask(self, batch: int) -> None:
         body = b'{"batch":%d,"expires":%d,"idle_heartbeat":%d}' % (batch, _EXPIRES_S * _NANO, _HEARTBEAT_S * _NANO)
-        self._bus.publish(self._next, body, reply=f"{self._inbox}.s")
+        self._bus.publish(self._subject, body, reply=f"{self._inbox}.s")
 
     def poll(self, batch: int) -> None:
-        self._bus.publish(self._next, b'{"batch":%d,"no_wait":true}' % batch, reply=f"{self._inbox}.p")
+        self._bus.publish(self._subject, b'{"batch":%d,"no_wait":true}' % batch, reply=f"{self._inbox}.p")
 
     def abandon(self) -> None:
-        pull, self._pull = self._pull, None
-        if pull is not None:
+        if not self._is_abandoned:
+            self._is_abandoned = True
             self._standing.drain()
             self._polls.drain()
 
-    def _on_standing(self, message: Message) -> None:
-        if self._pull is not None:
-            self._pull._on_standing(message)
-        else:
-            self._hand_back(message)
+    def _take_standing(self, message: Message) -> None:
+        (self._hand_back if self._is_abandoned else self._on_standing)(message)
 
-    def _on_poll(self, message: Message) -> None:
-        if self._pull is not None:
-            self._pull._on_poll(message)
-        else:
-            self._hand_back(message)
+    def _take_poll(self, message: Message) -> None:
+        (self._hand_back if self._is_abandoned else self._on_poll)(message)
 
 
 def _left(message: Message) -> int | None:

@@ -102,9 +102,13 @@ class Feed:
         lost: nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
         """
         feed = cls(bus, stream, filter_subject, on_message)
+        await feed._open(on_lost, since_seq, headers_only=headers_only)
+        return feed
+
+    async def _open(self, on_lost: Callable[[str], None], since_seq: int | None, *, headers_only: bool) -> None:
         config: dict[str, Any] = {
-            "name": feed._name,
-            "filter_subject": filter_subject,
+            "name": self._name,
+            "filter_subject": self._filter,
             "ack_policy": "none",
             "mem_storage": True,
             "num_replicas": 1,
@@ -115,24 +119,23 @@ class Feed:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, since_seq)}
-        if bus.server_info.get("cluster"):
-            newest_seq = await last_seq(bus, stream, filter_subject)
-            feed._newest_seq = newest_seq if newest_seq >= (since_seq or 0) else 0
-        info = await bus.js(
-            f"CONSUMER.CREATE.{stream}.{feed._name}.{filter_subject}",
-            {"stream_name": stream, "config": config, "action": "create"},
+        if self._bus.server_info.get("cluster"):
+            newest_seq = await last_seq(self._bus, self._stream, self._filter)
+            self._newest_seq = newest_seq if newest_seq >= (since_seq or 0) else 0
+        info = await self._bus.js(
+            f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._filter}",
+            {"stream_name": self._stream, "config": config, "action": "create"},
         )
-        feed.pending = feed._still_pending(int(info["num_pending"]))
-        feed._subscription = bus.subscribe(feed._inbox, feed._on_delivery)
-        feed._forget_reconnects = bus.on_reconnect(lambda: feed._lost("reconnected"))
-        feed._watch()
-        feed._ask()
-        if not feed.is_open:
-            raise BusUnavailable(f"Reading {stream} broke off as it began.")
-        feed._on_lost = on_lost
-        if feed._newest_seq:
-            feed._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, feed._must_have_caught_up)
-        return feed
+        self.pending = self._still_pending(int(info["num_pending"]))
+        self._subscription = self._bus.subscribe(self._inbox, self._on_delivery)
+        self._forget_reconnects = self._bus.on_reconnect(lambda: self._lost("reconnected"))
+        self._watch()
+        self._ask()
+        if not self.is_open:
+            raise BusUnavailable(f"Reading {self._stream} broke off as it began.")
+        self._on_lost = on_lost
+        if self._newest_seq:
+            self._behind_timer = asyncio.get_running_loop().call_later(_CATCH_UP_S, self._must_have_caught_up)
 
     @property
     def is_open(self) -> bool:

@@ -84,7 +84,7 @@ class KeyValue:
 
     async def get(self, key: str) -> Entry | None:
         message = await streams.last_message(self.bus, self.stream, self.subject(key))
-        entry = self._entry(message)
+        entry = self.entry_of(message)
         if message is not None:
             self._learn(key, entry, message.seq)
         return entry
@@ -101,7 +101,7 @@ class KeyValue:
             return await self.update(key, value, 0, ttl_s=ttl_s, timeout_s=timeout_s)
         except Conflict:
             last = await streams.last_message(self.bus, self.stream, self.subject(key))
-            if last is not None and self._entry(last) is not None:
+            if last is not None and self.entry_of(last) is not None:
                 raise Conflict(f"{self.bucket}/{key} exists already, at revision {last.seq}.") from None
         # A marker of a deletion, or it has just expired.
         return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
@@ -141,8 +141,8 @@ class KeyValue:
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Every present record whose key starts with `prefix`, oldest change first."""
-        found = await feed.collect(self.bus, self.stream, self._filter(prefix))
-        entries = [self._entry(message) for message in found]
+        found = await feed.collect(self.bus, self.stream, self.subjects(prefix))
+        entries = [self.entry_of(message) for message in found]
         return [entry for entry in entries if entry is not None and entry.key.startswith(prefix)]
 
     async def keys(self, prefix: str = "") -> list[str]:
@@ -154,22 +154,33 @@ class KeyValue:
         None means deleted. After a reconnect everything is told again, and the deletion of what has vanished.
         """
         watch = Watch(self, prefix, on_change)
-        await watch._start()
+        await watch.start()
         return watch
+
+    def tell(self, watch: Watch) -> None:
+        """What is read or written here is told to it at once, as well as when it comes to its Feed."""
+        self._watches.add(watch)
+
+    def tell_no_more(self, watch: Watch) -> None:
+        self._watches.discard(watch)
 
     def _learn(self, key: str, entry: Entry | None, revision: int) -> None:
         for watch in list(self._watches):
-            watch._learn(key, entry, revision)
+            watch.learn(key, entry, revision)
 
-    def _filter(self, prefix: str) -> str:
+    def subjects(self, prefix: str) -> str:
+        """Those of the keys that begin so, and of few others."""
         whole_tokens, dot, _ = prefix.rpartition(".")
         return f"{self._prefix}{whole_tokens}{dot}>"
 
-    def _entry(self, message: StoredMessage | None) -> Entry | None:
+    def key_of(self, message: StoredMessage) -> str:
+        return message.subject.removeprefix(self._prefix)
+
+    def entry_of(self, message: StoredMessage | None) -> Entry | None:
         """None for the marker that a deletion or an expiry leaves."""
         if message is None or "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers:
             return None
-        return Entry(message.subject.removeprefix(self._prefix), message.payload, message.seq)
+        return Entry(self.key_of(message), message.payload, message.seq)
 
 
 class Watch:
@@ -191,7 +202,7 @@ class Watch:
         self._complete = asyncio.Event()
 
     def stop(self) -> None:
-        self._kv._watches.discard(self)
+        self._kv.tell_no_more(self)
         if self._task is not None:
             self._task.cancel()
         if self._checking is not None:
@@ -199,7 +210,7 @@ class Watch:
         if self._feed is not None:
             self._feed.close()
 
-    def _learn(self, key: str, entry: Entry | None, revision: int) -> None:
+    def learn(self, key: str, entry: Entry | None, revision: int) -> None:
         """`key` was stored at `revision`: tell it, unless that or something newer has been told. None: deleted."""
         if not key.startswith(self._prefix) or revision <= max(self._seq, self._ahead.get(key, 0)):
             return
@@ -209,9 +220,10 @@ class Watch:
         if entry is not None or key in self._known:
             self._tell(key, entry)
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Once. Raises PlatformError."""
         await self._open()
-        self._kv._watches.add(self)
+        self._kv.tell(self)
         self._task = asyncio.create_task(self._run(), name=f"watch-{self._kv.bucket}")
         try:
             await self._first_snapshot()
@@ -246,7 +258,7 @@ class Watch:
         self._seq, self._ahead = 0, {}  # the bucket may have been made again, and count anew
         try:
             self._feed = await Feed.open(
-                self._kv.bus, self._kv.stream, self._kv._filter(self._prefix), self._on_message, self._on_lost
+                self._kv.bus, self._kv.stream, self._kv.subjects(self._prefix), self._on_message, self._on_lost
             )
         except BaseException:
             self._lost.set()
@@ -263,12 +275,12 @@ class Watch:
         assert self._feed is not None
         self._feed.take()
         self._seq = message.seq
-        key = message.subject.removeprefix(self._kv._prefix)
+        key = self._kv.key_of(message)
         ahead = self._ahead.get(key, 0)
         if message.seq >= ahead:
             self._ahead.pop(key, None)
         if key.startswith(self._prefix) and message.seq > ahead:
-            entry = self._kv._entry(message)
+            entry = self._kv.entry_of(message)
             if self._fresh is not None and entry is not None:
                 self._fresh.add(key)
             if entry is not None or key in self._known:
