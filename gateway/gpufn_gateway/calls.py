@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from gpufn import media
-from gpufn.bus.calls import CallRequest
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import (
@@ -103,6 +103,22 @@ class PreparedCall(msgspec.Struct, frozen=True):
         """For one that nobody waits for: none unless the client says so. A queue_timeout ends what waits for its first
         attempt, and would end later ones."""
         return 0.0 if self.timeout_s is None else self.now + self.timeout_s
+
+    def request(self, deadline: float) -> CallRequest:
+        """What is queued."""
+        target = self.target
+        return CallRequest(
+            target.revision,
+            target.method.name,
+            self.content_type,
+            self.body,
+            self.accept,
+            deadline,
+            trace=self.trace,
+            parcel="" if self.parcel is None else self.parcel.name,
+            priority=self.priority,
+            owner=self.principal.owner,
+        )
 
 
 class Calls:
@@ -220,7 +236,7 @@ class Calls:
             self.telemetry.of(call.target.name).refused(error.code)
             raise
         try:
-            pending = queue(_request(call))
+            pending = queue(call.request(call.deadline))
         except GpufnError:
             if at_end is not None:
                 at_end(None)
@@ -306,22 +322,6 @@ def leave(pending: PendingCall) -> None:
     """Cancel it unless it has ended. A task that is cancelled cancels the future that it awaits: that is no end."""
     if not pending.future.done() or pending.future.cancelled():
         pending.cancel()
-
-
-def _request(call: PreparedCall) -> CallRequest:
-    target = call.target
-    return CallRequest(
-        target.revision,
-        target.method.name,
-        call.content_type,
-        call.body,
-        call.accept,
-        call.deadline,
-        trace=call.trace,
-        parcel="" if call.parcel is None else call.parcel.name,
-        priority=call.priority,
-        owner=call.principal.owner,
-    )
 
 
 def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpufn.bus import dead_letters, records
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
@@ -56,16 +57,18 @@ class DeadLetters:
         async with self._calls.making(principal, target, letter.priority, is_counted=is_counted):
             record = await records.submit(
                 self._bus,
-                target.revision,
-                letter.method,
-                letter.content_type,
-                payload,
-                invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
-                accept=letter.accept,
-                deadline=0.0,
+                CallRequest(
+                    target.revision,
+                    letter.method,
+                    letter.content_type,
+                    payload,
+                    letter.accept,
+                    deadline=0.0,
+                    priority=letter.priority,
+                    owner=principal.owner,
+                ),
                 now=self._calls.clock.time(),
-                priority=letter.priority,
-                owner=principal.owner,
+                invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
                 webhook=self._webhook(letter),
             )
         await dead_letters.drop(self._bus, function, invocation)

@@ -74,26 +74,17 @@ class Submissions:
     async def _store(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
-        target = call.target
         try:
             return await records.submit(
                 self._bus,
-                target.revision,
-                target.method.name,
-                call.content_type,
-                call.body,
-                invocation=invocation,
-                accept=call.accept,
-                deadline=deadline,
+                call.request(deadline),
                 now=call.now,
-                trace=call.trace,
+                invocation=invocation,
                 webhook=webhook,
-                priority=call.priority,
-                owner=call.principal.owner,
                 ringer=self._ringer,
             )
         except QueueFull:
-            raise self._calls.queue_full(target) from None
+            raise self._calls.queue_full(call.target) from None
 
     async def invoke(self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         """Answer as an invoke would, of a call that is kept: it goes on when its client leaves, who may come again with

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from gpufn.bus import searches, streams
-from gpufn.bus.calls import Caller, CallRequest
+from gpufn.bus.call_request import CallRequest
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import SystemClock

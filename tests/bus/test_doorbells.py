@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpufn.bus import doorbells, maps, records, streams
-from gpufn.bus.calls import Caller, CallRequest
+from gpufn.bus.call_request import CallRequest
+from gpufn.bus.calls import Caller
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable
 from gpufn.ids import digest_of, new_map_id
@@ -53,7 +54,7 @@ async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_r
     monkeypatch.setattr(bus, "publish", deaf)
     spec = FunctionSpec(name="deaf", entry=EntryPoint("m", "f"), methods=(MethodSpec(),), priority=Priority.LOW)
     revision = Revision(function="deaf", number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
-    record = await records.submit(bus, revision, "", "", b"{}", accept="", deadline=0.0, now=1.0)
+    record = await records.submit(bus, CallRequest(revision, "", "", b"{}", accept="", deadline=0.0), now=1.0)
     assert await records.read(bus, record.id) == (record, b"")
     items = maps.Items((b"1", b"2"), "", "")
     logged = await maps.append(bus, None, new_map_id(), maps.Target(revision, ""), items, now=1.0, closes=True)

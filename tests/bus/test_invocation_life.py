@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 from gpufn.bus import dead_letters, queued_calls, queues, records, streams
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.errors import IdempotencyMismatch
@@ -54,9 +55,8 @@ class Told(msgspec.Struct):
 
 
 async def submit(bus: Bus, invocation: str | None, body: bytes) -> CallRecord:
-    return await records.submit(
-        bus, REVISION, "", "application/json", body, invocation=invocation, accept="", deadline=0.0, now=1.0
-    )
+    request = CallRequest(REVISION, "", "application/json", body, accept="", deadline=0.0)
+    return await records.submit(bus, request, now=1.0, invocation=invocation)
 
 
 class Life(RuleBasedStateMachine):
@@ -217,7 +217,7 @@ async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_e
     """Its runner died between record and letter; the next one has it again, and for it the attempt fails otherwise."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
-    record = await records.submit(bus, REVISION, "", "application/json", b"{}", accept="", deadline=0.0, now=1.0)
+    record = await submit(bus, None, b"{}")
     stored = await streams.next_message(bus, subjects.ASYNC, QUEUE, record.queue_seq)
     assert stored is not None
     message, body = queued_calls.unpack(stored.payload, stored.seq)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import maps, queued_calls, queues, records, streams
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.feed import StoredMessage
@@ -40,9 +41,18 @@ def revision_of(function: str) -> Revision:
     return Revision(function=function, number=1, spec=spec, bundle=digest_of(b""), created_at=0.0)
 
 
-async def submit(bus: Bus, function: str = "waits", body: bytes = b"1", **fields: Any) -> CallRecord:
-    given: dict[str, Any] = {"accept": "", "deadline": 0.0, "now": 1.0} | fields
-    return await records.submit(bus, revision_of(function), "", "application/json", body, **given)
+async def submit(
+    bus: Bus,
+    function: str = "waits",
+    body: bytes = b"1",
+    *,
+    now: float = 1.0,
+    invocation: str | None = None,
+    **asks: Any,
+) -> CallRecord:
+    fields: dict[str, Any] = {"accept": "", "deadline": 0.0} | asks
+    request = CallRequest(revision_of(function), "", "application/json", body, **fields)
+    return await records.submit(bus, request, now=now, invocation=invocation)
 
 
 async def append(bus: Bus, map_id: str, before: maps.Logged | None, count: int, *, closes: bool = False) -> maps.Logged:

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus.calls import CallRequest
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.kv import Entry
 from gpufn.errors import BusUnavailable, GpufnError, InvocationCancelled
 from gpufn.ids import Digest, new_invocation_id

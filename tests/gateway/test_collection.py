@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpufn.bus import objects, queues, streams
-from gpufn.bus.calls import CallRequest
+from gpufn.bus.call_request import CallRequest
 from gpufn.engine import BuildState
 from gpufn.errors import BusUnavailable, RevisionNotFound
 from gpufn.ids import digest_of

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gpufn.bus.calls import Caller, CallRequest
+from gpufn.bus.call_request import CallRequest
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.streams import depths, ensure_streams, next_message

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus.calls import CallRequest
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import SystemClock
 from gpufn.errors import ErrorInfo, InvocationExpired

@@ -9,6 +9,7 @@ import msgspec
 
 from gpufn import media
 from gpufn.bus import records
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import Entry, KeyValue, Watch
 from gpufn.clock import Clock
@@ -132,19 +133,17 @@ class Schedules:
         invocation = new_invocation_id()
         if at is not None:
             invocation = invocation_id_for(record.function, f"schedule {record.id}", f"{at:.0f}")
-        return await records.submit(
-            self._bus,
+        request = CallRequest(
             target.revision,
             target.method.name,
             media.JSON,
             msgspec.json.encode(schedule.arguments),
-            invocation=invocation,
             accept=media.JSON,
             deadline=0.0,
-            now=now,
             priority=schedule.priority,
             owner=owner,
         )
+        return await records.submit(self._bus, request, now=now, invocation=invocation)
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
         if entry is None:

@@ -14,7 +14,8 @@ import logging
 
 from gpufn import media
 from gpufn.bus import checkpoints, records
-from gpufn.bus.calls import Caller, CallRequest
+from gpufn.bus.call_request import CallRequest
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
 from gpufn.errors import (
@@ -171,11 +172,8 @@ class NestedCalls:
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._directory.serving(call.target)
-        record = await records.submit(
-            self._bus, revision, call.method, call.content_type, body,
-            accept=call.accept, deadline=0.0, now=self._clock.time(), parent=_id(parent),
-            priority=_asked(revision, link, call, parent), owner=_owner(parent), trace=_trace(parent),
-        )  # fmt: skip
+        request = _request(revision, call, body, parent, deadline=0.0, priority=_asked(revision, link, call, parent))
+        record = await records.submit(self._bus, request, now=self._clock.time())
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
     async def _look(self, call: frames.Call) -> _Answer:
@@ -251,10 +249,8 @@ class NestedCalls:
             priority = revision.spec.priority
             if parent is not None and parent.message.priority.is_above(priority):
                 priority = parent.message.priority
-        return CallRequest(
-            revision, call.method, call.content_type, body, call.accept, self._deadline(revision, call, parent),
-            _id(parent), priority=priority, owner=_owner(parent), trace=_trace(parent),
-        )  # fmt: skip
+        deadline = self._deadline(revision, call, parent)
+        return _request(revision, call, body, parent, deadline=deadline, priority=priority)
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
@@ -268,16 +264,20 @@ class NestedCalls:
         self._bus.publish(subjects.doorbell(revision.function), b"")
 
 
-def _id(parent: Attempt | None) -> str:
-    return "" if parent is None else parent.message.id
-
-
-def _trace(parent: Attempt | None) -> str:
-    return "" if parent is None else parent.message.trace
-
-
-def _owner(parent: Attempt | None) -> str:
-    return subjects.PLATFORM if parent is None else parent.message.owner
+def _request(
+    revision: Revision,
+    call: frames.Call,
+    body: bytes,
+    parent: Attempt | None,
+    *,
+    deadline: float,
+    priority: Priority | None,
+) -> CallRequest:
+    request = CallRequest(revision, call.method, call.content_type, body, call.accept, deadline, priority=priority)
+    if parent is None:
+        return request
+    asks = parent.message
+    return request._replace(parent=asks.id, trace=asks.trace, owner=asks.owner)
 
 
 def _asked(revision: Revision, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Priority | None:

@@ -15,11 +15,12 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from gpufn.bus import doorbells, jetstream
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.bus.searches import Searches
@@ -49,26 +50,6 @@ C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
-
-
-class CallRequest(NamedTuple):
-    """What a caller asks for. `deadline` is in unix seconds; `parent` the invocation that asks; `trace` a traceparent.
-
-    `parcel` names the body in the caller's folder (`gpufn.parcels`), when `body` is not it. `owner` is the id of the
-    API key that asks.
-    """
-
-    revision: Revision
-    method: str
-    content_type: str
-    body: bytes
-    accept: str
-    deadline: float
-    parent: str = ""
-    trace: str = ""
-    parcel: str = ""
-    priority: Priority = Priority.NORMAL
-    owner: str = subjects.PLATFORM
 
 
 class Lane(Protocol):
@@ -233,7 +214,7 @@ class Caller:
             trace=request.trace,
             parcels="" if stream else self._parcels,
             parcel=request.parcel,
-            priority=request.priority,
+            priority=request.queued_as,
             owner=request.owner,
         )
 

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from gpufn.bus import checkpoints, dead_letters, doorbells, objects, queued_calls, streams
+from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus, Message, NoResponders
 from gpufn.bus.jetstream import Stored
 from gpufn.bus.signs import Signs
@@ -28,12 +29,10 @@ from gpufn.bus.summaries import MOST_LOOKED_AT, newest, summary, summary_of
 from gpufn.errors import BusUnavailable, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn.ids import new_stem
 from gpufn.invocation import InvocationState, Outcome, state_after
-from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import Cancel, HeldBy, InvocationMessage, WhereIs, unpack_invocation
 from gpufn.protocol.records import CallRecord, Webhook, unpack_record
-from gpufn.revision import Revision
 
 log = logging.getLogger(__name__)
 
@@ -58,31 +57,22 @@ def ended(message: InvocationMessage, outcome: Outcome, now: float) -> CallRecor
 
 async def submit(
     bus: Bus,
-    revision: Revision,
-    method: str,
-    content_type: str,
-    body: bytes,
+    request: CallRequest,
     *,
-    invocation: str | None = None,
-    accept: str,
-    deadline: float,
     now: float,
-    parent: str = "",
-    trace: str = "",
+    invocation: str | None = None,
     webhook: Webhook | None = None,
-    priority: Priority | None = None,
-    owner: str = subjects.PLATFORM,
     ringer: doorbells.Ringer | None = None,
 ) -> CallRecord:
-    """Queue an invocation for later; `now` and `deadline` (0: none) in unix seconds. Its end is told to `webhook`, else
-    to the function's; its class is `priority`, else the function's. `owner` is the id of the API key that asks.
+    """Queue an invocation for later; `now` in unix seconds. Its end is told to `webhook`, else to the function's.
     Who submits many has a `ringer` for all of them.
 
     An id that is known already is the same invocation: its record is returned and nothing is queued. Without one
     the call is new.
     Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
     """
-    digest = request_digest(revision.function, method, body)
+    revision, body = request.revision, request.body
+    digest = request_digest(revision.function, request.method, body)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
         return _checked(known[0], digest)
     if webhook is None and revision.spec.webhook:
@@ -91,19 +81,19 @@ async def submit(
         id=invocation or new_stem(),
         function=revision.function,
         revision=revision.number,
-        method=method,
-        content_type=content_type,
-        accept=accept,
+        method=request.method,
+        content_type=request.content_type,
+        accept=request.accept,
         reply="",
         submitted_at=now,
-        deadline=deadline,
-        parent=parent,
-        trace=trace,
+        deadline=request.deadline,
+        parent=request.parent,
+        trace=request.trace,
         digest=digest,
         webhook=webhook,
         keep_s=revision.spec.retention_s,
-        priority=revision.spec.priority if priority is None else priority,
-        owner=owner,
+        priority=request.queued_as,
+        owner=request.owner,
     )
     if invocation is None:
         stored = await _store_new(bus, message, body)

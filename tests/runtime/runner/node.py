@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn.bus import records, streams
-from gpufn.bus.calls import Caller, CallRequest
+from gpufn.bus.call_request import CallRequest
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
@@ -223,10 +224,10 @@ class Node:
 
     async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
         """As a gateway does it."""
+        request = self.request(revision, body)._replace(deadline=0.0)
         return await records.submit(
-            self.bus, revision, "", "application/json", body, invocation=invocation or new_invocation_id(),
-            accept="application/json", deadline=0.0, now=self.clock.time(),
-        )  # fmt: skip
+            self.bus, request, now=self.clock.time(), invocation=invocation or new_invocation_id()
+        )
 
     async def queue_is_empty(self, revision: Revision) -> None:
         while (revision.function, revision.number) in await streams.depths(self.bus):

@@ -262,15 +262,7 @@ def test_the_same_id_submitted_twice_is_one_invocation(url: str, tmp_path: Path)
     async def test(node: Node) -> None:
         revision = await node.deploy("twice")
         invocation = new_invocation_id()
-        both = await asyncio.gather(
-            *(
-                records.submit(
-                    node.bus, revision, "", "application/json", b"{}",
-                    invocation=invocation, accept="", deadline=0.0, now=node.clock.time(),
-                )
-                for _ in range(2)
-            )
-        )  # fmt: skip
+        both = await asyncio.gather(*(node.submit(revision, b"{}", invocation) for _ in range(2)))
         assert both[0].id == both[1].id
         assert (await streams.depths(node.bus))["twice", 1].asynchronous == 1
 

@@ -116,10 +116,7 @@ def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url:
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
-        call = await records.submit(
-            node.bus, revision, "", "application/json", b"{}",
-            accept="application/json", deadline=node.clock.time() + 60.0, now=node.clock.time(),
-        )  # fmt: skip
+        call = await records.submit(node.bus, node.request(revision, timeout_s=60.0), now=node.clock.time())
         run, _ = await worker.run()
         await ask(worker, run, "checkpoint", STATE)
         worker.die()

@@ -237,10 +237,7 @@ def test_an_attempt_that_could_not_start_before_the_deadline_is_not_waited_for(u
         fail(worker, (await worker.run())[0])
         reply, _ = await waited_for.future
         assert (reply.kind, reply.error) == (OutcomeKind.RAISED, NO)
-        call = await records.submit(
-            node.bus, revision, "", "application/json", b"{}",
-            accept="application/json", deadline=node.clock.time() + 30.0, now=node.clock.time(),
-        )  # fmt: skip
+        call = await records.submit(node.bus, node.request(revision, timeout_s=30.0), now=node.clock.time())
         fail(worker, (await worker.run())[0])
         record = await ended(node, call.id)
         assert (record.state, record.attempt, record.error) == (InvocationState.FAILED, 1, NO)

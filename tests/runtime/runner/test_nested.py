@@ -69,10 +69,8 @@ def test_the_calls_that_a_call_makes_are_of_its_trace_and_name_it(url: str, tmp_
         await node.deploy("child")
         revision = await node.deploy("parent")
         worker = await node.worker(revision)
-        parent = await records.submit(
-            node.bus, revision, "", "application/json", b"{}",
-            accept="application/json", deadline=0.0, now=node.clock.time(), trace=TRACE,
-        )  # fmt: skip
+        request = node.request(revision)._replace(deadline=0.0, trace=TRACE)
+        parent = await records.submit(node.bus, request, now=node.clock.time())
         run, _ = await worker.run()
         assert run.trace == TRACE
         worker.send(call_of(run), b"{}")

@@ -25,12 +25,16 @@ HI, NORMAL, LOW = Priority
 
 
 async def submit(
-    node: Node, revision: Revision, body: bytes, priority: Priority | None = None, **more: Any
+    node: Node,
+    revision: Revision,
+    body: bytes,
+    priority: Priority | None = None,
+    *,
+    owner: str = subjects.PLATFORM,
+    invocation: str | None = None,
 ) -> CallRecord:
-    return await records.submit(
-        node.bus, revision, "", "application/json", body,
-        accept="application/json", deadline=0.0, now=node.clock.time(), priority=priority, **more,
-    )  # fmt: skip
+    request = node.request(revision, body)._replace(deadline=0.0, priority=priority, owner=owner)
+    return await records.submit(node.bus, request, now=node.clock.time(), invocation=invocation)
 
 
 def invoke(node: Node, revision: Revision, body: bytes, priority: Priority) -> None:

@@ -1,0 +1,34 @@
+"""What somebody asks for who calls a function: to wait for it (`calls`), or to have it done (`records`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gpufn.priority import Priority
+from gpufn.protocol import subjects
+from gpufn.revision import Revision
+
+
+class CallRequest(NamedTuple):
+    """`deadline` is in unix seconds, 0 for none; `parent` the invocation that asks; `trace` a traceparent.
+
+    `parcel` names the body in the caller's folder (`gpufn.parcels`), when somebody waits and `body` is not it. `owner`
+    is the id of the API key that asks.
+    """
+
+    revision: Revision
+    method: str
+    content_type: str
+    body: bytes
+    accept: str
+    deadline: float
+    parent: str = ""
+    trace: str = ""
+    parcel: str = ""
+    priority: Priority | None = None  # its class; None: the function's
+    owner: str = subjects.PLATFORM
+
+    @property
+    def queued_as(self) -> Priority:
+        """The class of the queue that it goes to."""
+        return self.revision.spec.priority if self.priority is None else self.priority
