@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gpufn.bus import queues
-from gpufn.bus.connection import Bus
+from gpufn.bus.connection import Bus, NotStored
 from gpufn.bus.kv import KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
@@ -92,6 +92,8 @@ class Acts:
         try:
             await doing
         except PlatformError as error:
+            if isinstance(error, NotStored):
+                self._world.store.failed(self._clock.monotonic())
             log.warning("could not %s; the next step tries again: %s", type(action).__name__, error, extra=_ids(action))
         except Exception:
             log.exception("%s failed", type(action).__name__, extra=_ids(action))
@@ -120,6 +122,7 @@ class Acts:
                 if not worker.version:  # if it was stored after all, the watch has said so, or will
                     self._world.on_assignment(assignment.worker, None, self._clock.monotonic())
                 raise
+            self._world.store.worked()
             log.info("starts a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
 
         return create()
@@ -156,6 +159,7 @@ class Acts:
                     )
                     with contextlib.suppress(Conflict):
                         await self._assignments.update(key, encode(asked), entry.revision)
+                        self._world.store.worked()
                         log.info("asks a worker to %s: %s", asked.desired, action.reason, extra=_ids(action))
             except PlatformError:
                 worker.drain_asked = worker.drain_asked and desired is not Desired.DRAIN

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message
+from gpufn.bus.connection import Bus, Message, NotStored
 from gpufn.bus.decoded import decoded
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.bus.leases import Lease
@@ -37,6 +37,7 @@ from .actions import Plan
 from .acts import Acts
 from .limits import Limits
 from .plan import plan
+from .status import undecided
 from .world import World
 
 log = logging.getLogger(__name__)
@@ -224,7 +225,12 @@ class Controller:
         if not self._bus.connected:
             self.world.forgive(now)
             raise BusUnavailable("not connected to the message bus")
-        leads = await self._lease.try_acquire(now)
+        try:
+            leads = await self._lease.try_acquire(now)
+        except NotStored:
+            self.world.store.failed(self._clock.monotonic())
+            await self._read_depths()  # to say of which functions calls wait for it
+            raise
         if leads and not self._led:
             log.info("this controller leads now", extra={"controller": self._name, "epoch": self._lease.epoch})
             self.world.take_over(now)
@@ -235,6 +241,9 @@ class Controller:
         if not leads:
             self.world.forget_unused()
             return
+        await self._read_depths()
+
+    async def _read_depths(self) -> None:
         asked_at = self._clock.monotonic()
         depths: dict[RevisionKey, int] | None = None
         try:
@@ -262,8 +271,13 @@ class Controller:
             await asyncio.sleep(max(COALESCE_S, took_s))
 
     def step(self, now: float, only: Iterable[str] | None = None) -> None:
-        """Decide and set in motion; does nothing unless this controller leads and the bus is there."""
-        if not (self._loaded and self._bus.connected and self._lease.is_held(now)):
+        """Decide and set in motion; does nothing unless this controller leads and the bus is there. Where nobody can
+        lead, for the lease cannot be stored, it says so."""
+        if not (self._loaded and self._bus.connected):
+            return
+        if not self._lease.is_held(now):
+            if only is None and self.world.store.is_stuck(now):
+                self._report(undecided(self.world, now), is_full=True)
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
         self._tell_undecided(planned)

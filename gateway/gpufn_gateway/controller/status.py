@@ -12,9 +12,11 @@ from gpufn.workers import WorkerState
 from . import policy
 from .actions import Decided, Need
 from .circuit import CircuitState
+from .demand import demand_of
 from .leases import LeaseBook
 from .limits import Limits
 from .placement import NoRoom, place
+from .store import WHY
 from .views import RevisionView
 from .world import World
 
@@ -32,20 +34,12 @@ class Teller:
     def status(self, function: Function, decided: Sequence[Decided], note: str | None) -> FunctionStatus:
         serving = next(one for one in decided if one.key[1] == function.serving)
         view, decision = serving.view, serving.decision
-        counts = {state: len(view.in_state(state)) for state in WorkerState}
         draining = sum(len(one.view.in_state(WorkerState.DRAINING)) for one in decided)
         circuit = view.circuit
         return FunctionStatus(
             function=function.name,
             serving=function.serving,
-            workers=WorkerCounts(
-                ready=counts[WorkerState.READY],
-                starting=counts[WorkerState.STARTING],
-                draining=draining,
-                parking=counts[WorkerState.PARKING],
-                parked=counts[WorkerState.PARKED],
-                resuming=counts[WorkerState.RESUMING],
-            ),
+            workers=_counts(view, draining),
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
@@ -146,6 +140,9 @@ class Teller:
         return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {last}", retry_in_s or None)
 
     def _starting(self, view: RevisionView) -> Waiting:
+        begun = view.in_state(WorkerState.STARTING, WorkerState.RESUMING)
+        if self._world.store.is_stuck(self._now) and not any(worker.is_stored for worker in begun):
+            return Waiting(WaitReason.STORE, WHY)
         if view.in_state(WorkerState.RESUMING):
             return Waiting(WaitReason.STARTING, "a parked worker resumes", view.cold_start_s)
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
@@ -153,3 +150,38 @@ class Teller:
         for_s = self._now - min(since) if since else 0.0
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
         return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)
+
+
+def undecided(world: World, now: float) -> dict[str, FunctionStatus]:
+    """Of every function, while nobody can lead because the lease cannot be stored: nothing is decided."""
+    told = {}
+    for name, function in world.functions.items():
+        view = world.view((name, function.serving))
+        demand = demand_of(world, (name, function.serving), now)
+        waits = (demand is None or demand.calls) and not view.in_state(WorkerState.READY)
+        told[name] = FunctionStatus(
+            function=name,
+            serving=function.serving,
+            workers=_counts(view, len(view.in_state(WorkerState.DRAINING))),
+            queued=None if demand is None else demand.queued,
+            running=None if demand is None else demand.running,
+            wanted=0 if view.last is None else view.last.count,
+            reason=f"the last decision stands: {WHY}",
+            waiting=Waiting(WaitReason.STORE, WHY) if waits else None,
+            service_s=view.service_s,
+            cold_start_s=view.cold_start_s,
+        )
+    return told
+
+
+def _counts(view: RevisionView, draining: int) -> WorkerCounts:
+    """`draining`: of the other revisions as well."""
+    counts = {state: len(view.in_state(state)) for state in WorkerState}
+    return WorkerCounts(
+        ready=counts[WorkerState.READY],
+        starting=counts[WorkerState.STARTING],
+        draining=draining,
+        parking=counts[WorkerState.PARKING],
+        parked=counts[WorkerState.PARKED],
+        resuming=counts[WorkerState.RESUMING],
+    )

@@ -72,6 +72,11 @@ class WorkerView:
         return self.reported or WorkerState.STARTING
 
     @property
+    def is_stored(self) -> bool:
+        """Whether its record says what was asked last."""
+        return self.version > 0 and not self.is_written
+
+    @property
     def desired(self) -> Desired:
         """As it was asked last."""
         if self.drain_asked:

@@ -23,6 +23,7 @@ from gpufn.workers import OF_THE_NODE, Assignment, Desired, ParkedMemory, Worker
 from .depths import Depths
 from .holdings import Holdings
 from .leases import LeaseBook
+from .store import Store
 from .views import OF_PARKING, NodeView, RevisionView, WorkerView
 
 
@@ -37,6 +38,7 @@ class World:
         self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
         self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
         self.depths = Depths(now)
+        self.store = Store()
         self._unknown_since: dict[str, float] = {}  # functions with calls that no longer exist
 
     def __repr__(self) -> str:

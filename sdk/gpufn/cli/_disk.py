@@ -51,7 +51,9 @@ class StoreWatch:
         if has_room:
             self._say(f"the disk of {self._folder} has room again: nats-server starts again, to store again")
         elif not was_stuck:
-            self._say(f"the disk of {self._folder} is full: deploys and submitted calls fail until there is room")
+            self._say(
+                f"the disk of {self._folder} is full: no deploy, submitted call or new worker until there is room"
+            )
         return has_room
 
     def _has_failed(self) -> bool:

@@ -140,6 +140,7 @@ class WaitReason(enum.StrEnum):
     STARTING = "starting"
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
+    STORE = "store"  # the bus stores nothing: its disk may be full
     TURN = "turn"  # other functions have the GPU that it shares
     RETRY = "retry"  # the pause before its next attempt
     OTHERS = "others"  # calls before it have the slots

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message
+from gpufn.bus.connection import Bus, Message, NotStored
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import SystemClock
@@ -21,6 +21,7 @@ from gpufn.protocol.reports import (
     ControllerReport,
     ProcessReport,
     RunnerReport,
+    WaitReason,
     WorkerEvent,
     WorkerEventKind,
     WorkerReport,
@@ -272,6 +273,40 @@ def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
         await _stop(task)
 
     play(nats, scene)
+
+
+@pytest.mark.parametrize("bucket", ["leases", "assigned"])
+def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
+    bucket: str, nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(stage: Stage) -> None:
+        async def store_nothing(*args: object, **options: object) -> int:
+            raise NotStored("no answer came")
+
+        await stage.deploy()
+        with monkeypatch.context() as full:
+            for method in ("create", "update"):
+                full.setattr(getattr(stage, bucket), method, store_nothing)
+            task = asyncio.create_task(stage.controller().run())
+            await stage.until(lambda: bool(stage.reports))
+            stage.report()
+            await stage.bus.flush()
+            stage.bus.publish(subjects.sync_queue("f", 1), b"a call")
+            stage.bus.publish(subjects.doorbell("f"), b"")
+            await stage.until(lambda: _waits_for(stage) is WaitReason.STORE)
+        stage.report()
+        await stage.until(lambda: len(stage.assignments) == 1)
+        await stage.until(lambda: _waits_for(stage) is WaitReason.STARTING)
+        await streams.purge(stage.bus, subjects.SYNC, subjects.sync_queue("f", 1))
+        await stage.gone(*stage.assignments)
+        await _stop(task)
+
+    play(nats, scene)
+
+
+def _waits_for(stage: Stage) -> WaitReason | None:
+    told = stage.reports[-1].functions
+    return told[0].waiting.reason if told and told[0].waiting is not None else None
 
 
 def test_a_second_controller_stands_by_and_takes_over_when_the_first_stops(nats: EmbeddedServer) -> None:
