@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus, Message
+from gpufn.bus.connection import Bus, Message, NotStored
 from gpufn.bus.consumer import Pull
 from gpufn.bus.decoded import decoded
 from gpufn.bus.delivery import Delivery
@@ -133,8 +133,9 @@ class BuildQueue:
         except TakenAway as error:
             log.warning("%s", error)
             settle = partial(delivery.nak, _ACK_WAIT_S)  # who has it touches it; should that one die, it comes again
-        except Exception:
-            log.exception("a build broke off; it is begun again")
+        except Exception as error:
+            is_ours = isinstance(error, PlatformError)  # the bus: where in our code it was met says nothing more
+            log.error("a build broke off; it is begun again: %s", error, exc_info=None if is_ours else error)
             settle = partial(delivery.nak, _AGAIN_AFTER_S)
         finally:
             touching.cancel()
@@ -155,8 +156,8 @@ class BuildQueue:
             except TakenAway:
                 await _once_the_bus_is_back(record.tell_that_we_live)
                 raise
-            except PlatformError:
-                await _once_the_bus_is_back(partial(record.give_back, "it broke off, and is begun again"))
+            except PlatformError as error:
+                await _once_the_bus_is_back(partial(record.give_back, _why(error)))
                 raise
         except (BuildNotFound, HasEnded) as error:
             log.info("%s", error)
@@ -220,6 +221,13 @@ class BuildQueue:
             log.warning("builds for %s cannot be pulled yet: %s", self._target.kind, error)
             return  # each tick of the Pull comes back here
         self._pull.retry()
+
+
+def _why(error: PlatformError) -> str:
+    """What the record says of a build that broke off."""
+    if isinstance(error, NotStored):
+        return "the message bus did not store how far it was, for its disk may have been full; it is begun again"
+    return "it broke off, and is begun again"
 
 
 async def _touch(delivery: Delivery) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gpufn.bus import streams
-from gpufn.bus.connection import Bus, NoResponders
+from gpufn.bus.connection import Bus, NoResponders, NotStored
 from gpufn.bus.consumer import Pull
 from gpufn.bus.delivery import Delivery
 from gpufn.bus.kv import Entry, KeyValue
@@ -253,6 +253,28 @@ async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
     await scene.ask(await bench.upload(scene.bus, bench.scaled(12)))
     build = await scene.ended()
     assert (build.state, build.deaths, away) == (BuildState.SUCCEEDED, 0, [])
+    await scene.stop()
+
+
+async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_traceback(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
+    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    run, full = scene.building.run, [NotStored("no answer came: its disk may be full")]
+
+    async def then_full(*given: Any) -> Any:
+        if full:
+            raise full.pop()
+        return await run(*given)
+
+    monkeypatch.setattr(scene.building, "run", then_full)
+    scene.start()
+    await scene.ask(await bench.upload(scene.bus, bench.scaled(29)))
+    assert (await scene.ended()).state is BuildState.SUCCEEDED
+    assert any("its disk may have been full" in build.detail for build in scene.seen)
+    [line] = [record for record in caplog.records if "broke off" in record.message]
+    assert (line.message.rpartition("again: ")[2], line.exc_info) == ("no answer came: its disk may be full", None)
     await scene.stop()
 
 
