@@ -10,8 +10,15 @@ import contextlib
 import resource
 
 
-def allow_all() -> None:
-    """As many as this process may have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+def allow_all() -> int:
+    """As many as this process may have; how many it was allowed at first."""
+    first, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a system that has another limit beside this one
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return first
+
+
+def allow(count: int) -> None:
+    """So many, until this process asks for more: for code that may use select(2)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))

@@ -33,13 +33,18 @@ async def serve(settings): ...
 node_process.uvloop.run = look
 node_process.run("runner", lambda environ: types.SimpleNamespace(home=Home.from_env(environ)), serve)
 """
+_AGENT = """
+from gpufn_runtime.agent import __main__ as agent
+agent.asyncio.run = look
+agent.main()
+"""
 
 
-@pytest.mark.parametrize("process", [_GATEWAY, _OF_A_NODE], ids=["gateway", "runner"])
+@pytest.mark.parametrize("process", [_GATEWAY, _OF_A_NODE, _AGENT], ids=["gateway", "runner", "agent"])
 def test_a_process_with_many_connections_has_all_the_open_files_that_it_may(process: str, tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", _LOWERED + process],
-        env={**os.environ, "GPUFN_HOME": str(tmp_path)},
+        env={**os.environ, "GPUFN_HOME": str(tmp_path), "GPUFN_NATS_URL": "nats://127.0.0.1:1"},
         capture_output=True,
         text=True,
         check=True,

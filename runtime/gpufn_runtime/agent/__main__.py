@@ -17,6 +17,7 @@ import msgspec
 
 import gpufn
 import gpufn_runtime
+from gpufn import open_files
 from gpufn.bus import objects
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
@@ -63,13 +64,14 @@ def main() -> int:
     try:
         settings = AgentSettings.from_env()
         hide_environment("GPUFN_NATS_URL")
+        files_at_first = open_files.allow_all()
         lock = _lock(settings.home)
     except GpufnError as error:
         sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     code = 0
     try:
-        asyncio.run(_serve(settings))
+        asyncio.run(_serve(settings, files_at_first))
     except* Conflict as errors:
         code = _why(errors, EXIT_CONFIGURATION)
     except* BusUnavailable as errors:  # also of a task
@@ -85,7 +87,7 @@ def _why(errors: ExceptionGroup[GpufnError], code: int) -> int:
     return code
 
 
-async def _serve(settings: AgentSettings) -> None:
+async def _serve(settings: AgentSettings, files_at_first: int) -> None:
     tell_watchdog()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -96,12 +98,12 @@ async def _serve(settings: AgentSettings) -> None:
         return
     try:
         await node_name.claim(bus, settings.node, settings.home)
-        await _work(settings, bus, stop)
+        await _work(settings, bus, stop, files_at_first)
     finally:
         await bus.close()
 
 
-async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event) -> None:
+async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at_first: int) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await objects.get(bus, subjects.BUNDLES, digest)
 
@@ -133,6 +135,7 @@ async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event) -> None:
         shares=shares,
         clock=clock,
         default_image=settings.default_image,
+        open_files=files_at_first,
         park_bytes=settings.park_bytes,
         stop_grace_s=settings.stop_grace_s,
     )

@@ -97,6 +97,7 @@ class Agent:
         shares: GpuShares,
         clock: Clock,
         default_image: ImageSpec | None = None,
+        open_files: int | None = None,
         park_bytes: int | None = None,
         stop_grace_s: float = 10.0,
         kill_after_s: float = reconcile.KILL_AFTER_S,
@@ -132,7 +133,7 @@ class Agent:
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
         )
-        orders = Orders(home, devices, default_image)
+        orders = Orders(home, devices, default_image, open_files)
         self._preparation = Preparation(
             functions=functions,
             revisions=revisions,

@@ -25,12 +25,15 @@ _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the 
 
 
 class Orders:
-    """`default_image` is that of a function without one: None, and it is a process."""
+    """`default_image` is that of a function without one: None, and it is a process. `open_files` are allowed to it."""
 
-    def __init__(self, home: Home, devices: DeviceWatch, default_image: ImageSpec | None) -> None:
+    def __init__(
+        self, home: Home, devices: DeviceWatch, default_image: ImageSpec | None, open_files: int | None
+    ) -> None:
         self._home = home
         self._devices = devices
         self._default_image = default_image
+        self._open_files = open_files
         self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
 
     def image(self, spec: FunctionSpec) -> ImageSpec | None:
@@ -71,6 +74,7 @@ class Orders:
             mps=self._mps_limits(record),
             memory_bytes=self.memory_bytes(revision.spec),
             memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
+            open_files=self._open_files,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
 

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from gpufn import open_files
 from gpufn.protocol.launch import WorkerConfig
 
 ATEXIT_S = 3.0  # less than what the agent leaves to a worker that its runner has given up
@@ -28,6 +29,8 @@ def confine(config: WorkerConfig) -> None:
         with open(path, "w") as file:
             file.write("0")  # ourselves, and then the kernel need not stop every fork on the machine: see MemoryGroup
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of a process with a model in memory fills the disk
+    if config.open_files is not None:
+        open_files.allow(config.open_files)
     if config.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (config.memory_limit_bytes, config.memory_limit_bytes))
 

@@ -57,7 +57,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
 
     async def run(node: Any) -> None:
         await node.deploy("env", env={"MODE": "fast"}, resources=Resources(cpu=2.5))
-        await node.start()
+        await node.start(open_files=1000)
         worker = await node.assign(gpu="GPU-1234")
         environment = json.loads((await node.line("ENV ")).removeprefix("ENV "))
         folder = node.home.worker(worker)
@@ -71,6 +71,7 @@ def test_a_worker_gets_an_environment_made_from_nothing(on_node: Any, monkeypatc
         config = json.loads((await node.line("CONFIG ")).removeprefix("CONFIG "))
         assert config["socket"] == str(folder / "s")
         assert config["memory_limit_bytes"] == 1 << 30  # a quarter of the node's
+        assert config["open_files"] == 1000
         assert os.listdir(config["bundle_dir"]) == ["app.py"]
         assert await node.line("CWD ") == f"CWD {folder}"
 

@@ -122,8 +122,9 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         launched_at=1.0,
         engines={"net": ("/node/cache/engines/k1", "/node/cache/engines/k2")},
         memory_limit_bytes=1 << 30,
+        open_files=1024,
     )
     told = inside(config)
     assert (told.bundle_dir, told.socket, told.parcels) == ("/gpufn/worker/bundle", "/gpufn/worker/s", "/gpufn/parcels")
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
-    assert (told.memory_limit_bytes, told.cgroup_procs) == (None, ())
+    assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -108,6 +109,12 @@ def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Pa
     assert worker.failure(b'{"size": 1000000000}')[1].error_type == "MemoryError"
     assert worker.call(b'{"size": 1000}') == b"1000"
     assert joined.read_text() == "0"
+
+
+def test_it_may_open_as_many_files_as_its_node_was_told_and_ask_for_more(start: Start) -> None:
+    """select(2) takes no descriptor above 1023, so more is not given unasked."""
+    worker = start("import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_NOFILE)", open_files=100)
+    assert worker.call() == f"[100,{resource.getrlimit(resource.RLIMIT_NOFILE)[1]}]".encode()
 
 
 _WITH_EXIT_HOOK = """

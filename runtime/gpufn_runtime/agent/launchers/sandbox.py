@@ -115,7 +115,7 @@ def sandbox(
 
 
 def inside(config: WorkerConfig) -> WorkerConfig:
-    """The same as its worker sees it; the container holds it to its memory."""
+    """The same as its worker sees it; the container holds it to its limits."""
     return msgspec.structs.replace(
         config,
         socket=f"{WORKER}/s",
@@ -126,6 +126,7 @@ def inside(config: WorkerConfig) -> WorkerConfig:
         },
         parcels=PARCELS,
         memory_limit_bytes=None,
+        open_files=None,
         cgroup_procs=(),
     )
 
