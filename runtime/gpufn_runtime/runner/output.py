@@ -16,6 +16,7 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 
 # A worker limits itself to less; this bound is for one that does not.
 _BYTES_PER_S = 4 << 20
+_COST_OF_A_LINE = 64  # bytes, on top of its text
 _LONGEST_TEXT = 64 << 10
 
 
@@ -34,8 +35,9 @@ class Output:
         now = self._clock.monotonic()
         allowance = self._allowances.setdefault(link.worker, _Allowance(_BYTES_PER_S, now))
         left = min(_BYTES_PER_S, allowance.bytes_left + (now - allowance.at) * _BYTES_PER_S)
-        allowance.bytes_left, allowance.at = left - len(text), now
-        if left < len(text):
+        cost = len(text) + _COST_OF_A_LINE
+        allowance.bytes_left, allowance.at = left - cost, now
+        if left < cost:
             allowance.bytes_left = left
             return
         line = LogLine(

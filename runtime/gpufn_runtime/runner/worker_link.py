@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_START_S = 86_400.0
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
+_MOST_UNREAD_BYTES = 1 << 30  # of what it asked for, while a long call into C keeps its interpreter from reading
 
 
 class LinkQueue(Protocol):
@@ -158,7 +159,7 @@ class WorkerLink:
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
         if self._peer is not None:
-            self._peer.out.write(frames.encode(frame, body))
+            self._peer.write(frames.encode(frame, body))
 
     def drain(self) -> None:
         """Take nothing new; when nothing runs, tell the worker to end. One that is not READY yet hears it then."""
@@ -220,6 +221,9 @@ class WorkerLink:
         if self._peer is not None or not self.state.live:
             return False
         self._peer = peer
+        if self._server is not None:  # one connection: its code runs there as well, and could try without end
+            self._server.close()
+            self._server = None
         return True
 
     def hears(self, peer: _Peer) -> bool:
@@ -248,6 +252,8 @@ class WorkerLink:
         elif self.state is WorkerState.RESUMING:
             self.state = WorkerState.READY
             self.parked = None
+        else:
+            raise ProtocolMismatch("it says that it is ready, and nobody has asked")
         self._owner.on_ready(self)
         if self.is_asked_to_drain:
             self.drain()
@@ -274,7 +280,8 @@ class WorkerLink:
             self._queue.on_freed(self)
 
     def _on_draining(self, _: frames.Draining, __: bytes) -> None:
-        self._owner.on_draining(self)
+        if not self.is_asked_to_drain:
+            self._owner.on_draining(self)
 
     def _on_start_failed(self, failed: frames.StartFailed, _: bytes) -> None:
         self._owner.on_start_failed(self, failed.phase, failed.error)
@@ -366,11 +373,17 @@ class _Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
-        self.out = Outbox(self.transport)
+        self._out = Outbox(self.transport)
         uid = peer_uid(transport)
         if uid != _owner_of(self._link.path) or not self._link.accept(self):
             log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
             self.transport.abort()
+
+    def write(self, data: bytes) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if unread > _MOST_UNREAD_BYTES and not self.transport.is_closing():
+            self._give_up(f"it left {unread >> 20:,} MiB unread")
+        self._out.write(data)
 
     def data_received(self, data: bytes) -> None:
         link = self._link
@@ -380,9 +393,12 @@ class _Peer(asyncio.Protocol):
             for frame, body in self._reader.feed(data):
                 link.take(frame, body)
         except ProtocolMismatch as error:
-            self._why = f"it broke the protocol: {error}"
-            log.warning("worker %s: %s", link.worker, self._why)
-            self.transport.abort()
+            self._give_up(f"it broke the protocol: {error}")
+
+    def _give_up(self, why: str) -> None:
+        self._why = why
+        log.warning("worker %s: %s", self._link.worker, why)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._link.lost(self, self._why)

@@ -10,20 +10,40 @@ from unittest.mock import Mock
 import pytest
 
 from gpufn.ids import digest_of
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_runtime.runner import worker_link
 from gpufn_runtime.runner.intake import ACK_WAIT_S
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=1.0)
 CONTAINER_UID = 1_900_000_001
+SUCCEEDED = OutcomeKind.SUCCEEDED
+ITEM = bytes(4 << 20)  # more than a socket takes
 
 
-def new_link(folder: Path) -> WorkerLink:
-    return WorkerLink("w-1", REVISION, folder / "s", queue=Mock(), owner=Mock(), relay=Mock(), created_at=1.0)
+def new_link(folder: Path, owner: Mock | None = None) -> WorkerLink:
+    return WorkerLink("w-1", REVISION, folder / "s", queue=Mock(), owner=owner or Mock(), relay=Mock(), created_at=1.0)
+
+
+async def ended_for(link: WorkerLink, owner: Mock, said: bytes) -> str:
+    """Why the worker that says so is given up."""
+    await link.listen(1.0)
+    lost = asyncio.get_running_loop().create_future()
+    owner.on_lost.side_effect = lambda _, why: lost.set_result(why)
+    _, writer = await asyncio.open_unix_connection(link.path)
+    writer.write(said)
+    try:
+        async with asyncio.timeout(30):
+            why: str = await lost
+        return why
+    finally:
+        writer.close()
+        link.close()
 
 
 async def connected(folder: Path, owner: int, running: int = 0) -> WorkerLink:
@@ -89,3 +109,59 @@ def test_a_folder_that_is_somebody_elses_too_stays_without_the_socket(tmp_path: 
 
     asyncio.run(ended())
     assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_a_worker_is_ready_once(tmp_path: Path) -> None:
+    """Each time the whole node is reported: a worker that said nothing else held up its neighbours' calls."""
+    owner = Mock()
+    ready = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1)) * 3
+    why = asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, ready))
+    assert why == "it broke the protocol: it says that it is ready, and nobody has asked"
+    owner.on_ready.assert_called_once()
+
+
+def test_a_worker_that_says_again_and_again_that_it_drains_is_heard_once(tmp_path: Path) -> None:
+    owner = Mock()
+    link = new_link(tmp_path / "w-1", owner)
+    owner.on_draining.side_effect = lambda _: link.drain()
+    draining = frames.encode(frames.Draining()) * 3 + b"\xff" * 8
+    asyncio.run(ended_for(link, owner, frames.encode(frames.Hello(PROTOCOL, "w-1")) + draining))
+    owner.on_draining.assert_called_once()
+
+
+def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has asked for would fill its runner's memory."""
+    monkeypatch.setattr(worker_link, "_MOST_UNREAD_BYTES", 1 << 20)
+    owner = Mock()
+    link = new_link(tmp_path / "w-1", owner)
+
+    def answer(_: WorkerLink) -> None:
+        link.send(frames.Answer(1, SUCCEEDED, None, ""), ITEM)
+        asyncio.get_running_loop().call_soon(answer, link)  # what is sent goes out before
+
+    owner.on_ready.side_effect = answer
+    greeted = frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1))
+    assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB unread")
+
+
+def test_nobody_connects_after_the_worker(tmp_path: Path) -> None:
+    """Each try was a line in the runner's log, and the socket that waited for it one of its open files."""
+
+    async def connect_twice() -> None:
+        owner = Mock()
+        link = new_link(tmp_path / "w-1", owner)
+        await link.listen(1.0)
+        said = asyncio.get_running_loop().create_future()
+        owner.on_ready.side_effect = said.set_result
+        _, writer = await asyncio.open_unix_connection(link.path)
+        writer.write(frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1)))
+        try:
+            async with asyncio.timeout(30):
+                await said
+            with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
+                await asyncio.open_unix_connection(link.path)
+        finally:
+            writer.close()
+            link.close()
+
+    asyncio.run(connect_twice())
