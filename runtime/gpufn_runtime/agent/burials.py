@@ -1,10 +1,10 @@
-"""What workers leave is removed: processes, memory group, folder, and at last the Assignment, which frees the lease."""
+"""What workers leave is removed: processes and memory group, the Assignment, which frees the lease, and the folder."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gpufn.bus.kv import KeyValue
@@ -85,19 +85,24 @@ class Burials:
         self._tasks.cancel()
 
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
+        await self._in_the_end(record, lambda: self._clear(folder, group))
+        if record.assignment is not None:
+            await self._delete(record.worker)
+        # Not before: to an agent that comes after us, who has an Assignment and no folder was never launched.
+        await self._in_the_end(record, lambda: asyncio.to_thread(folder.remove))
+        self._buried(record)
+
+    async def _in_the_end(self, record: WorkerRecord, work: Callable[[], Awaitable[None]]) -> None:
+        """Again and again, for what is lacking comes back: the lease is held until then."""
         has_said_why = False
         while True:
             try:
-                await self._clear(folder, group)
-                break
-            except (OSError, RuntimeError) as error:  # no file, or thread, to be had: the lease is held until then
+                return await work()
+            except (OSError, RuntimeError) as error:  # no file, or thread, to be had
                 if not has_said_why:
                     has_said_why = True
                     log.warning("%s cannot be buried yet: %s", record.worker, error)
             await asyncio.sleep(self._retry_s)
-        if record.assignment is not None:
-            await self._delete(record.worker)
-        self._buried(record)
 
     async def _clear(self, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         if group is None:
@@ -105,7 +110,6 @@ class Burials:
             await asyncio.to_thread(processes.kill_writers, folder.output)
         else:
             await self._empty(group)
-        await asyncio.to_thread(folder.remove)
 
     async def _empty(self, group: MemoryGroup) -> None:
         """End all that is left in it, and remove it; what takes longer is removed by a later step."""

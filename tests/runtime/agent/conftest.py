@@ -293,6 +293,13 @@ class Node:
         finally:
             watch.stop()
 
+    async def until_buried(self, worker: str) -> None:
+        """Wait until its folder is gone as well, which the agent removes after the Assignment."""
+        await self.until_deleted(worker)
+        async with asyncio.timeout(30):
+            while self.home.worker(worker).exists():
+                await asyncio.sleep(0.01)
+
     async def pid(self, worker: str) -> int:
         await self.event(worker, "started")
         process = msgspec.json.decode((self.home.worker(worker) / "process.json").read_bytes())

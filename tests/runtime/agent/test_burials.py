@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from gpufn.device import DeviceShare
+from gpufn.workers import Assignment
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
@@ -51,4 +53,30 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
 
     asyncio.run(run())
     assert buried == [record]
+    assert not folder.path.exists()
+
+
+def test_the_folder_of_a_worker_stays_until_its_assignment_is_deleted(tmp_path: Path) -> None:
+    """An agent that died between the two left an Assignment without a folder: the next one launched it again."""
+    folder = WorkerFolder(tmp_path / "w-1")
+    folder.path.mkdir()
+    there: list[bool] = []
+
+    class Assignments:
+        async def delete(self, key: str) -> None:
+            there.append(folder.path.exists())
+
+    assignments: Any = Assignments()
+    share = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
+    assignment = Assignment(worker="w-1", node="a", function="f", revision=1, share=share, epoch=1, created_at=0.0)
+
+    async def run() -> None:
+        burials = Burials(
+            node="a", assignments=assignments, groups=MemoryGroups(None), buried=lambda record: None, retry_s=0.001
+        )
+        burials.bury(WorkerRecord("w-1", "f", 1, assignment), folder, None)
+        await burials.done()
+
+    asyncio.run(run())
+    assert there == [True]
     assert not folder.path.exists()

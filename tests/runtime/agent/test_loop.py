@@ -86,8 +86,7 @@ def test_an_exit_is_told_with_code_and_tail_then_all_is_removed(on_node: Any) ->
         event = await node.event(worker, "exited")
         assert (event.exit.code, event.exit.signal, event.exit.out_of_memory) == (7, None, False)
         assert event.exit.tail == f"hello from {worker}\nlast words"
-        await node.until_deleted(worker)
-        assert not node.home.worker(worker).exists()
+        await node.until_buried(worker)
         assert [e.kind for e in node.events] == ["started", "exited"]
 
     on_node(run)
@@ -273,8 +272,7 @@ def test_a_bundle_that_cannot_be_had_is_a_failed_start(on_node: Any) -> None:
         assert event.failure.phase == "launch"
         assert event.failure.error.code == "artifact_unavailable"
         assert "arrived damaged" in event.failure.error.message
-        await node.until_deleted(worker)
-        assert not node.home.worker(worker).exists()
+        await node.until_buried(worker)
 
     on_node(run)
 
