@@ -26,6 +26,7 @@ from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import Cancel, StreamCredit
 from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import Revision
+from gpufn.tasks import Tasks
 from gpufn.workers import Assignment
 from gpufn_runtime.runner.attempt import Run
 from gpufn_runtime.runner.attempts import Attempts
@@ -87,6 +88,7 @@ class Runner:
         self._caller = Caller(bus, name=name, clock=clock)
         self._supervision = Supervision(bus, node, clock)
         self._parcels = NodeParcels(home.parcels)
+        self._removals = Tasks("removal of parcels")
         self._meter = Meter(usage, node, clock)
         self._settler = Settler(bus, clock, self._parcels)
         self._circuits = Circuits(bus, self._caller, clock)
@@ -271,7 +273,8 @@ class Runner:
                     queue.close()
                     self._queues.remove(queue)
         self._output.forget(worker)
-        self._parcels.forget(worker)  # an earlier runner may have had calls there
+        # An earlier runner may have had calls there. In a thread: a worker may have left a million files.
+        self._removals.start(asyncio.to_thread(self._parcels.forget, worker))
         self.report()
 
     # --- messages -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.parcels import Parcels
 from gpufn.protocol import frames, subjects
 from gpufn.revision import Revision
+from gpufn_runtime.runner.parcels import NodeParcels
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 
 
@@ -177,3 +180,21 @@ def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_serve
             await node.reports.get()
 
     on_node(url, tmp_path, test)
+
+
+def test_what_a_worker_left_is_removed_beside_the_loop(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million files that would take four seconds, in which no call of the node begins or ends."""
+    removed_in: list[str] = []
+    monkeypatch.setattr(NodeParcels, "forget", lambda self, worker: removed_in.append(threading.current_thread().name))
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("forgotten")
+        await node.worker(revision)
+        await node.unassign("w-1")
+        while not removed_in:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    on_node(url, tmp_path, test)
+    assert removed_in[0] != threading.main_thread().name
