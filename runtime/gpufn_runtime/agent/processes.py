@@ -68,10 +68,11 @@ def reap(pid: int) -> tuple[int | None, int | None]:
     return (status.si_status, None) if status.si_code == os.CLD_EXITED else (None, status.si_status)
 
 
-def signal_group(process: Process, signum: signal.Signals) -> None:
+def signal_group(process: Process, signum: signal.Signals, pidfd: int | None = None) -> None:
     """Signal the process and its group, when it leads one. It may be gone: while any of its group are there, nobody
-    else gets its pid; and whoever has got it is not signalled."""
-    found = identify(process.pid)
+    else gets its pid; and whoever has got it is not signalled. While it is there, and `pidfd` is of it, no file is
+    opened for that: there may be none left."""
+    found = process if pidfd is not None and _is_there(pidfd) else identify(process.pid)
     if found not in (None, process):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -117,8 +118,10 @@ def children(own: int | None = None) -> list[int]:
 
 
 def children_of(process: Process) -> list[int]:
-    """Empty when it is gone, whoever has its pid by now."""
-    return children(process.pid) if identify(process.pid) == process else []
+    """Empty when it is gone, whoever has its pid by now, and when that cannot be told for want of a file."""
+    with contextlib.suppress(OSError):
+        return children(process.pid) if identify(process.pid) == process else []
+    return []
 
 
 def writing_to(output: Path) -> list[Process]:
@@ -136,6 +139,16 @@ def writing_to(output: Path) -> list[Process]:
 def kill_writers(output: Path) -> None:
     for process in writing_to(output):
         kill(process)
+
+
+def _is_there(pidfd: int) -> bool:
+    """Running, or not reaped yet."""
+    with contextlib.suppress(PermissionError):
+        try:
+            signal.pidfd_send_signal(pidfd, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 def _writes_to(path: str, pid: str) -> bool:

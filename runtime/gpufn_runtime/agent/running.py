@@ -74,7 +74,7 @@ class RunningWorker:
             # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
             processes.kill_each(processes.children_of(self.process))
             return
-        processes.signal_group(self.process, how)
+        processes.signal_group(self.process, how, self.pidfd)
         if how is signal.SIGKILL and self.group is not None:
             self.group.kill()
 
@@ -201,10 +201,10 @@ class Running:
     def _on_exit(self, worker: RunningWorker) -> None:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
-        os.close(worker.pidfd)
         del self._workers[record.worker]
         self._one_gone.set()
         worker.signal(signal.SIGKILL)  # the rest of its group
+        os.close(worker.pidfd)
         code, signum = processes.reap(worker.process.pid)
         if worker.container:
             self._endings.start(self._ask_how_it_ended(worker), f"end-{record.worker}")

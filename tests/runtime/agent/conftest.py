@@ -297,7 +297,7 @@ class Node:
         """Wait until its folder is gone as well, which the agent removes after the Assignment."""
         await self.until_deleted(worker)
         async with asyncio.timeout(30):
-            while self.home.worker(worker).exists():
+            while self.home.worker(worker).exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def pid(self, worker: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -61,6 +62,23 @@ def test_what_is_left_of_a_group_is_signalled_after_its_leader_is_gone() -> None
     assert select.select([read], [], [], 30)[0]  # nobody has its end of the pipe any more
     assert os.read(read, 1) == b""
     os.close(read)
+
+
+def test_a_worker_is_killed_though_no_file_can_be_opened(sleeper: subprocess.Popen[bytes]) -> None:
+    """It counted as killed, and lived on."""
+    found = processes.identify(sleeper.pid)
+    assert found is not None
+    descriptor = os.pidfd_open(sleeper.pid)
+    nothing = cast("Any", SimpleNamespace())
+    worker = RunningWorker(nothing, found, nothing, None, nothing, -1, descriptor)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, allowed[1]))
+    try:
+        worker.signal(signal.SIGKILL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+        os.close(descriptor)
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 def test_the_children_of_whoever_has_the_pid_of_a_container_by_now_are_let_live(
