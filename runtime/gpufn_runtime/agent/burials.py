@@ -58,7 +58,7 @@ class Burials:
     def sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
         """A folder that an earlier agent left and nobody is assigned to. Its worker may have been started without
         having been written down."""
-        processes.kill_writers(folder.output)
+        processes.kill_worker(folder.output, folder.scratch)
         if (group := self.group_left(folder.worker, file)) is not None:
             group.kill()
             self._old_groups.append(group)
@@ -107,7 +107,7 @@ class Burials:
     async def _clear(self, folder: WorkerFolder, group: MemoryGroup | None) -> None:
         if group is None:
             # It may have left processes in sessions of their own.
-            await asyncio.to_thread(processes.kill_writers, folder.output)
+            await asyncio.to_thread(processes.kill_worker, folder.output, folder.scratch)
         else:
             await self._empty(group)
 

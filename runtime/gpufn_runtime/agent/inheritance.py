@@ -66,5 +66,5 @@ class Inheritance:
         group = self._burials.group_left(record.worker, file)
         log.info("%s ended while no agent looked", record)
         self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
-        processes.kill_writers(folder.output)
+        processes.kill_worker(folder.output, folder.scratch)
         self._burials.bury(record, folder, group)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -125,20 +126,37 @@ def children_of(process: Process) -> list[int]:
 
 
 def writing_to(output: Path) -> list[Process]:
-    """Processes whose standard output or error is the FIFO `output`: a worker's, whatever session they fled to."""
-    path = os.fspath(output)
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and _writes_to(path, name):
-            process = identify(int(name))
-            if process is not None and _writes_to(path, name):  # still: it is the one that did
-                found.append(process)
-    return found
+    """Processes whose standard output or error is the FIFO `output`."""
+    return _those(functools.partial(_writes_to, os.fspath(output)))
+
+
+def of_worker(output: Path, scratch: Path) -> list[Process]:
+    """A worker's, whatever session they fled to: they write to its `output`, or its `scratch` was in the environment
+    that their program was started with, as it is in its own."""
+    given, path = b"=%b\0" % os.fsencode(scratch), os.fspath(output)
+    return _those(lambda pid: _writes_to(path, pid) or _was_given(given, pid))
 
 
 def kill_writers(output: Path) -> None:
     for process in writing_to(output):
         kill(process)
+
+
+def kill_worker(output: Path, scratch: Path) -> None:
+    """All of `of_worker`."""
+    for process in of_worker(output, scratch):
+        kill(process)
+
+
+def _those(are: Callable[[str], bool]) -> list[Process]:
+    """Not us, but of all others those whose pid `are` is true of."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and are(name):
+            process = identify(int(name))
+            if process is not None and are(name):  # still: it is the one that was
+                found.append(process)
+    return found
 
 
 def _is_there(pidfd: int) -> bool:
@@ -156,6 +174,12 @@ def _writes_to(path: str, pid: str) -> bool:
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{descriptor}").removesuffix(" (deleted)") == path:
                 return True
+    return False
+
+
+def _was_given(value: bytes, pid: str) -> bool:
+    with contextlib.suppress(OSError):  # gone, or another user's
+        return value in Path(f"/proc/{pid}/environ").read_bytes()
     return False
 
 

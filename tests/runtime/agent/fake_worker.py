@@ -62,6 +62,12 @@ def work(config_path: str) -> None:  # noqa: PLR0912 - one branch per way to beh
             os._exit(0)
         os.wait()
         os._exit(0)
+    elif what == "leaves-server":  # a program in a session of its own that writes to nobody
+        nothing = os.open("/dev/null", os.O_RDWR)
+        redirected = [(os.POSIX_SPAWN_DUP2, nothing, at) for at in (0, 1, 2)]
+        server = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ, file_actions=redirected, setsid=True)
+        print(f"server {server}", flush=True)
+        os._exit(0)
     elif what == "chatty":
         while True:
             print("still here", flush=True)

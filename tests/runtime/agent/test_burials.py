@@ -35,11 +35,11 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
     """Its lease was held for ever."""
     tries = iter([OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread"), None])
 
-    def kill_writers(output: Path) -> None:
+    def kill_worker(output: Path, scratch: Path) -> None:
         if (error := next(tries)) is not None:
             raise error
 
-    monkeypatch.setattr(processes, "kill_writers", kill_writers)
+    monkeypatch.setattr(processes, "kill_worker", kill_worker)
     nobody: Any = None
     buried: list[WorkerRecord] = []
     record = WorkerRecord("w-1", "f", 1, None)

@@ -182,6 +182,20 @@ def test_a_runaway_session_ends_with_its_worker_even_without_a_memory_group(on_n
     on_node(run)
 
 
+def test_a_server_that_a_worker_left_behind_ends_with_it_though_it_writes_elsewhere(on_node: Any) -> None:
+    """`Popen([...], start_new_session=True, stdout=DEVNULL, stderr=DEVNULL)` lived on, and kept its GPU's memory."""
+
+    async def run(node: Any) -> None:
+        await node.deploy("leaves-server")
+        await node.start()
+        worker = await node.assign()
+        pid = int((await node.line("server ")).split()[1])
+        await node.until_deleted(worker)
+        await ended(pid)
+
+    on_node(run)
+
+
 def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("stubborn")
