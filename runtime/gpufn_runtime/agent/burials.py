@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 from gpufn.bus.kv import KeyValue
@@ -58,11 +58,10 @@ class Burials:
     def sweep(self, folder: WorkerFolder, file: ProcessFile | None) -> None:
         """A folder that an earlier agent left and nobody is assigned to. Its worker may have been started without
         having been written down."""
-        processes.kill_worker(folder.output, folder.scratch)
         if (group := self.group_left(folder.worker, file)) is not None:
             group.kill()
             self._old_groups.append(group)
-        folder.remove()
+        self._tasks.start(self._sweep(folder), f"sweep-{folder.worker}")
 
     def group_left(self, worker: str, file: ProcessFile | None) -> MemoryGroup | None:
         """The memory group of a worker that an earlier agent started."""
@@ -84,32 +83,32 @@ class Burials:
         """The next agent goes on."""
         self._tasks.cancel()
 
+    async def _sweep(self, folder: WorkerFolder) -> None:
+        await self._in_the_end(folder, processes.kill_worker, folder.output, folder.scratch)
+        await self._in_the_end(folder, folder.remove)
+
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
-        await self._in_the_end(record, lambda: self._clear(folder, group))
+        if group is None:  # it may have left processes in sessions of their own
+            await self._in_the_end(folder, processes.kill_worker, folder.output, folder.scratch)
+        else:
+            await self._empty(group)
         if record.assignment is not None:
             await self._delete(record.worker)
         # Not before: to an agent that comes after us, who has an Assignment and no folder was never launched.
-        await self._in_the_end(record, lambda: asyncio.to_thread(folder.remove))
+        await self._in_the_end(folder, folder.remove)
         self._buried(record)
 
-    async def _in_the_end(self, record: WorkerRecord, work: Callable[[], Awaitable[None]]) -> None:
-        """Again and again, for what is lacking comes back: the lease is held until then."""
+    async def _in_the_end(self, folder: WorkerFolder, work: Callable[..., None], *of: Path) -> None:
+        """In a thread, again and again, for what is lacking comes back: the lease is held until then."""
         has_said_why = False
         while True:
             try:
-                return await work()
+                return await asyncio.to_thread(work, *of)
             except (OSError, RuntimeError) as error:  # no file, or thread, to be had
                 if not has_said_why:
                     has_said_why = True
-                    log.warning("%s cannot be buried yet: %s", record.worker, error)
+                    log.warning("%s cannot be buried yet: %s", folder.worker, error)
             await asyncio.sleep(self._retry_s)
-
-    async def _clear(self, folder: WorkerFolder, group: MemoryGroup | None) -> None:
-        if group is None:
-            # It may have left processes in sessions of their own.
-            await asyncio.to_thread(processes.kill_worker, folder.output, folder.scratch)
-        else:
-            await self._empty(group)
 
     async def _empty(self, group: MemoryGroup) -> None:
         """End all that is left in it, and remove it; what takes longer is removed by a later step."""

@@ -10,6 +10,7 @@ tmp/           its home and scratch space
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from pathlib import Path
@@ -91,7 +92,10 @@ class WorkerFolder:
         return os.open(self.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def remove(self) -> None:
+        """Raises OSError for want of what comes back: it is to be tried again."""
         if (error := remove_tree(self.path)) is not None:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise error
             log.warning("%s: its folder cannot be removed: %s", self.worker, error)
 
 

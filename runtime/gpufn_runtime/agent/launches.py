@@ -124,6 +124,8 @@ class Launches:
             launched = await self._launcher.launch(order)
             if launched.container:
                 undo.callback(self._launcher.let_go, launched.container)
+            else:  # now: a burial may have to wait, and it would take calls. It is our child, and not reaped yet
+                undo.callback(processes.kill_each, [launched.pid])
             process = processes.identify(launched.pid)
             if process is None or not self._running.attend(
                 record, process, folder, group, fifo, container=launched.container

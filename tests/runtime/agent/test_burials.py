@@ -10,7 +10,7 @@ from typing import Any
 
 from gpufn.device import DeviceShare
 from gpufn.workers import Assignment
-from gpufn_runtime.agent import processes
+from gpufn_runtime.agent import folders, processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.fleet import WorkerRecord
@@ -23,12 +23,17 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
     group.path.mkdir()
     group.procs.write_text("")
     nobody: Any = None
-    burials = Burials(node="a", assignments=nobody, groups=MemoryGroups(tmp_path), buried=nobody, retry_s=1.0)
-    burials.sweep(WorkerFolder(tmp_path / "w-1"), None)
-    with subprocess.Popen(["sleep", "60"]) as late:
-        group.procs.write_text(f"{late.pid}\n")
-        burials.step()
-        assert late.wait(30) == -9
+
+    async def run() -> None:
+        burials = Burials(node="a", assignments=nobody, groups=MemoryGroups(tmp_path), buried=nobody, retry_s=1.0)
+        burials.sweep(WorkerFolder(tmp_path / "w-1"), None)
+        with subprocess.Popen(["sleep", "60"]) as late:  # noqa: ASYNC220
+            group.procs.write_text(f"{late.pid}\n")
+            burials.step()
+            assert late.wait(30) == -9
+        await burials.done()
+
+    asyncio.run(run())
 
 
 def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_path: Path, monkeypatch: Any) -> None:
@@ -54,6 +59,23 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
     asyncio.run(run())
     assert buried == [record]
     assert not folder.path.exists()
+
+
+def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp_path: Path, monkeypatch: Any) -> None:
+    tries = iter([OSError(errno.EMFILE, "Too many open files"), None])
+    monkeypatch.setattr(folders, "remove_tree", lambda path: next(tries))
+    nobody: Any = None
+    buried: list[WorkerRecord] = []
+    record = WorkerRecord("w-1", "f", 1, None)
+
+    async def run() -> None:
+        burials = Burials(node="a", assignments=nobody, groups=MemoryGroups(None), buried=buried.append, retry_s=0.001)
+        burials.bury(record, WorkerFolder(tmp_path / "w-1"), None)
+        await burials.done()
+
+    asyncio.run(run())
+    assert next(tries, "both tried") == "both tried"
+    assert buried == [record]
 
 
 def test_the_folder_of_a_worker_stays_until_its_assignment_is_deleted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -28,10 +29,15 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(tmp
     own = processes.identify(os.getpid())
     assert own is not None
     folder.write_process(ProcessFile(worker="w1", function="f", revision=1, process=own, started_at=1.0))
-    burials = Burials(
-        node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda record: None, retry_s=1.0
-    )
     fleet = Fleet()
-    Inheritance(fleet, cast("Any", GoneAlready()), burials, cast("Any", None)).take_over([folder], {})
+
+    async def run() -> None:
+        burials = Burials(
+            node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda record: None, retry_s=1.0
+        )
+        Inheritance(fleet, cast("Any", GoneAlready()), burials, cast("Any", None)).take_over([folder], {})
+        await burials.done()
+
+    asyncio.run(run())
     assert not folder.path.exists()
     assert not fleet.records

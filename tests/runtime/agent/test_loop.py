@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.device import Health
 from gpufn.resources import Resources
 from gpufn.workers import OF_THE_NODE, Desired, WorkerState
+from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 
 
@@ -312,6 +314,42 @@ def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says
         await node.until_deleted(worker)
         monkeypatch.setattr(ProcessLauncher, "launch", begin)
         await node.event(await node.assign(), "started")  # who has not heard of it is not refused
+
+    on_node(run)
+
+
+def test_a_process_that_cannot_be_looked_after_is_ended_at_once(on_node: Any, monkeypatch: Any) -> None:
+    """With no file for its pidfd it lived on until its burial had one, took calls, and lost them."""
+    begin, kill_worker = ProcessLauncher.launch, processes.kill_worker
+    pids: list[int] = []
+    is_lacking = threading.Event()
+    is_lacking.set()
+
+    async def launch(self: Any, order: Any) -> Any:
+        launched = await begin(self, order)
+        pids.append(launched.pid)
+        return launched
+
+    def open_pidfd(process: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def kill_later(*of: Any) -> None:
+        if is_lacking.is_set():
+            raise OSError(errno.EMFILE, "Too many open files")
+        kill_worker(*of)
+
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        monkeypatch.setattr(ProcessLauncher, "launch", launch)
+        monkeypatch.setattr(processes, "open_pidfd", open_pidfd)
+        monkeypatch.setattr(processes, "kill_worker", kill_later)
+        worker = await node.assign()
+        event = await node.event(worker, "start_failed")
+        assert event.failure.phase == OF_THE_NODE
+        await ended(pids[0])
+        is_lacking.clear()
+        await node.until_buried(worker)
 
     on_node(run)
 
