@@ -57,9 +57,11 @@ class Control(asyncio.Protocol):
             self._server = None
 
     def data_received(self, data: bytes) -> None:
+        if self._ready.done():  # and nothing else is asked of it
+            return
         self._buffer += data
         line, end, _ = self._buffer.partition(b"\n")
-        if self._ready.done() or not (end or len(self._buffer) > LONGEST_LINE_BYTES):
+        if not (end or len(self._buffer) > LONGEST_LINE_BYTES):
             return
         try:
             self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))
