@@ -24,7 +24,6 @@ from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFai
 from gpufn.ids import Digest
 from gpufn.revision import RevisionState
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
-from gpufn.start_failures import STAYS
 
 if TYPE_CHECKING:
     from gpufn._bundle import AnyFunction
@@ -215,10 +214,10 @@ def wait_until_it_serves(
     while view.serving != wanted:
         if view.active != wanted:
             raise Conflict(f"{name}@{wanted} was replaced by {name}@{view.active} before it served")
-        about, _, error = view.reason.partition(STAYS)
-        if error and f"revision {wanted}:" in about:
-            why = error.removeprefix(": ") or "its workers end before they are ready"
-            raise FunctionStartFailed(f"{name}@{wanted} does not start, {name}@{view.serving} still serves: {why}")
+        if view.next is not None and view.next.revision == wanted and (error := view.next.start_error) is not None:
+            raise FunctionStartFailed(
+                f"{name}@{wanted} does not start, {name}@{view.serving} still serves: {error.summary}"
+            )
         if clock() >= give_up:
             raise TimeoutError(
                 f"{name}@{wanted} does not serve after {timeout_s:g} s, {name}@{view.serving} still does: {view.reason}"

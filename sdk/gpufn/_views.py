@@ -13,7 +13,7 @@ from gpufn.model import ShapeProfile, TensorSpec
 from gpufn.priority import Priority
 from gpufn.protocol.messages import Progress
 from gpufn.protocol.records import AttemptRecord, KeyLimits
-from gpufn.protocol.reports import Waiting, WorkerCounts
+from gpufn.protocol.reports import NextRevision, Waiting, WorkerCounts
 from gpufn.revision import RevisionState
 from gpufn.schedule import Missed
 from gpufn.usage import Usage
@@ -39,6 +39,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float | None = None
     cold_start_s: float | None = None
     start_error: ErrorInfo | None = None
+    next: NextRevision | None = None
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
@@ -176,6 +177,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
     start_error: ErrorInfo | None = None
+    next: NextRevision | None = None
 
 
 class InvocationView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""What an open circuit tells callers, the gateway's and the runner's for calls that functions make of each other, and
-who deploys. Pure."""
+"""What an open circuit tells callers, the gateway's and the runner's for calls that functions make of each other.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import msgspec
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.reports import FunctionStatus
-
-# In a function's `reason`, followed by ": " and the error of the start: who deploys waits no longer when he reads it.
-STAYS = "calls stay with the old one"
 
 # The controller tries a function that cannot start again after a while; asking more often learns nothing.
 _CIRCUIT_RETRY_S = 15.0

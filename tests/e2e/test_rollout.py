@@ -155,8 +155,9 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
         load.wait_for(1)
         load.cold.clear()
         project.deploy(CANNOT_START, 2, "--no-wait")
-        load.wait_until(lambda: "calls stay with the old one" in project.view()["reason"])
-        assert "weights.txt" in project.view()["reason"]
+        load.wait_until(lambda: (project.view()["next"] or {}).get("start_error") is not None)
+        assert (project.view()["next"]["revision"], project.view()["serving"]) == (2, 1)
+        assert "weights.txt" in project.view()["next"]["start_error"]["message"]
         load.wait_for_more(200)
         project.deploy(SERVES, 3)
         load.wait_for(3)

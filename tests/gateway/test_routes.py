@@ -9,7 +9,7 @@ import pytest
 
 from gpufn import gpu_function
 from gpufn.errors import ErrorInfo
-from gpufn.protocol.reports import Waiting, WaitReason
+from gpufn.protocol.reports import NextRevision, Waiting, WaitReason
 from gpufn.spec import MethodSpec
 
 
@@ -52,7 +52,11 @@ async def test_what_is_unknown_is_null(gateway: Any) -> None:
 
 async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> None:
     error = ErrorInfo("function_raised", "no")
-    gateway.report(make.status(queued=0, running=2, wanted=3, reason="because", terms={"L": 2.0}, start_error=error))
+    gateway.report(
+        make.status(
+            queued=0, running=2, wanted=3, reason="because", terms={"L": 2.0}, start_error=error, next=NextRevision(2)
+        )
+    )
     assert (await gateway.get("/v1/functions/embed/why")).json() == {
         "function": "embed",
         "workers": {"ready": 1, "starting": 0, "draining": 0, "parking": 0, "parked": 0, "resuming": 0},
@@ -64,6 +68,7 @@ async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> N
         "terms": {"L": 2.0},
         "waiting": None,
         "start_error": {"code": "function_raised", "message": "no"},
+        "next": {"revision": 2, "start_error": None},
     }
 
 

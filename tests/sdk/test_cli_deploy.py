@@ -59,7 +59,7 @@ def test_deploy_says_which_revision_serves(  # noqa: PLR0917
     gateway: StubGateway, project: Project, options: list[str], code: int, stdout: str, stderr: str
 ) -> None:
     project(APP)
-    failing = VIEW | {"reason": "revision 3: fails to start: calls stay with the old one: no such file"}
+    failing = VIEW | {"next": {"revision": 3, "start_error": {"code": "worker_lost", "message": "no such file"}}}
     gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("GET /v1/functions/f", failing)
     gateway.on("POST /v1/functions", failing, status=201)

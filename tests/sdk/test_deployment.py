@@ -15,6 +15,7 @@ from gpufn.engine import BuildStage, BuildState
 from gpufn.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn.ids import Digest
 from gpufn.image import ImageSpec
+from gpufn.protocol.reports import NextRevision
 from gpufn.resources import Resources
 from gpufn.revision import RevisionState
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
@@ -218,7 +219,7 @@ def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
     ("view", "kind", "message"),
     [
         (
-            _view(2, 1, "idle; revision 2: fails to start: calls stay with the old one: no such file"),
+            _view(2, 1, "in other words", next=NextRevision(2, ErrorInfo("x", "no such file"))),
             FunctionStartFailed,
             "f@2 does not start, f@1 still serves: no such file",
         ),
@@ -226,7 +227,7 @@ def test_the_wait_ends_when_calls_go_to_the_new_revision() -> None:
         (_view(3, 1), Conflict, "f@2 was replaced by f@3 before it served"),
         (_view(2, 1, "full"), TimeoutError, "f@2 does not serve after 10 s, f@1 still does: full"),
         (
-            _view(2, 1, "revision 1: fails to start: calls stay with the old one: told of another"),
+            _view(2, 1, "full", next=NextRevision(1, ErrorInfo("x", "told of another"))),
             TimeoutError,
             "f@2 does not serve after 10 s",
         ),

@@ -343,4 +343,4 @@ def _gist(status: FunctionStatus | None) -> object:
     if status is None:
         return None
     waiting = None if status.waiting is None else status.waiting.reason
-    return status.workers, status.serving, waiting, status.start_error
+    return status.workers, status.serving, waiting, status.start_error, status.next

@@ -19,7 +19,6 @@ import enum
 
 import msgspec
 
-from gpufn import start_failures
 from gpufn.revision import Function
 
 from .policy import Demand, Workers
@@ -68,7 +67,7 @@ def workers_for_retired(demand: Demand | None, workers: Workers, retired_for_s: 
 def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
     """Whether calls go to the next revision from now on, and why."""
     if following.is_failing:
-        return False, f"the new revision's workers fail to start: {start_failures.STAYS}"
+        return False, "the new revision's workers fail to start: calls stay with the old one"
     if serving.ready == 0 and serving.is_failing:
         return True, "the old revision's workers fail to start"
     needed = workers_for_next(serving, following.most)

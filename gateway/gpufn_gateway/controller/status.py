@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
+from gpufn.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function
 from gpufn.workers import WorkerState
 
@@ -55,7 +55,13 @@ class Teller:
             cold_start_s=view.cold_start_s,
             # Not while it is half open: the call that is let in is what asks for the next try.
             start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
+            next=None if function.active == function.serving else self._next(function.active, decided),
         )
+
+    def _next(self, number: int, decided: Sequence[Decided]) -> NextRevision:
+        circuit = next(one for one in decided if one.key[1] == number).view.circuit
+        is_failing = circuit.state(self._now) is not CircuitState.CLOSED
+        return NextRevision(number, circuit.last_error if is_failing else None)
 
     def _failed(self, view: RevisionView) -> str:
         """What `start_error` does not tell any more, and nobody has tried again since."""

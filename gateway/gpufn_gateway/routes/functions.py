@@ -181,6 +181,7 @@ class FunctionRoutes:
                 "terms": status.terms,
                 "waiting": status.waiting,
                 "start_error": status.start_error,
+                "next": status.next,
             }
         )
 
@@ -257,6 +258,7 @@ class FunctionRoutes:
             "service_s": status.service_s,
             "cold_start_s": status.cold_start_s,
             "start_error": status.start_error,
+            "next": status.next,
         }
 
 

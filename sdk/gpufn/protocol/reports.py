@@ -155,6 +155,14 @@ class Waiting(msgspec.Struct, frozen=True):
     eta_s: float | None = None
 
 
+class NextRevision(msgspec.Struct, frozen=True):
+    """The revision that takes over from the one that serves. While `start_error` is set its starts fail, and calls stay
+    where they are."""
+
+    revision: int
+    start_error: ErrorInfo | None = None
+
+
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the controller last knew and decided of a Function. None means unknown. `waiting` is of the revision that
     serves, `waiting_of` of the others that have calls."""
@@ -172,6 +180,7 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float | None = None  # what one call takes
     cold_start_s: float | None = None
     start_error: ErrorInfo | None = None  # set while the circuit is open
+    next: NextRevision | None = None  # while it is another than the one that serves
 
 
 class ControllerReport(msgspec.Struct, frozen=True):

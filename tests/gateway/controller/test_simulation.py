@@ -225,6 +225,8 @@ def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_and_i
     assert (sim.count(MoveServing), sim.workers("f", 1)) == (0, 1)
     status = sim.statuses["f"]
     assert (status.serving, status.workers.ready, status.start_error) == (1, 1, None)
+    assert status.next is not None
+    assert (status.next.revision, status.next.start_error) == (2, sim.world.view(("f", 2)).circuit.last_error)
     assert status.reason.endswith(
         "; revision 2: the new revision's workers fail to start: calls stay with the old one: ImportError: "
         "no module named nope"
