@@ -1,11 +1,11 @@
 """Classes that msgspec reads through us, in the places of hints that it refuses. Pure.
 
     an Enum whose values are not all text, or all whole numbers     its member
-    a dataclass with InitVars                                       made by its own constructor
+    a dataclass with InitVars, a class with such a hint in a field  made by its own constructor
     a union of several classes with fields, and None                the first that fits, those with all keys before
 
-`readable` puts a StandIn in the place of each, in containers too; as the type of a class's field they stay what they
-are, and msgspec refuses the class. To msgspec a StandIn is a class of somebody else's: it asks `schema_hook` for its
+`readable` puts a StandIn in the place of each, in containers and classes too; not of a class that has itself in a
+field, which msgspec refuses then. To msgspec a StandIn is a class of somebody else's: it asks `schema_hook` for its
 JSON Schema, `dec_hook` for its values, and whether these are instances of it.
 """
 
@@ -21,8 +21,11 @@ from typing import Any
 
 import msgspec
 
+from gpufn._forms import form_of, made
+
 _CONTAINERS = (list, tuple, set, frozenset, dict, Sequence, Collection, Iterable, Set, Mapping)
 Hook = Callable[[Any, Any], Any]
+_Classes = tuple[type, ...]
 
 
 class StandIn(type):
@@ -37,7 +40,7 @@ class StandIn(type):
 
     def read(cls, value: Any, dec_hook: Hook) -> Any:
         """`value`, as decoded, as one of `classes`. Raises ValueError."""
-        if isinstance(value, cls.classes):
+        if isinstance(value, cls.classes) and not isinstance(value, dict):  # a TypedDict is read whatever it is
             return value
         try:
             return cls.make(value, dec_hook)
@@ -45,8 +48,8 @@ class StandIn(type):
             raise ValueError(_said(error)) from None
 
 
-def readable(hint: Any) -> Any:
-    """`hint`, with StandIns where msgspec needs them.
+def readable(hint: Any, within: _Classes = ()) -> Any:
+    """`hint`, with StandIns where msgspec needs them; `within`: of a field of these classes, which it leaves alone.
 
     >>> class Pace(enum.Enum):
     ...     SLOW = 0.5
@@ -58,18 +61,16 @@ def readable(hint: Any) -> Any:
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return typing.Annotated[(readable(args[0]), *args[1:])]
+        return typing.Annotated[(readable(args[0], within), *args[1:])]
     if origin in (typing.Union, types.UnionType):
-        union = _union(tuple(map(readable, args)))
+        union = _union(tuple(readable(arg, within) for arg in args))
         return hint if union == hint else union
     if origin in _CONTAINERS:
-        parts = tuple(map(readable, args))
+        parts = tuple(readable(arg, within) for arg in args)
         return hint if parts == args else origin[parts]
     if not isinstance(hint, type) or origin is not None or _is_read(hint):
         return hint
-    if issubclass(hint, enum.Enum):
-        return _enum(hint)
-    return _dataclass(hint) if dataclasses.is_dataclass(hint) else hint
+    return _enum(hint) if issubclass(hint, enum.Enum) else _class(hint, within)
 
 
 def _is_read(hint: Any) -> bool:
@@ -94,37 +95,19 @@ def _enum(kind: type[enum.Enum]) -> StandIn:
     return _stand_in(kind.__name__, (kind,), (), make)
 
 
-def _dataclass(kind: Any) -> Any:
+def _class(kind: type, within: _Classes) -> Any:
     """What msgspec reads is a Struct with the parameters of its constructor; `kind` is made of them."""
-    try:
-        hints = typing.get_type_hints(kind, include_extras=True)
-    except Exception:  # names that only type checkers know
+    if kind in within:
         return kind
-    fields = []
-    for field in kind.__dataclass_fields__.values():  # `dataclasses.fields` has no InitVars
-        hint = hints[field.name]
-        if isinstance(hint, dataclasses.InitVar):
-            hint = hint.type
-        elif typing.get_origin(hint) is typing.ClassVar or not field.init:
-            continue
-        default: Any = msgspec.NODEFAULT
-        if field.default is not dataclasses.MISSING:
-            default = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            default = msgspec.field(default_factory=field.default_factory)
-        fields.append((field.name, readable(hint), default))
-    try:
-        form = msgspec.defstruct(kind.__name__, fields, kw_only=True)
-    except TypeError:
+    form = form_of(kind, lambda hint: readable(hint, (*within, kind)))
+    if form is None or not _is_read(form):
         return kind
-    if not _is_read(form):
-        return kind
+    is_dict = typing.is_typeddict(kind)
 
     def make(value: Any, dec_hook: Hook) -> Any:
-        given = msgspec.convert(value, form, dec_hook=dec_hook, str_keys=True)
-        return kind(**{name: getattr(given, name) for name in form.__struct_fields__})
+        return made(kind, msgspec.convert(value, form, dec_hook=dec_hook, str_keys=True))
 
-    return _stand_in(kind.__name__, (kind,), (form,), make)
+    return _stand_in(kind.__name__, (dict if is_dict else kind,), (form,), make)
 
 
 def _union(members: tuple[Any, ...]) -> Any:
@@ -160,7 +143,7 @@ def _said(error: msgspec.ValidationError) -> str:
 
 def _has_fields(member: Any) -> bool:
     if isinstance(member, StandIn):
-        return bool(member.members)
+        return bool(member.members) and all(map(_has_fields, member.classes))
     return isinstance(member, type) and (dataclasses.is_dataclass(member) or issubclass(member, msgspec.Struct))
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -294,6 +294,40 @@ def test_what_only_the_constructor_of_a_dataclass_takes_is_given_by_its_callers(
             "title": "Scaled", "type": "object", "properties": {"width": integer, "scale": integer | {"default": 1}},
             "required": ["width"],
         }
+    }  # fmt: skip
+
+
+class Walk(msgspec.Struct, rename="camel"):
+    step_pace: Pace
+
+
+class Trip(TypedDict):
+    walk: Walk
+    pause: NotRequired[Pace]
+
+
+class Leg(NamedTuple):
+    trip: Trip
+    pace: Pace = Pace.SLOW
+
+
+def test_such_hints_of_fields_are_told_in_their_classes() -> None:
+    def f(leg: Leg) -> None: ...
+
+    pace = {"$ref": "#/$defs/Pace"}
+    found = _of(f).parameters
+    assert found["properties"] == {"leg": {"$ref": "#/$defs/Leg"}}
+    assert found["$defs"] == {
+        "Pace": {"title": "Pace", "enum": [0.5, 2]},
+        "Walk": {"title": "Walk", "type": "object", "properties": {"stepPace": pace}, "required": ["stepPace"]},
+        "Trip": {
+            "title": "Trip", "type": "object", "properties": {"walk": {"$ref": "#/$defs/Walk"}, "pause": pace},
+            "required": ["walk"],
+        },
+        "Leg": {
+            "title": "Leg", "type": "array", "prefixItems": [{"$ref": "#/$defs/Trip"}, pace | {"default": 0.5}],
+            "minItems": 1, "maxItems": 2,
+        },
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import datetime
 import enum
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import pydantic
 import pytest
 
 from gpufn import values
+from gpufn._stand_ins import readable
 from gpufn.errors import InvalidInput, UnsupportedMediaType
 from gpufn.media import JSON, MSGPACK, NATIVE
 from gpufn_runtime.worker.parameters import Parameters
@@ -507,6 +508,77 @@ def test_what_does_not_fit_such_a_hint_names_the_field(body: bytes, said: str) -
     with pytest.raises(InvalidInput) as raised:
         Parameters(of_stand_ins).bind(JSON, body)
     assert raised.value.message == said
+
+
+class Walk(msgspec.Struct, rename="camel", kw_only=True):
+    step_pace: Pace
+    steps: int = 1
+
+
+class Trip(TypedDict):
+    walk: Walk
+    pause: NotRequired[Pace]
+
+
+class Leg(NamedTuple):
+    name: str
+    shape: Circle | Square
+    pace: Pace = Pace.SLOW
+
+
+@dataclasses.dataclass
+class Route:
+    legs: list[Leg]
+    trip: Trip | None = None
+
+
+@dataclasses.dataclass
+class Road:
+    pace: Pace
+    forks: list[Road] = dataclasses.field(default_factory=list)
+
+
+def of_fields(walk: Walk | None = None, trip: Trip | None = None, route: Route | None = None) -> None: ...
+
+
+@pytest.mark.parametrize("encode", [msgspec.json.encode, lambda named: values.encode_call((), named)])
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"walk": {"stepPace": 2}}, {"walk": Walk(step_pace=Pace.FAST)}),
+        ({"trip": {"walk": {"stepPace": 0.5, "steps": 3}}}, {"trip": {"walk": Walk(step_pace=Pace.SLOW, steps=3)}}),
+        ({"trip": {"walk": {"stepPace": 2}, "pause": [1, 2]}},
+         {"trip": {"walk": Walk(step_pace=Pace.FAST), "pause": Pace.PAIR}}),
+        ({"route": {"legs": [["a", {"side": 1.0}], ["b", {"radius": 1.0}, 2]]}},
+         {"route": Route([Leg("a", Square(1.0)), Leg("b", Circle(1.0), Pace.FAST)])}),
+    ],
+)  # fmt: skip
+def test_such_hints_of_fields_are_read_as_well(encode: Callable[[Any], bytes], given: Any, made: Any) -> None:
+    kind = JSON if encode is msgspec.json.encode else NATIVE
+    assert Parameters(of_fields).bind(kind, encode(given)) == ([], made)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"walk": {"stepPace": 3}}, "walk: stepPace: 3 is none of 0.5, 2, (1, 2)"),
+        ({"walk": {}}, "walk: object missing required field stepPace"),
+        ({"trip": {"walk": {"stepPace": 2}, "pause": 3}}, "trip: pause: 3 is none of 0.5, 2, (1, 2)"),
+        ({"route": {"legs": [["a"]]}}, "route: legs[0]: expected array of at least length 2, got 1"),
+    ],
+)
+def test_what_does_not_fit_a_fields_hint_names_the_field(given: Any, said: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        Parameters(of_fields).bind(JSON, msgspec.json.encode(given))
+    assert raised.value.message == said
+
+
+def test_a_class_that_has_itself_in_a_field_beside_such_a_hint_is_not_read() -> None:
+    def f(road: Road) -> None: ...
+
+    given = {"road": {"pace": 2, "forks": [{"pace": 0.5}]}}
+    assert Parameters(f).bind(JSON, msgspec.json.encode(given)) == ([], given)
+    assert readable(Road) is Road
 
 
 def test_python_values_for_such_hints_stay_what_they_are() -> None:
