@@ -57,6 +57,17 @@ def size(variable: str, text: str) -> int:
         raise InvalidSetting(f"{variable}: {error.message}.") from error
 
 
+def whole_number(variable: str, text: str, low: int, high: int) -> int:
+    """Raises InvalidSetting, of 2.9 too.
+
+    >>> whole_number("GPUFN_TEMPLATES", "2", 0, 1000)
+    2
+    """
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        raise InvalidSetting(f"{variable}={text!r} is not a whole number from {low} to {high}.")
+    return int(text)
+
+
 def yes_or_no(variable: str, text: str) -> bool:
     """Raises InvalidSetting.
 

@@ -11,8 +11,10 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting, bus_url, node_name, size, yes_or_no
+from gpufn.settings import InvalidSetting, bus_url, node_name, size, whole_number, yes_or_no
 from gpufn_runtime.agent.devices.declared import parse_devices
+
+_MOST_TEMPLATES = 1000
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class AgentSettings:
             home=Home.from_env(environ),
             devices=parse_devices(environ["GPUFN_DEVICES"]) if environ.get("GPUFN_DEVICES") else (),
             memory_bytes=_size(environ, "GPUFN_MEMORY"),
-            templates=int(_number(environ, "GPUFN_TEMPLATES", 4)),
+            templates=whole_number(
+                "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MOST_TEMPLATES
+            ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),

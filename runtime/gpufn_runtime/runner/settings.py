@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpufn.home import Home
-from gpufn.settings import InvalidSetting, bus_url, node_name
+from gpufn.settings import bus_url, node_name, whole_number
 from gpufn.turns import TURNS_PER_GPU
 
 _MOST_TURNS: Final = 48
@@ -27,11 +27,10 @@ class RunnerSettings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RunnerSettings:
         """Raises InvalidSetting."""
-        return cls(bus_url(environ), node_name(environ), Home.from_env(environ), _turns(environ))
-
-
-def _turns(environ: Mapping[str, str]) -> int:
-    text = environ.get("GPUFN_TURNS_PER_GPU") or str(TURNS_PER_GPU)
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_TURNS:
-        raise InvalidSetting(f"GPUFN_TURNS_PER_GPU={text!r} is not a whole number from 1 to {_MOST_TURNS}.")
-    return int(text)
+        turns = environ.get("GPUFN_TURNS_PER_GPU") or str(cls.turns_per_gpu)
+        return cls(
+            bus_url(environ),
+            node_name(environ),
+            Home.from_env(environ),
+            whole_number("GPUFN_TURNS_PER_GPU", turns, 1, _MOST_TURNS),
+        )

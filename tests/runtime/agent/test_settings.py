@@ -26,6 +26,8 @@ def test_the_environment_is_read() -> None:
     [
         ({}, "GPUFN_NATS_URL"),
         ({**URL, "GPUFN_TEMPLATES": "many"}, "GPUFN_TEMPLATES"),
+        ({**URL, "GPUFN_TEMPLATES": "2.9"}, r"^GPUFN_TEMPLATES='2.9' is not a whole number from 0 to 1000\.$"),
+        ({**URL, "GPUFN_TEMPLATES": "-1"}, "^GPUFN_TEMPLATES='-1' is not a whole number"),
         ({**URL, "GPUFN_STOP_GRACE_S": "-1"}, "GPUFN_STOP_GRACE_S"),
         ({**URL, "GPUFN_PARK_MEMORY": "a lot"}, "GPUFN_PARK_MEMORY"),
         ({**URL, "GPUFN_DEVICES": '{"uuid": 1}'}, "GPUFN_DEVICES"),
