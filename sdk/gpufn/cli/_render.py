@@ -144,6 +144,17 @@ def say(text: str, *, err: bool = False, lead: str = "") -> None:
     _write(lead + visible(text), sys.stderr if err else sys.stdout)
 
 
+def ask(question: str) -> None:
+    """Go on if the answer is yes. InvalidInput when nobody answers, as in a script."""
+    try:
+        agreed = typer.confirm(visible(question), err=True)
+    except typer.Abort:
+        typer.echo(err=True)
+        raise InvalidInput("not deleted, for nobody answered: --yes deletes without asking") from None
+    if not agreed:
+        raise typer.Exit(1)
+
+
 def print_json(value: Any) -> None:
     """Indented."""
     _write(visible_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()), sys.stdout)

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpufn.cli._render import Json, ago, as_typed, duration, print_fields, print_json, print_table, say, size, step
-from gpufn.cli._visible import visible
-from gpufn.errors import InvalidInput
+from gpufn.cli._render import Json, ago, as_typed, ask, duration, print_fields, print_json, print_table, say, size, step
 from gpufn.priority import Priority
 
 if TYPE_CHECKING:
@@ -167,23 +165,12 @@ def rm(
     with Client() as client:
         view = client.function(name)
         if not yes and not json:
-            _ask(f"Delete {view.name} with {_known(view.queued)} queued calls?")
+            ask(f"Delete {view.name} with {_known(view.queued)} queued calls?")
         client.delete(view.name)
     if json:
         print_json({"deleted": view.name})
     else:
         say(f"deleted {view.name}")
-
-
-def _ask(question: str) -> None:
-    """Go on if the answer is yes. InvalidInput when nobody answers, as in a script."""
-    try:
-        agreed = typer.confirm(visible(question), err=True)
-    except typer.Abort:
-        typer.echo(err=True)
-        raise InvalidInput("not deleted, for nobody answered: --yes deletes without asking") from None
-    if not agreed:
-        raise typer.Exit(1)
 
 
 def workers(counts: WorkerCounts) -> str:

@@ -1,7 +1,8 @@
-"""`gpufn keys create`, `limit`, `ls`, `rm`, `webhook-secret`."""
+"""`gpufn keys create`, `limit`, `ls`, `rm`, `reset`, `webhook-secret`."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpufn.cli import new_app
-from gpufn.cli._render import Json, ago, print_json, print_table, say
+from gpufn.cli._render import Json, ago, ask, print_json, print_table, say
 from gpufn.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
@@ -56,7 +57,8 @@ def create(  # noqa: PLR0917  Typer passes them by name
 ) -> None:
     """Make a key and show it, this once. Without --scope it may do everything.
 
-    From the first key on, every request needs one: set GPUFN_API_KEY.
+    From the first key on, every request needs one, from this machine too: set GPUFN_API_KEY. When the last is deleted,
+    none is needed any more. `gpufn keys reset` deletes those that are lost.
     """
     from gpufn._client import Client  # noqa: PLC0415
 
@@ -74,10 +76,13 @@ def create(  # noqa: PLR0917  Typer passes them by name
     if json:
         print_json(key)
     else:
-        say(f"key {key.id} ({', '.join(key.scopes)}); keep it, it is not shown again:", err=True)
+        may = ", ".join(key.scopes) if scope else "admin: it may do everything"
+        say(f"key {key.id} ({may}); keep it, it is not shown again:", err=True)
         say(key.key or "")
-        if not os.environ.get("GPUFN_API_KEY"):  # or it could not have been made
-            say("it is the first: from now on every request needs a key. Set GPUFN_API_KEY", err=True)
+    if not os.environ.get("GPUFN_API_KEY"):  # or it could not have been made
+        say("it is the first: from now on every request needs a key, from this machine too", err=True)
+        say("  to go on: export GPUFN_API_KEY=...", err=True)
+        say(f"  to go back to none, with it: gpufn keys rm {key.id}", err=True)
 
 
 @app.command()
@@ -178,6 +183,46 @@ def remove(id: Id, json: Json = False) -> None:  # noqa: A002
         print_json({"deleted": id})
     else:
         say(f"deleted key {id}")
+
+
+@app.command()
+def reset(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Delete every key, for who has lost theirs. It needs none: it asks the bus, not the gateway.
+
+    It is for who runs the platform: it reads GPUFN_HOME, or GPUFN_NATS_URL for a NATS server of your own. A gateway
+    on 127.0.0.1 then serves this machine again, without a key; one on another address serves nobody: have it listen on
+    127.0.0.1 to make the first.
+    """
+    from gpufn.bus.embedded import address_in  # noqa: PLC0415
+    from gpufn.home import Home  # noqa: PLC0415
+
+    address = os.environ.get("GPUFN_NATS_URL") or address_in(Home.from_env().nats)
+    if not yes and not json:
+        ask("Delete every API key?")
+    deleted = asyncio.run(_delete_all(address))
+    if json:
+        print_json({"deleted": deleted})
+    else:
+        say(f"deleted {len(deleted)} key{'s' if len(deleted) != 1 else ''}")
+
+
+async def _delete_all(address: str) -> list[str]:
+    from gpufn.bus.connection import Bus  # noqa: PLC0415
+    from gpufn.bus.kv import KeyValue  # noqa: PLC0415
+    from gpufn.protocol import subjects  # noqa: PLC0415
+
+    bus = await Bus.connect(address, name="keys reset")
+    try:
+        keys = await KeyValue.open(bus, subjects.API_KEYS)
+        ids = sorted(await keys.keys())
+        for each in ids:
+            await keys.delete(each)
+    finally:
+        await bus.close()
+    return ids
 
 
 @app.command("webhook-secret")
