@@ -1,4 +1,5 @@
-"""What `deploy` and `build` share: a model's options as they are typed, and where its ONNX file comes from."""
+"""A model's options as they are typed: those that `deploy` and `build` share, and of `deploy` those of its workers. And
+where its ONNX file comes from."""
 
 from __future__ import annotations
 
@@ -38,6 +39,19 @@ ToleranceOption = Annotated[
 ]
 RequireGpu = Annotated[bool, typer.Option("--require-gpu", help="Of a model: never an engine on the CPU.")]
 
+Gpu = Annotated[
+    list[str] | None, typer.Option(help="Of a model: 'any' or a name such as L4; again, for the next best.")
+]
+Memory = Annotated[str | None, typer.Option(help="Of a model: memory of one worker, such as 2Gi.")]
+MinWorkers = Annotated[int | None, typer.Option("--min", min=0, help="Of a model: always so many workers.")]
+MaxWorkers = Annotated[int | None, typer.Option("--max", min=0, help="Of a model: never more workers.")]
+IdleTimeout = Annotated[
+    float | None, typer.Option(min=0, help="Of a model: a worker without calls parks, or ends, after it (seconds).")
+]
+ParkTimeout = Annotated[
+    float | None, typer.Option(min=0, help="Of a model: a parked worker ends after so many seconds; 0: none parks.")
+]
+
 _FACTORY = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_]\w*)")
 
 
@@ -75,6 +89,20 @@ class ModelOptions(NamedTuple):
             "require": "gpu" if self.require_gpu else None,
         }
         return Model(onnx, **{option: value for option, value in options.items() if value})
+
+
+class WorkerOptions(NamedTuple):
+    """As typed; None where nothing was."""
+
+    gpu: Sequence[str] | None
+    memory: str | None
+    min_workers: int | None
+    max_workers: int | None
+    idle_timeout: float | None
+    park_timeout: float | None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def name_of(source: str) -> str:

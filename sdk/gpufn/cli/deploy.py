@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpufn.cli._model_options import (
+    Gpu,
+    IdleTimeout,
     MaxBatch,
+    MaxWorkers,
+    Memory,
+    MinWorkers,
     ModelOptions,
+    ParkTimeout,
     PrecisionOption,
     RequireGpu,
     Samples,
     ShapeOption,
     ToleranceOption,
+    WorkerOptions,
     is_model,
     name_of,
     onnx_of,
@@ -30,7 +37,6 @@ if TYPE_CHECKING:
     from gpufn import _bundle
     from gpufn._client import Client
     from gpufn._deployment import Deployable, Deployment
-    from gpufn._models import Model
     from gpufn._views import FunctionView
     from gpufn.spec import FunctionSpec
 
@@ -53,18 +59,12 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     samples: Samples = None,
     tolerance: ToleranceOption = None,
     require_gpu: RequireGpu = False,
-    gpu: Annotated[
-        list[str] | None, typer.Option(help="Of a model: 'any' or a name such as L4; again, for the next best.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="Of a model: memory of one worker, such as 2Gi.")] = None,
-    min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Of a model: always so many workers.")] = None,
-    max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Of a model: never more workers.")] = None,
-    idle_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Of a model: a worker without calls parks, or ends, after it (seconds).")
-    ] = None,
-    park_timeout: Annotated[
-        float | None, typer.Option(min=0, help="Of a model: a parked worker ends after so many seconds; 0: none parks.")
-    ] = None,
+    gpu: Gpu = None,
+    memory: Memory = None,
+    min_workers: MinWorkers = None,
+    max_workers: MaxWorkers = None,
+    idle_timeout: IdleTimeout = None,
+    park_timeout: ParkTimeout = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when calls go to the new revision, or at once.")
     ] = True,
@@ -86,32 +86,47 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     from gpufn._client import Client  # noqa: PLC0415
 
     typed = ModelOptions(precision, max_batch, shape, samples, tolerance, require_gpu)
-    workers = {
-        option: value
-        for option, value in {
-            "gpu": gpu,
-            "memory": memory,
-            "min_workers": min_workers,
-            "max_workers": max_workers,
-            "idle_timeout": idle_timeout,
-            "park_timeout": park_timeout,
-        }.items()
-        if value is not None
-    }
-    with contextlib.ExitStack() as stack:
-        if is_model(file):
-            if include:
-                raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
-            onnx = stack.enter_context(onnx_of(file))
-            with step(f"Reading {file}"), as_typed():
-                wanted = [_of_model(typed.model(onnx), {"name": _only(name) or name_of(file), **workers})]
-        elif given := [*typed.given(), *workers]:
-            option = given[0].removesuffix("_workers").replace("_", "-")
-            raise typer.BadParameter(f"--{option} is for a model; the options of a function are in its file")
-        else:
-            wanted = _of_file(Path(file), name or [], include or [])
-        with Client() as client:
-            _deploy(client, wanted, wait=wait, timeout_s=timeout, force=force, json=json)
+    workers = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
+    found_in = _of_model if is_model(file) else _of_file
+    with found_in(file, name or [], include or [], typed, workers) as wanted, Client() as client:
+        _deploy(client, wanted, wait=wait, timeout_s=timeout, force=force, json=json)
+
+
+@contextlib.contextmanager
+def _of_model(
+    file: str, names: list[str], include: list[str], typed: ModelOptions, workers: WorkerOptions
+) -> Iterator[list[Deployable]]:
+    """Inside the `with`, for an exported model's file is gone afterwards."""
+    from gpufn import _deployment  # noqa: PLC0415
+
+    if include:
+        raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
+    with onnx_of(file) as onnx:
+        with step(f"Reading {file}"), as_typed():
+            options = {"name": _only(names) or name_of(file), **workers.given()}
+            deployable = _deployment.deployable_model(typed.model(onnx), options)
+        yield [deployable]
+
+
+@contextlib.contextmanager
+def _of_file(
+    file: str, names: list[str], include: list[str], typed: ModelOptions, workers: WorkerOptions
+) -> Iterator[list[Deployable]]:
+    from gpufn import _bundle, _deployment  # noqa: PLC0415
+    from gpufn._bundle_files import check_globs  # noqa: PLC0415
+
+    if given := [*typed.given(), *workers.given()]:
+        option = given[0].removesuffix("_workers").replace("_", "-")
+        raise typer.BadParameter(f"--{option} is for a model; the options of a function are in its file")
+    path = Path(file)
+    with as_typed():
+        _bundle.check_file(path)
+        check_globs(path.parent, include)
+    # What the file prints is no result of ours: with --json a program reads those.
+    with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
+        functions = _chosen(_bundle.load(path).functions, names, path)
+        deployables = list(_deployment.deployables(functions, include))
+    yield deployables
 
 
 def _deploy(
@@ -155,27 +170,8 @@ def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) ->
     return view
 
 
-def _of_file(file: Path, names: list[str], include: list[str]) -> list[Deployable]:
-    from gpufn import _bundle, _deployment  # noqa: PLC0415
-    from gpufn._bundle_files import check_globs  # noqa: PLC0415
-
-    with as_typed():
-        _bundle.check_file(file)
-        check_globs(file.parent, include)
-    # What the file prints is no result of ours: with --json a program reads those.
-    with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
-        functions = _chosen(_bundle.load(file).functions, names, file)
-        return list(_deployment.deployables(functions, include))
-
-
-def _of_model(model: Model, options: dict[str, Any]) -> Deployable:
-    from gpufn import _deployment  # noqa: PLC0415
-
-    return _deployment.deployable_model(model, options)
-
-
-def _only(names: list[str] | None) -> str:
-    if names and len(names) > 1:
+def _only(names: list[str]) -> str:
+    if len(names) > 1:
         raise typer.BadParameter("a model is deployed under one --name")
     return names[0] if names else ""
 
