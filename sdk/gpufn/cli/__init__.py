@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
     "doctor": ("doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
+    "completion": ("completion:completion", "Print what makes a shell complete commands, options and functions."),
 }
 # What other programs call them.
 _OTHER_WORDS = {
@@ -70,6 +71,7 @@ _OTHER_WORDS = {
     "start": "up",
     "stop": "down",
 }
+COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that asks what may come next
 _TYPED = "gpufn.typed"  # in a context: the command and what follows it
 _UsageError: Any = typer.BadParameter.__mro__[1]  # click's: of the one that is installed, or that newer typers bring
 _ESCAPED = "gpufn-escaped"  # what is done with letters that cannot be encoded
@@ -200,6 +202,10 @@ def main() -> NoReturn:
     if "--debug" in own:
         argv.remove("--debug")
         os.environ["GPUFN_DEBUG"] = "1"
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]  # noqa: PLC0415
+
+        completion_init()
     try:
         typer.main.get_command(app).main(args=argv, prog_name="gpufn")
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from gpufn import media
+from gpufn.cli._names import callable_names
 from gpufn.cli._render import WrongUsage, duration, print_json, say
 from gpufn.cli._visible import visible
 from gpufn.errors import GpufnError, InvalidInput, UnsupportedMediaType
@@ -21,9 +22,11 @@ from gpufn.priority import Priority
 if TYPE_CHECKING:
     from gpufn._views import Answer
 
-Name = Annotated[str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.")]
-Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object.")]
-Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS; @FILE is a file, @- stdin.")]
+Name = Annotated[
+    str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
+]
+Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object; @FILE is a file, - stdin.")]
+Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS.")]
 File = Annotated[Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes.")]
 Class = Annotated[
     Priority | None, typer.Option("--priority", help="Its class, in place of the function's; hi needs a key that may.")
@@ -42,8 +45,10 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
     text = arguments if arguments is not None else data
     if text is None:
         return b"{}", media.JSON
-    if text.startswith("@"):
-        body = sys.stdin.buffer.read() if text == "@-" else _read(Path(text[1:]))
+    if text in ("-", "@-"):
+        body = sys.stdin.buffer.read()
+    elif text.startswith("@"):
+        body = _read(Path(text[1:]))
     else:
         body = os.fsencode(text)
     try:

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from gpufn.cli import new_app
+from gpufn.cli._names import function_names
 from gpufn.cli._render import Json, WrongUsage, ago, print_json, print_table, say
 
 app = new_app(help="List the submitted calls that failed for good; show, replay or drop them.")
 
-Name = Annotated[str, typer.Argument(help="The function's name.")]
+Name = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
 Id = Annotated[str, typer.Argument(help="The invocation's id, as `gpufn dlq ls` prints it.")]
 MaybeId = Annotated[str | None, typer.Argument(help="The invocation's id, as `gpufn dlq ls` prints it.")]
 All = Annotated[bool, typer.Option("--all", help="All of the function.")]

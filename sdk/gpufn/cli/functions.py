@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpufn.cli._names import function_names
 from gpufn.cli._render import Json, ago, as_typed, ask, duration, print_fields, print_json, print_table, say, size, step
 from gpufn.priority import Priority
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from gpufn._views import FunctionView
     from gpufn.protocol.reports import WorkerCounts
 
-Name = Annotated[str, typer.Argument(help="The function's name.")]
+Name = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
 
 
 def ls(json: Json = False) -> None:
