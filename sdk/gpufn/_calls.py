@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gpufn import _transport
 from gpufn._decode import decode, remote_traceback
 from gpufn._given import check_seconds
+from gpufn._other_words import OF_CALLS, not_there
 from gpufn._threads import in_thread
 from gpufn.errors import InvalidInput
 from gpufn.ids import names_invocation
@@ -58,6 +59,11 @@ class Call(Generic[V]):
     def aio(self) -> AsyncCall[V]:
         """The same methods, to await."""
         return AsyncCall(self)
+
+    if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise not_there(self, name, OF_CALLS)
 
     def __repr__(self) -> str:
         return f"Call({self.id!r})"

@@ -18,6 +18,7 @@ from gpufn import _transport
 from gpufn._calls import Call
 from gpufn._decode import decode, remote_traceback
 from gpufn._given import check_iterables, spread
+from gpufn._other_words import OF_FUNCTIONS, not_there
 from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
 from gpufn.errors import InvalidInput
@@ -125,6 +126,11 @@ class Remote(Generic[P, R, V]):
     def aio(self) -> AsyncRemote[P, R, V]:
         """The same methods, to await."""
         return AsyncRemote(self)
+
+    if not TYPE_CHECKING:  # a checker shall go on refusing what is not there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise not_there(self, name, OF_FUNCTIONS)
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.Signature:
         """Raises TypeError for a wrong call, as plain Python does."""

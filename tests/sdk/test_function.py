@@ -124,6 +124,34 @@ def test_items_stream_as_they_are_made() -> None:
         items.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            lambda: plus.local(1),  # type: ignore[attr-defined]
+            "'Function' object has no attribute 'local'; a plain call, without .local, runs here",
+        ),
+        (
+            lambda: Tally.add.delay(1),  # type: ignore[attr-defined]
+            "'Method' object has no attribute 'delay'; spawn(...) submits it",
+        ),
+        (
+            lambda: Call("x").get(),  # type: ignore[attr-defined]
+            "'Call' object has no attribute 'get'; result(timeout=...) waits for it",
+        ),
+        (
+            lambda: plus.remot(1),  # type: ignore[attr-defined]
+            "'Function' object has no attribute 'remot'",
+        ),
+    ],
+)
+def test_words_of_other_sdks_are_answered_with_ours(use: Callable[[], Any], said: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        use()
+    assert str(raised.value) == said
+    assert raised.value.obj is not None, "Python suggests what is like it"
+
+
 def test_only_generators_stream() -> None:
     with run_locally(), pytest.raises(InvalidInput, match=r"no generator: use .remote"):
         plus.stream(1)
