@@ -183,6 +183,26 @@ async def test_an_unknown_field_is_named_with_those_there_are(gateway: Any, prob
     assert answer.json()["field"] == "workers"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "said"),
+    [
+        ("/v1/functions", b"{}", "spec", "missing"),
+        ("/v1/functions", b'{"spec": {}}', "bundle", "missing"),
+        ("/v1/functions/embed/scale", b'{"min_workers": "2"}', "min_workers", "expected int | null, got str"),
+        ("/v1/functions/embed/scale", b"[]", None, "expected object, got array"),
+        ("/v1/keys", b'{"limits": {"speed": 2}}', "limits.speed", "there is no such field"),
+    ],
+)
+async def test_what_is_wrong_with_a_body_names_the_field_as_an_invoke_does(
+    gateway: Any, path: str, body: bytes, field: str | None, said: str
+) -> None:
+    gateway.report()
+    answer = await gateway.post(path, content=body)
+    told = answer.json()
+    assert (answer.status_code, told.get("field")) == (422, field)
+    assert told["detail"] == (f"{field}: {said}" if field else f"the body is a JSON object: {said}")
+
+
 async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> None:
     parameters = {
         "type": "object",

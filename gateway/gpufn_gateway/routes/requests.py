@@ -20,7 +20,8 @@ from gpufn_gateway.problems import RouteError
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
-_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
+_AT = re.compile(r" - at `\$\.?(.*?)`$", re.DOTALL)
+_OF_FIELD = re.compile(r"^Object (?:contains unknown|(missing) required) field `(.*)`$", re.DOTALL)
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -63,14 +64,21 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.ValidationError as error:
-        if unknown := _UNKNOWN_FIELD.match(str(error)):
-            takes = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
-            raise InvalidInput(f"{unknown[1]}: there is no such field; it takes {takes}", field=unknown[1]) from None
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".") or None
-        raise InvalidInput(f"{field}: {what}" if field else what, field=field) from None
+        raise _refusal(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInput(f"the body is not valid JSON: {error}") from None
+
+
+def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
+    """msgspec's words, as an invoke tells them (gpufn_runtime.worker.parameters)."""
+    at = _AT.search(text)
+    path, what = (at[1], text[: at.start()]) if at else ("", text)
+    if (found := _OF_FIELD.match(what)) is not None:
+        field = f"{path}.{found[2]}" if path else found[2]
+        takes = "" if path else f"; it takes {', '.join(one.encode_name for one in msgspec.structs.fields(kind))}"
+        return InvalidInput(f"{field}: {'missing' if found[1] else f'there is no such field{takes}'}", field=field)
+    what = what[:1].lower() + what[1:].replace("`", "")
+    return InvalidInput(f"{path or 'the body is a JSON object'}: {what}", field=path or None)
 
 
 def whole_number(text: str, most_digits: int) -> int | None:
