@@ -206,6 +206,10 @@ class FunctionRaised(GpufnError):
         has_type = self.message == self.error_type or self.message.startswith(f"{self.error_type}: ")
         return self.message if has_type else f"{self.error_type}: {self.message}"
 
+    def __repr__(self) -> str:
+        """Among the results of a map, or of `gather`, the type is what one looks for."""
+        return f"{type(self).__name__}({str(self)!r})"
+
     def info(self) -> ErrorInfo:
         return ErrorInfo(
             code=self.code, message=self.message, error_type=self.error_type, traceback=self.traceback or None

@@ -112,6 +112,7 @@ def test_an_exception_shows_the_remote_traceback() -> None:
     with run_locally(), pytest.raises(FunctionRaised) as caught:
         fail.remote("nothing there")
     assert caught.value.error_type == "LookupError"
+    assert repr(caught.value) == "FunctionRaised('LookupError: nothing there')"
     text = "".join(traceback.format_exception(caught.value))
     assert "In the worker:" in text
     assert "raise LookupError(message)" in text

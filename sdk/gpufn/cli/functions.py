@@ -18,7 +18,10 @@ Name = Annotated[str, typer.Argument(help="The function's name.", autocompletion
 
 
 def ls(json: Json = False) -> None:
-    """List the functions."""
+    """List the functions.
+
+    What is queued and runs is told once a second: a call that has just ended may still be counted.
+    """
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client:
