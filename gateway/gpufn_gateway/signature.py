@@ -9,6 +9,7 @@ Bodies above `LARGEST_CHECKED` are left to the worker: the gateway's loop serves
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, Union
@@ -27,6 +28,8 @@ _BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _TROUBLE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _FIELD = re.compile(r"`([^`]*)`")
+_MOST_TRIED: Final = 1000
+_OF_ANY_NAME = "[...]"  # msgspec's path to a value of a dict
 _SIMPLE: Mapping[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
 _BOUNDS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 _LENGTHS = {"minLength": "min_length", "maxLength": "max_length"}
@@ -62,7 +65,7 @@ class Signature:
         try:
             self._decode(body)
         except msgspec.ValidationError as error:
-            raise self._explain(str(error)) from None
+            raise self._explain(str(error), body) from None
         except RecursionError:
             raise _too_deep() from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,7 +73,7 @@ class Signature:
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()
 
-    def _explain(self, trouble: str) -> InvalidInput:
+    def _explain(self, trouble: str, body: bytes) -> InvalidInput:
         match = _TROUBLE.match(trouble)
         assert match is not None
         what, path = match["what"], (match["path"] or "$").removeprefix("$").lstrip(".")
@@ -86,7 +89,19 @@ class Signature:
             return InvalidInput(f"the body must be a JSON object of keyword arguments: {_plain(what)}")
         values = told_values(self._schema, path) if "enum value" in what else ""
         takes = f"; it takes {values}" if values else ""
+        if path.startswith(_OF_ANY_NAME):
+            path = self._wrong_keyword(body) + path.removeprefix(_OF_ANY_NAME)
         return InvalidInput(f"{path}: {_plain(what)}{takes}", field=path)
+
+    def _wrong_keyword(self, body: bytes) -> str:
+        """Of a function that takes any: msgspec does not say which. Among so many that it holds nobody up."""
+        keywords = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for name, value in itertools.islice(keywords.items(), _MOST_TRIED):
+            try:
+                self._decode(msgspec.json.encode({name: value}))
+            except msgspec.ValidationError:
+                return name
+        return _OF_ANY_NAME
 
 
 def depth_of(body: bytes) -> int:

@@ -222,3 +222,24 @@ def test_a_schema_that_is_none_checks_nothing(schema: Any) -> None:
 
 def test_large_bodies_are_left_to_the_worker() -> None:
     of({"type": "integer"}).check(b'{"a":"' + b"x" * LARGEST_CHECKED + b'"}')
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"a": "x", "b": 1}', "b: expected str, got int"),
+        (b'{"a": "x", "b c": [1]}', "b c: expected str, got array"),
+    ],
+)
+def test_of_keywords_of_any_name_the_wrong_one_is_named(body: bytes, said: str) -> None:
+    signature = Signature({"type": "object", "properties": {}, "additionalProperties": {"type": "string"}})
+    with pytest.raises(InvalidInput) as raised:
+        signature.check(body)
+    assert (raised.value.message, raised.value.field) == (said, said.partition(":")[0])
+    nested = {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}}
+    with pytest.raises(InvalidInput) as raised:
+        Signature(nested).check(b'{"a": [1], "b": [1, "2"]}')
+    assert raised.value.message == "b[1]: expected int, got str"
+    with pytest.raises(InvalidInput) as raised:
+        Signature({"type": "object", "additionalProperties": COLOR}).check(b'{"a": "red", "b": "blue"}')
+    assert raised.value.message == 'b: invalid enum value \'blue\'; it takes "red", "green"'
