@@ -99,7 +99,9 @@ class Runner:
         )
         self._departed = Departed(bus, self._attempts, self._queues.cancel_call)
         self._missed = MissedEnds(bus, self._attempts, self._queues.cancel_call)
-        self._whereabouts = Whereabouts(bus, node, self._attempts, self._settler.unsettled)
+        self._whereabouts = Whereabouts(
+            bus, node, self._attempts, self._settler.unsettled, tell_again=self._settler.tell_again
+        )
         self._beats = Beats(clock.monotonic())
         self._is_new = True  # it hears of what was assigned before it was there
         self._inherited: set[str] = set()  # workers of that

@@ -258,6 +258,10 @@ class Settler:
                 with contextlib.suppress(GpufnError):  # the bus is away
                     delivery.touch()
 
+    def tell_again(self, invocation: str) -> None:
+        """Somebody waits for this call, and cannot find it: if it has ended here, its end did not reach him."""
+        self._replies.repeat(invocation)
+
     async def finish(self) -> None:
         """Wait until everything that ended is kept."""
         await self._tasks.done()

@@ -6,7 +6,7 @@ A submitted call's record is written when it is queued, tried again, and ends; i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -21,13 +21,22 @@ _where = msgspec.msgpack.Decoder(WhereIs)
 
 
 class Whereabouts:
-    """`running` are the attempts, by invocation; `unsettled` those that have ended, and their records do not say so."""
+    """`running` are the attempts, by invocation; `unsettled` those that have ended, and their records do not say so.
+    `tell_again(invocation)` repeats the end of one that somebody looks for and that does not run here."""
 
-    def __init__(self, bus: Bus, node: str, running: Mapping[str, Attempt], unsettled: Mapping[str, Attempt]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        node: str,
+        running: Mapping[str, Attempt],
+        unsettled: Mapping[str, Attempt],
+        tell_again: Callable[[str], None],
+    ) -> None:
         self._bus = bus
         self._node = node
         self._running = running
         self._unsettled = unsettled
+        self._tell_again = tell_again
 
     def start(self) -> None:
         self._bus.subscribe(subjects.WHEREABOUTS, self._on_where)
@@ -50,7 +59,9 @@ class Whereabouts:
                     self._bus.publish(message.reply, encode(self._held(each)))
             return
         attempt = self._running.get(wanted) or self._unsettled.get(wanted)
-        if attempt is not None and not isinstance(attempt.phase, Arrived) and message.reply:
+        if attempt is None:
+            self._tell_again(wanted)
+        elif not isinstance(attempt.phase, Arrived) and message.reply:
             self._bus.publish(message.reply, encode(self._held(attempt)))
 
     def _held(self, attempt: Attempt) -> HeldBy:

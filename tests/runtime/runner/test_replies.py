@@ -1,15 +1,18 @@
-"""Replies that a connection takes along when it breaks."""
+"""Replies that a connection takes along when it breaks: the runner's own, or that of who waits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn_runtime.runner import replies
 from gpufn_runtime.runner.replies import Replies
+from tests.runtime.runner.node import Node, on_node
 
 
 class Scene:
@@ -65,10 +68,10 @@ def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, mo
     async def test(it: Scene) -> None:
         it.bus._live().lose("a cable is pulled")
         for number in range(5):
-            it.replies.send("reply.x", b"%d" % number)
+            it.replies.send(f"reply.{number}", b"%d" % number)
         assert await it.heard(3) == [b"2", b"3", b"4"]
         it.bus._live().lose("and once more")
-        it.replies.send("reply.x", b"of nine b")
+        it.replies.send("reply.5", b"of nine b")
         assert await it.heard(2) == [b"4", b"of nine b"]
 
     on_bus(url, test)
@@ -84,3 +87,43 @@ def test_a_reply_that_the_bus_had_no_room_for_is_sent_when_it_has(url: str) -> N
         assert await it.heard(1) == [b"1"]
 
     on_bus(url, test)
+
+
+def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(it: Scene) -> None:
+        it.replies.send("reply.1", b"1")
+        await it.replies.confirm()
+        it.replies.repeat("another")
+        it.replies.repeat("1")
+        await it.bus.flush()
+        await it.loses_its_connection()
+        it.replies.send("reply.2", b"2")
+        assert await it.heard(3) == [b"1", b"1", b"2"]
+        monkeypatch.setattr(replies, "_KEPT_S", -1.0)
+        it.replies.tick()  # nobody knows whether the second has arrived
+        it.replies.repeat("1")
+        it.replies.repeat("2")
+        assert await it.heard(1) == [b"2"]
+
+    on_bus(url, test)
+
+
+def test_who_lost_the_bus_hears_of_what_ended_meanwhile(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        gateway = await Bus.connect(url, name="gateway that hangs")
+        caller = Caller(gateway, name="hangs", clock=node.clock)
+        caller.start()
+        revision = await node.deploy("ends")
+        worker = await node.worker(revision)
+        call = caller.invoke(node.request(revision))
+        run, _ = await worker.run()
+        gateway._live()._transport.pause_reading()
+        worker.answer(run, b"7")
+        await node.queue_is_empty(revision)
+        gateway._live().lose("the bus does not answer pings")
+        assert (await call.future)[1] == b"7"
+        await gateway.close()
+
+    on_node(url, tmp_path, test)
