@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
@@ -33,6 +34,7 @@ from gpufn.tasks import Tasks
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.attempts import Attempts
+from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.intake import Intake
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import Waiting
@@ -43,6 +45,8 @@ from gpufn_runtime.runner.settle import Settler
 log = logging.getLogger(__name__)
 
 _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
+_CALLER_BACK_S = 1.0  # who lost the bus is back
+_CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 
 
 class Arrivals:
@@ -58,6 +62,7 @@ class Arrivals:
         *,
         clock: Clock,
         settler: Settler,
+        departed: Departed,
         parcels: NodeParcels,
         attempts: Attempts,
         run: Callable[[Attempt, bytes], None],
@@ -71,6 +76,7 @@ class Arrivals:
         self._line = places.line
         self._clock = clock
         self._settler = settler
+        self._departed = departed
         self._parcels = parcels
         self._attempts = attempts
         self._run = run
@@ -207,9 +213,15 @@ class Arrivals:
 
     def _begin(self, attempt: Attempt, body: bytes) -> None:
         if attempt.is_submitted and (attempt.delivery.delivered > 1 or attempt.message.attempt > 1):
-            self._tasks.start(self._run_unless_ended(attempt, body))
+            self._look_up(attempt, self._run_unless_ended(attempt, body))
+        elif attempt.delivery.delivered > 1:
+            self._look_up(attempt, self._run_if_waited_for(attempt, body))
         else:
             self._run(attempt, body)
+
+    def _look_up(self, attempt: Attempt, looking: Coroutine[Any, Any, None]) -> None:
+        self._attempts.add(attempt)
+        self._tasks.start(looking)
 
     def _refuse(
         self, delivery: Delivery | DirectDelivery, message: InvocationMessage, outcome: Outcome, now: float
@@ -231,15 +243,13 @@ class Arrivals:
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
         acked; and a cancel may have ended it between two attempts, or come while that is looked up."""
-        self._attempts.add(attempt)
         try:
             known = await records.record_of(self._bus, attempt.message.id)
         except GpufnError as error:
             log.warning("could not read the record of %s: %s", attempt.message.id, error)
             known = None
-        if attempt.link.state not in (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING):
-            self._drop(attempt)
-            attempt.delivery.nak()  # its worker has gone meanwhile
+        if _has_lost_its_worker(attempt):
+            self._return(attempt)
         elif known is not None and known[0].state.ended:
             self._drop(attempt)
             self._settler.confirm(attempt.delivery, known[0])
@@ -247,13 +257,38 @@ class Arrivals:
             self._drop(attempt)
             self._settler.drop(attempt.delivery)
         elif attempt.is_cancelled:
-            self._drop(attempt)
-            cancelled = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
-            self._refuse(attempt.delivery, attempt.message, cancelled, self._clock.time())
+            self._end_unbegun(attempt)
         else:
             self._run(attempt, body)
+
+    async def _run_if_waited_for(self, attempt: Attempt, body: bytes) -> None:
+        """The caller may have died with the runner that had it before, as of a call that a function made there: it
+        need not run once more for nobody."""
+        is_waited_for = await self._departed.is_waited_for(attempt.message)
+        if _has_lost_its_worker(attempt):
+            self._return(attempt)
+        elif is_waited_for is None:
+            self._return(attempt, _CALLER_BACK_S)
+        elif attempt.is_cancelled or not is_waited_for:
+            self._end_unbegun(attempt)
+        else:
+            self._run(attempt, body)
+
+    def _return(self, attempt: Attempt, delay_s: float = 0) -> None:
+        self._drop(attempt)
+        with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
+            attempt.delivery.nak(delay_s)
+
+    def _end_unbegun(self, attempt: Attempt) -> None:
+        self._drop(attempt)
+        self._refuse(attempt.delivery, attempt.message, _CANCELLED, self._clock.time())
 
     def _longest_delay_s(self, message: InvocationMessage) -> float:
         """Of a retry: the clock may have been set back since its time was written."""
         retries = self._revision.spec.retries
         return 0.0 if retries is None else retries.delay_before(message.attempt)
+
+
+def _has_lost_its_worker(attempt: Attempt) -> bool:
+    """Since it was given its slot."""
+    return attempt.link.state not in (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)

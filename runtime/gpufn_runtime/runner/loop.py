@@ -97,7 +97,7 @@ class Runner:
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
         )
-        self._departed = Departed(bus, self._attempts, self._queues.cancel_call)
+        self._departed = Departed(bus, self._attempts, self._queues.cancel_call, clock)
         self._missed = MissedEnds(bus, self._attempts, self._queues.cancel_call)
         self._whereabouts = Whereabouts(
             bus, node, self._attempts, self._settler.unsettled, tell_again=self._settler.tell_again
@@ -254,6 +254,7 @@ class Runner:
             settler=self._settler,
             supervision=self._supervision,
             nested=self._nested,
+            departed=self._departed,
             output=self._output,
             attempts=self._attempts,
             parcels=self._parcels,

@@ -23,6 +23,7 @@ from gpufn.revision import Revision
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn, Run, may_run_s
 from gpufn_runtime.runner.attempts import Attempts
+from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery
@@ -54,6 +55,7 @@ class RevisionQueue:
         settler: Settler,
         supervision: Supervision,
         nested: NestedCalls,
+        departed: Departed,
         output: Output,
         attempts: Attempts,
         parcels: NodeParcels,
@@ -73,7 +75,7 @@ class RevisionQueue:
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, parcels=parcels, attempts=attempts,
+            clock=clock, settler=settler, departed=departed, parcels=parcels, attempts=attempts,
             run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
         )  # fmt: skip
         self._waits = Waits(
@@ -169,6 +171,7 @@ class RevisionQueue:
 
     def _drop(self, attempt: Attempt) -> None:
         """It was over before it began."""
+        self._parcels.drop(attempt.link.worker, attempt.parcel)
         self._ends.free(attempt)
         if attempt.link.state.live:
             self._after_end(attempt.link)

@@ -6,7 +6,9 @@
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
    where the message is stored. A runner that queues the next attempt says so in the same words.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
-4. `tick` ends calls whose deadline has passed, and those that have waited for as long as they may (`searches`).
+4. Runners ask now and then whether the calls that they run are waited for still: what was said of one that was
+   abandoned, a connection that broke may have taken along.
+5. `tick` ends calls whose deadline has passed, and those that have waited for as long as they may (`searches`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from gpufn.protocol.messages import (
     Reply,
     ResultReply,
     StreamCredit,
+    WaitedFor,
     unpack_reply,
 )
 from gpufn.revision import Revision
@@ -49,6 +52,7 @@ from gpufn.revision import Revision
 C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
+_waited_for = msgspec.msgpack.Decoder(WaitedFor)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
 
@@ -233,7 +237,9 @@ class Caller:
         payload = message.payload
         call = self._pending.get(token)
         if call is None:  # it ended before: the first end wins
-            if self._abandoned.pop(token, None) is not None and payload and payload[0] == _BRACE:
+            if token == subjects.ASKED:
+                self._tell_waited_for(message)
+            elif self._abandoned.pop(token, None) is not None and payload and payload[0] == _BRACE:
                 with contextlib.suppress(GpufnError):
                     self._delete(jetstream.read_pub_ack(payload, message.subject).seq)
             elif self._parcels and payload and payload[0] != _BRACE:
@@ -254,6 +260,11 @@ class Caller:
             call.queue_seq = jetstream.read_pub_ack(payload, call.function).seq
         except GpufnError as error:
             call.fail(error)
+
+    def _tell_waited_for(self, message: Message) -> None:
+        if message.payload:  # an older runner only asks who is here
+            asked = _waited_for.decode(message.payload).invocations
+            self._bus.publish(message.reply, encode(WaitedFor(tuple(each for each in asked if each in self._pending))))
 
     def _on_reconnect(self) -> None:
         self._searches.after_reconnect()

@@ -126,6 +126,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     invocation: str
 
 
+class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """To a caller, by who runs these: does he still wait for them? The answer is of the same kind, with those for which
+    he does."""
+
+    invocations: tuple[str, ...]
+
+
 class WhereIs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """To all runners: who holds this invocation? Only that one answers. Empty: each tells all submitted ones it has."""
 

@@ -184,9 +184,12 @@ def reply(function: str, caller: str, token: str) -> str:
     return f"{PREFIX}.rep.{function}.{caller}.{token}"
 
 
+ASKED = "-"
+
+
 def beside(reply: str) -> str:
-    """What the caller who waits for `reply` hears as well, and takes for nothing."""
-    return f"{reply.rpartition('.')[0]}.-"
+    """Where the caller who waits for `reply` is asked whether he still does (`WaitedFor`)."""
+    return f"{reply.rpartition('.')[0]}.{ASKED}"
 
 
 def runner_inbox(runner: str) -> str:
