@@ -16,8 +16,6 @@ from gpufn.bus.maps import Items, Logged
 from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
 from gpufn.ids import is_invocation_id, item_of
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.messages import Cancel
 from gpufn.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway import chunks, map_views, negotiation
 from gpufn_gateway.auth import READ, Principal
@@ -179,7 +177,7 @@ class Maps:
             cancelled += await self._cancel_all([call for call in found if call is not None])
         if log[0].entry.first:
             cancelled += await self._cancel_before(log[0])
-        self._bus.publish(subjects.CANCELS, encode(Cancel(entry.id)))
+        await records.tell_cancelled(self._bus, entry.id)
         if not entry.is_tried_once:
             waiting = await records.waiting_of_map(self._bus, entry.function, entry.id)
             cancelled += await self._cancel_all(waiting)

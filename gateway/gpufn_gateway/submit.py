@@ -143,10 +143,12 @@ class Submissions:
         return await records.wait(self._bus, invocation, wait_s)
 
     async def cancel(self, invocation: str, principal: Principal) -> tuple[CallRecord, bool]:
-        """The record as it is then; False when it had ended already."""
+        """The record as it is then; False when it had ended already. Asked for again, it does what is left to do."""
         record, _ = await self._read(invocation, principal)
         cancelled = False
-        if not record.state.ended:
+        if record.state is InvocationState.CANCELLED:
+            await records.cancel(self._bus, record, self._calls.clock.time())
+        elif not record.state.ended:
             _, held = await self._whereabouts(record)
             ran = call_views.running(record, held)
             cancelled = await records.cancel(self._bus, ran, self._calls.clock.time())

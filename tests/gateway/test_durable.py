@@ -233,6 +233,34 @@ async def test_a_cancelled_call_tells_that_it_ran(nats: Any, make: Any) -> None:
         ]
 
 
+async def test_a_cancel_that_may_not_have_been_heard_is_refused_and_said_again(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("deaf"), DIGEST)
+        invocation = await submit(gateway, "deaf")
+        runner, told, back = await Bus.connect(nats.url, name="runner"), asyncio.Event(), asyncio.Event()
+        runner.subscribe(subjects.CANCELS, lambda _: told.set())
+        await runner.flush()
+        publish = gateway.bus.publish
+        gateway.bus.on_reconnect(back.set)
+
+        def lost(subject: str, payload: bytes, **more: Any) -> None:
+            publish(subject, payload, **more)
+            if subject == subjects.CANCELS:
+                gateway.bus._live().lose("a cable is pulled")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gateway.bus, "publish", lost)
+            assert (await gateway.http.delete(f"/v1/invocations/{invocation}")).status_code == 503
+        await back.wait()
+        assert not told.is_set()
+        answer = (await gateway.http.delete(f"/v1/invocations/{invocation}")).json()
+        assert (answer["state"], answer["cancelled"]) == ("cancelled", False)
+        await told.wait()
+        await runner.close()
+
+
 async def test_the_time_in_the_queue_does_not_limit_later_attempts(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("later", queue_timeout_s=2.0, retries=Retry(1, delay_s=9.0)), DIGEST)

@@ -13,8 +13,8 @@ from gpufn.errors import BusUnavailable, ErrorInfo, InvocationExpired
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode, pack
-from gpufn.protocol.messages import Cancel, InvocationMessage, ResultReply, unpack_invocation
+from gpufn.protocol.codec import pack
+from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn.protocol.records import CallRecord
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ async def take_out_ended(bus: Bus, seq: int, invocation: InvocationMessage) -> b
         await checkpoints.drop(bus, record.id)
     await streams.delete_message(bus, subjects.ASYNC, seq)
     if record.state is InvocationState.CANCELLED:
-        bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
+        await records.tell_cancelled(bus, record.id)
     return True
 
 

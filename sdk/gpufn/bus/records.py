@@ -333,13 +333,24 @@ async def held(bus: Bus) -> dict[str, HeldBy]:
 
 
 async def cancel(bus: Bus, record: CallRecord, now: float) -> bool:
-    """End a submitted invocation as cancelled. False when it had ended already."""
+    """End a submitted invocation as cancelled. False when it had ended already. One that was cancelled is taken out of
+    its queue, and its runner told, all the same: who cancelled it may have lost the bus before that.
+
+    Raises BusUnavailable when the runner may not have been told.
+    """
     cancelled = await _end(bus, msgspec.structs.replace(record, state=InvocationState.CANCELLED, ended_at=now))
-    if cancelled is None:
+    if cancelled is None and record.state is not InvocationState.CANCELLED:
         return False
-    if cancelled.attempts:
-        await checkpoints.drop(bus, record.id)
-    if cancelled.queue_seq:
-        await streams.delete_message(bus, subjects.ASYNC, cancelled.queue_seq)
-    bus.publish(subjects.CANCELS, encode(Cancel(record.id)))
-    return True
+    known = cancelled or record
+    if known.attempts:
+        await checkpoints.drop(bus, known.id)
+    if known.queue_seq:
+        await streams.delete_message(bus, subjects.ASYNC, known.queue_seq)
+    await tell_cancelled(bus, known.id)
+    return cancelled is not None
+
+
+async def tell_cancelled(bus: Bus, invocation: str) -> None:
+    """Have runners end it; of a map's id, all of its items. Raises BusUnavailable when they may not have been told."""
+    bus.publish(subjects.CANCELS, encode(Cancel(invocation)))
+    await bus.flush()
