@@ -39,7 +39,7 @@ async def follow(
             if number > seen:
                 seen, progress = number, status["progress"]
                 yield b"event: state\nid: %d\ndata: %b\n\n" % (number, msgspec.json.encode(status))
-            elif status["progress"] != progress:
+            elif status["progress"] not in (None, progress):  # None: its runner is slow to say
                 progress = status["progress"]
                 yield b"event: progress\ndata: %b\n\n" % msgspec.json.encode(progress)
             if status["state"].ended:

@@ -14,7 +14,7 @@ from gpufn import media
 from gpufn.bus import checkpoints, dead_letters, objects, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import ErrorInfo
-from gpufn.ids import new_map_id
+from gpufn.ids import new_invocation_id, new_map_id
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
@@ -23,6 +23,7 @@ from gpufn.protocol.records import AttemptRecord, CallRecord, Checkpoint, Webhoo
 from gpufn.protocol.reports import Waiting, WaitReason
 from gpufn.spec import MethodSpec, Retry
 from gpufn.workers import ColdStart
+from gpufn_gateway import call_events
 from tests.gateway.whole import DIGEST, Whole, gateway_on, until
 from tests.taking import take
 
@@ -403,6 +404,19 @@ async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connectio
         await end(gateway, invocation)
         await events.task
         assert events.told[3:] == [("state", "12", "succeeded")]
+
+
+async def test_a_runner_that_is_slow_to_say_how_far_a_call_is_takes_nothing_back(nats: Any) -> None:
+    running = {"state": InvocationState.RUNNING, "attempt": 1}
+    looks = [running | {"progress": told} for told in ({"fraction": 0.5}, None, {"fraction": 0.5}, {"fraction": 0.7})]
+    looks.append({"state": InvocationState.SUCCEEDED, "attempt": 1, "progress": None})
+
+    async def look() -> dict[str, Any]:
+        return looks.pop(0)
+
+    async with gateway_on(nats) as gateway:
+        events = [event async for event in call_events.follow(gateway.bus, new_invocation_id(), 0, look)]
+    assert [event.splitlines()[0] for event in events] == [b"event: state", b"event: progress", b"event: state"]
 
 
 async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection: Any) -> None:
