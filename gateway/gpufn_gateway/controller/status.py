@@ -97,9 +97,13 @@ class Teller:
             return self._no_room(one.need, one.need.no_room)
         if starting or one.need is not None:
             return self._starting(one.view)
-        return (
-            Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}") if one.decision.limited else None
-        )
+        return self._limited(one) if one.decision.limited else None
+
+    def _limited(self, one: Decided) -> Waiting:
+        detail = f"max_workers is reached: {one.decision.count}"
+        if all(worker.in_use == worker.waits_for_own > 0 for worker in one.view.in_state(WorkerState.READY)):
+            detail += "; all calls that run wait for others of this function, and hold the slots that those would need"
+        return Waiting(WaitReason.LIMIT, detail)
 
     def _no_room(self, need: Need, no_room: NoRoom) -> Waiting:
         if need.is_slot_limited:

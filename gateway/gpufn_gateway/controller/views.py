@@ -40,6 +40,7 @@ class WorkerView:
         self.in_use = 0
         self.left_over = 0  # of those in use, by calls that are queued again or run elsewhere
         self.waits_on = ""  # the GPU that its calls wait for their turn on
+        self.waits_for_own = 0  # of those in use, by calls that wait for others of the same function
         self.idle_since: float | None = None
         self.drain_asked = assignment.desired is Desired.DRAIN
         self.park_asked = assignment.desired is Desired.PARK

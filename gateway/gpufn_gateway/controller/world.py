@@ -331,6 +331,7 @@ class World:
         worker.in_use = report.in_use
         worker.left_over = report.left_over
         worker.waits_on = report.waits_on
+        worker.waits_for_own = report.waits_for_own
         worker.idle_since = None if report.idle_since is None else now - max(0.0, sent_at - report.idle_since)
         if not report.state.live:
             worker.is_gone = True

@@ -60,6 +60,7 @@ class Run(msgspec.Struct, kw_only=True, eq=False):
     items: int = 0  # sent to the reader of its stream
     granted: int = 0  # items that it may have sent by now
     calls: set[int] = msgspec.field(default_factory=set)  # that it has made of the platform and waits for
+    own_calls: int = 0  # how many of these are of its own function
     progress: Progress | None = None  # as it said last
     checkpoint_seq: int = 0  # where the last one is stored, of this attempt or of one before it
 

@@ -175,6 +175,7 @@ class Runner:
                 idle_since=None if link.idle_since is None else sent_at - (now - link.idle_since),
                 cold_start=link.cold_start,
                 modules=link.modules,
+                waits_for_own=link.waits_for_own,
                 waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
             )

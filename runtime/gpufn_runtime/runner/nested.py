@@ -75,6 +75,7 @@ class NestedCalls:
             return
         if parent is not None:
             parent.run.calls.add(call.call)
+            parent.run.own_calls += _is_own(call, parent)
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.worker, call.call] = task
         # Not in the task: one that is cancelled before its first step runs nothing of itself.
@@ -106,6 +107,7 @@ class NestedCalls:
         link.open_calls.discard(call.call)
         if parent is not None:
             parent.run.calls.discard(call.call)
+            parent.run.own_calls -= _is_own(call, parent)
         kind, error, content_type, body = _CANCELLED if task.cancelled() else task.result()
         try:
             link.send(frames.Answer(call.call, kind, error, content_type), body)
@@ -278,6 +280,11 @@ def _request(
         return request
     asks = parent.message
     return request._replace(parent=asks.id, trace=asks.trace, owner=asks.owner)
+
+
+def _is_own(call: frames.Call, parent: Attempt) -> bool:
+    """It is of the function that waits for it."""
+    return call.verb in (Verb.CALL, Verb.STREAM) and call.target == parent.message.function
 
 
 def _asked(revision: Revision, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Priority | None:

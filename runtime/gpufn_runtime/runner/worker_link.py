@@ -149,6 +149,11 @@ class WorkerLink:
         return unwanted + (self._leftovers if now - self.listening_since > ACK_WAIT_S else 0)
 
     @property
+    def waits_for_own(self) -> int:
+        """Slots in use by attempts that wait for other calls of the same function."""
+        return sum(bool(attempt.own_calls) for attempt in self.attempts.values())
+
+    @property
     def needs_turn(self) -> bool:
         """An attempt would have to ask for a turn on the GPU."""
         return self.seat is not None and self.seat.takes_turns and self.seat.turn is None

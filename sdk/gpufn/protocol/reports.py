@@ -31,6 +31,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
     cold_start: ColdStart | None = None
     modules: tuple[str, ...] = ()
     waits_on: str = ""  # the GPU that its calls wait for their turn on
+    waits_for_own: int = 0  # of those in use: by calls that wait for others of the same function
     parked: ParkedMemory | None = None  # as it says itself
 
 

@@ -19,6 +19,7 @@ from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.records import CallRecord
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
 from gpufn.spec import CallKind
+from gpufn.workers import WorkerState
 from tests.runtime.runner.node import Node, on_node
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -197,6 +198,23 @@ def test_a_stream_between_functions_waits_for_its_reader(url: str, tmp_path: Pat
         await writing
         reader.answer(run)
         await call.future
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_that_waits_for_itself_is_reported_as_such(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("child")
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send(call_of(run), b"{}")
+        while (told := await node.report_of("w-1", WorkerState.READY)).waits_for_own == 0:
+            pass
+        assert (told.in_use, told.waits_for_own) == (1, 1)
+        worker.send(frames.CloseCall(1))
+        while (await node.report_of("w-1", WorkerState.READY)).waits_for_own:
+            pass
 
     on_node(url, tmp_path, test)
 
