@@ -20,7 +20,8 @@ from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, GpufnError
 from gpufn.invocation import waited_too_long
 from gpufn.protocol import subjects
-from gpufn.protocol.messages import InvocationMessage, unpack_invocation
+from gpufn.protocol.codec import encode
+from gpufn.protocol.messages import InvocationMessage, WhereIs, unpack_invocation
 from gpufn.tasks import Tasks
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class Searches:
                 try:
                     async with self._places:
                         if await self._queued(call) is not None:
+                            # It may have ended: the bus has not heard that, and we have not.
+                            self._bus.publish(subjects.WHEREABOUTS, encode(WhereIs(call.id)))
                             return
                         is_held = await where(self._bus, call.id) is not None
                 except GpufnError as error:  # nobody knows yet: the stream may be about to be made again

@@ -134,7 +134,8 @@ class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WhereIs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """To all runners: who holds this invocation? Only that one answers. Empty: each tells all submitted ones it has."""
+    """To all runners: who holds this invocation? Only that one answers; one that has ended it lately replies to its
+    caller once more. Empty: each tells all submitted ones it has."""
 
     invocation: str
 

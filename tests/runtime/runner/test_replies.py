@@ -10,6 +10,8 @@ import pytest
 
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
+from gpufn.bus.delivery import Delivery
+from gpufn.protocol import subjects
 from gpufn_runtime.runner import replies
 from gpufn_runtime.runner.replies import Replies
 from tests.runtime.runner.node import Node, on_node
@@ -110,18 +112,25 @@ def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while
     on_bus(url, test)
 
 
-def test_who_lost_the_bus_hears_of_what_ended_meanwhile(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ack_lost", [False, True], ids=["", "and whose ack was lost, too"])
+def test_who_lost_the_bus_hears_of_what_ended_meanwhile(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ack_lost: bool
+) -> None:
+    if is_ack_lost:
+        monkeypatch.setattr(Delivery, "ack", lambda _: None)
+
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="gateway that hangs")
         caller = Caller(gateway, name="hangs", clock=node.clock)
         caller.start()
-        revision = await node.deploy("ends")
+        revision, told = await node.deploy(f"ends-{is_ack_lost}".lower()), asyncio.Event()
+        node.bus.subscribe(subjects.replies("hangs"), lambda message: message.payload[:1] == b"{" or told.set())
         worker = await node.worker(revision)
         call = caller.invoke(node.request(revision))
         run, _ = await worker.run()
         gateway._live()._transport.pause_reading()
         worker.answer(run, b"7")
-        await node.queue_is_empty(revision)
+        await told.wait()
         gateway._live().lose("the bus does not answer pings")
         assert (await call.future)[1] == b"7"
         await gateway.close()
