@@ -35,7 +35,7 @@ from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.departed import Departed
-from gpufn_runtime.runner.intake import Intake
+from gpufn_runtime.runner.intake import ACK_WAIT_S, Intake
 from gpufn_runtime.runner.lane import DirectDelivery
 from gpufn_runtime.runner.line import Waiting
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -242,12 +242,15 @@ class Arrivals:
 
     async def _run_unless_ended(self, attempt: Attempt, body: bytes) -> None:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
-        acked; and a cancel may have ended it between two attempts, or come while that is looked up."""
+        acked; and a cancel may have ended it between two attempts, or come while that is looked up. Or another runner
+        has it: a bus that stood still hands out again what runs, before it reads that it does."""
+        known = held = None
         try:
             known = await records.record_of(self._bus, attempt.message.id)
+            if attempt.delivery.delivered > 1:
+                held = await records.where(self._bus, attempt.message.id)
         except GpufnError as error:
-            log.warning("could not read the record of %s: %s", attempt.message.id, error)
-            known = None
+            log.warning("could not look up %s: %s", attempt.message.id, error)
         if _has_lost_its_worker(attempt):
             self._return(attempt)
         elif known is not None and known[0].state.ended:
@@ -258,6 +261,8 @@ class Arrivals:
             self._settler.drop(attempt.delivery)
         elif attempt.is_cancelled:
             self._end_unbegun(attempt)
+        elif held is not None:
+            self._return(attempt, ACK_WAIT_S)
         else:
             self._run(attempt, body)
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _MOST: Final = 10_000
 _MOST_BYTES: Final = 64 << 20
+_MOST_SURE_BYTES: Final = 16 << 20
 _KEPT_S: Final = 30.0  # who lost the bus notices within 15 s, and looks for his calls when he has it again
 
 
@@ -72,7 +73,9 @@ class Replies:
         elif self._sure_to < self._count and self._bus.connected and not self._is_confirming:
             self._confirming = self._loop.create_task(self.confirm(), name="replies")
         over = self._loop.time() - _KEPT_S
-        while self._kept and (first := next(iter(self._kept.values()))).number <= self._sure_to and first.at < over:
+        while self._kept and (first := next(iter(self._kept.values()))).number <= self._sure_to:
+            if first.at >= over and self._bytes <= _MOST_SURE_BYTES:
+                break
             self._forget(next(iter(self._kept)))
 
     async def confirm(self) -> None:

@@ -21,14 +21,16 @@ from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import frames, subjects
-from gpufn.protocol.codec import pack
+from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.limits import RECORD_BYTES
-from gpufn.protocol.messages import unpack_invocation
+from gpufn.protocol.messages import HeldBy, unpack_invocation
 from gpufn.protocol.records import CallRecord
 from gpufn.spec import Retry
 from gpufn.workers import WorkerState
+from gpufn_runtime.runner import arrivals
 from gpufn_runtime.runner.intake import Intake
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
+from tests.taking import take
 
 NO = ErrorInfo("function_raised", "no", error_type="ValueError", error_bases=("ValueError",))
 
@@ -63,6 +65,35 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
         ]
         assert record.attempts[0].message == "ValueError: no"
         assert await dead_letters.read(node.bus, "attempts", call.id) is None
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bus that stood still hands out what runs: it takes their runners for dead, before it reads what they sent."""
+    monkeypatch.setattr(arrivals, "ACK_WAIT_S", 0.01)
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("elsewhere")
+        call = await node.submit(revision)
+        asked = 0
+
+        def where(message: Message) -> None:
+            nonlocal asked
+            asked += 1
+            node.bus.publish(message.reply, encode(HeldBy(call.id, "w-9", "n9", 1, 0.0)))
+            if asked == 3:
+                another.unsubscribe()  # it dies
+
+        another = node.bus.subscribe(subjects.WHEREABOUTS, where)
+        [delivery] = await take(node.bus, "elsewhere")
+        delivery.nak()
+        worker = await node.worker(revision)
+        run, body = await worker.run()
+        assert (run.invocation, asked) == (call.id, 3)
+        worker.answer(run, body)
 
     on_node(url, tmp_path, test)
 

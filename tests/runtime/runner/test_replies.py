@@ -79,6 +79,22 @@ def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, mo
     on_bus(url, test)
 
 
+def test_replies_that_the_bus_has_take_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies, "_MOST_SURE_BYTES", 10)
+
+    async def test(it: Scene) -> None:
+        for number in range(3):
+            it.replies.send(f"reply.{number}", b"of six")
+        await it.replies.confirm()
+        it.replies.tick()
+        for number in range(3):
+            it.replies.repeat(str(number))
+        it.replies.send("reply.end", b"that is all")
+        assert await it.heard(5) == [*[b"of six"] * 4, b"that is all"]
+
+    on_bus(url, test)
+
+
 def test_a_reply_that_the_bus_had_no_room_for_is_sent_when_it_has(url: str) -> None:
     async def test(it: Scene) -> None:
         it.bus._live().congested = True
