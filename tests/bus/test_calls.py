@@ -22,7 +22,15 @@ from gpufn.invocation import STOPS_WITHIN_S, OutcomeKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.frames import STREAM_WINDOW
-from gpufn.protocol.messages import BegunReply, HeldBy, ItemReply, ResultReply, StreamCredit, unpack_invocation
+from gpufn.protocol.messages import (
+    BegunReply,
+    HeldBy,
+    ItemReply,
+    ResultReply,
+    StreamCredit,
+    WaitedFor,
+    unpack_invocation,
+)
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from tests.taking import take
@@ -237,7 +245,7 @@ def end(stream: PendingStream, items: int) -> None:
 @pytest.mark.parametrize(
     ("breaks", "error", "why"),
     [
-        (lambda stream: item(stream, 0), WorkerLost, "after 2 items: who ran it died, and it began again"),
+        (lambda stream: item(stream, 0), WorkerLost, "after 2 items: who ran it died"),
         (lambda stream: item(stream, 3), BusUnavailable, "after 2 items: the message bus lost those before number 3"),
         (lambda stream: end(stream, 5), BusUnavailable, "of its 5 items the message bus lost all but 2"),
     ],
@@ -270,6 +278,32 @@ async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
     end(stream, 1)
     assert [body async for _, body in stream.items()] == [b"1"]
     assert stream.starts_by == math.inf
+
+
+@pytest.mark.parametrize("items", [0, 2])
+async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_it_anew(
+    connect: Any, nats: Any, items: int
+) -> None:
+    """It ran from its start to its first item, to be told that nobody can use that."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller = Caller(bus, name="gw-anew", clock=SystemClock())
+    caller.start()
+    stream = caller.open_stream(request())
+    for number in range(items):
+        stream.take(ItemReply(stream.id, number, "application/json", ""), b"")
+
+    async def waited_for(*, anew: bool) -> tuple[str, ...]:
+        asked = encode(WaitedFor((stream.id, "of another"), anew))
+        answer = await bus.request(subjects.reply("f", "gw-anew", subjects.ASKED), asked)
+        return msgspec.msgpack.decode(answer.payload, type=WaitedFor).invocations
+
+    assert await waited_for(anew=False) == (stream.id,)
+    assert await waited_for(anew=True) == (() if items else (stream.id,))
+    if items:
+        with pytest.raises(WorkerLost, match="broke off after 2 items: who ran it died"):
+            await stream.future
+    stream.cancel()
 
 
 async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(

@@ -65,15 +65,15 @@ class Departed:
                     self._cancel(invocation)
 
     async def is_waited_for(self, message: InvocationMessage) -> bool | None:
-        """None: its caller is away, perhaps for a moment."""
+        """To be run once more. None: its caller is away, perhaps for a moment."""
         caller = subjects.beside(message.reply)
-        wanted = await self._ask(caller, (message.id,))
+        wanted = await self._ask(caller, (message.id,), anew=True)
         return None if wanted is None else message.id in wanted
 
-    async def _ask(self, caller: str, asked: tuple[str, ...]) -> Collection[str] | None:
+    async def _ask(self, caller: str, asked: tuple[str, ...], *, anew: bool = False) -> Collection[str] | None:
         """Which of these the caller waits for, as far as anybody knows; None while he has just gone."""
         try:
-            answer = await self._bus.request(caller, encode(WaitedFor(asked)), timeout_s=_ANSWER_S)
+            answer = await self._bus.request(caller, encode(WaitedFor(asked, anew)), timeout_s=_ANSWER_S)
         except NoResponders:
             now = self._clock.monotonic()
             return () if now - self._away_since.setdefault(caller, now) >= _GONE_AFTER_S else None

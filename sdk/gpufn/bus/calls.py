@@ -263,8 +263,12 @@ class Caller:
 
     def _tell_waited_for(self, message: Message) -> None:
         if message.payload:  # an older runner only asks who is here
-            asked = _waited_for.decode(message.payload).invocations
-            self._bus.publish(message.reply, encode(WaitedFor(tuple(each for each in asked if each in self._pending))))
+            asked = _waited_for.decode(message.payload)
+            if asked.anew:
+                for call in [self._pending[each] for each in asked.invocations if each in self._pending]:
+                    call.begins_anew()
+            waited_for = tuple(each for each in asked.invocations if each in self._pending)
+            self._bus.publish(message.reply, encode(WaitedFor(waited_for)))
 
     def _on_reconnect(self) -> None:
         self._searches.after_reconnect()

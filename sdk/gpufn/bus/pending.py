@@ -72,6 +72,9 @@ class PendingCall:
     def on_reconnect(self) -> None:
         """The bus is back."""
 
+    def begins_anew(self) -> None:
+        """Who ran it died: it would run once more, from the start."""
+
     def tick(self, now: float) -> None:
         """A few times a second."""
 
@@ -111,7 +114,7 @@ class PendingStream(PendingCall):
 
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, ResultReply):
-            expected = self._taken + self._items.qsize()
+            expected = self._heard
             if reply.items != expected:
                 lost = f"stream {self.id} broke off: of its {reply.items} items the message bus lost all but {expected}"
                 self.fail(BusUnavailable(lost))
@@ -122,13 +125,13 @@ class PendingStream(PendingCall):
         if isinstance(reply, BegunReply):
             super().take(reply, body)
             return
-        if reply.number != (expected := self._taken + self._items.qsize()):
+        if reply.number == 0 and self._heard:
+            self.begins_anew()
+            return
+        if reply.number != (expected := self._heard):
             self._caller.abandon(self)
-            broke_off = f"stream {self.id} broke off after {expected} items:"
-            if reply.number == 0:
-                self.fail(WorkerLost(f"{broke_off} who ran it died, and it began again from the start"))
-            else:
-                self.fail(BusUnavailable(f"{broke_off} the message bus lost those before number {reply.number}"))
+            lost = f"the message bus lost those before number {reply.number}"
+            self.fail(BusUnavailable(f"stream {self.id} broke off after {expected} items: {lost}"))
             return
         self._credit_to = reply.credit_to
         self._heard_at = self._clock.monotonic()
@@ -155,6 +158,17 @@ class PendingStream(PendingCall):
 
     def on_reconnect(self) -> None:
         self._give_credit()
+
+    def begins_anew(self) -> None:
+        """Nobody can use it, when some of its items were heard."""
+        if self._heard:
+            self._caller.abandon(self)
+            self.fail(WorkerLost(f"stream {self.id} broke off after {self._heard} items: who ran it died"))
+
+    @property
+    def _heard(self) -> int:
+        """Items."""
+        return self._taken + self._items.qsize()
 
     def tick(self, now: float) -> None:
         """Credit may have been lost, here or where the items are made, which would wait for it for ever."""

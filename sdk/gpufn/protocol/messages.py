@@ -128,9 +128,10 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class WaitedFor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """To a caller, by who runs these: does he still wait for them? The answer is of the same kind, with those for which
-    he does."""
+    he does. `anew`: by who would run them once more, from the start."""
 
     invocations: tuple[str, ...]
+    anew: bool = False
 
 
 class WhereIs(msgspec.Struct, frozen=True, array_like=True, gc=False):
