@@ -306,6 +306,28 @@ async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_
     stream.cancel()
 
 
+async def test_a_large_result_that_is_told_twice_at_once_is_taken_before_the_second_is_dropped(
+    connect: Any, nats: Any
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    caller, seen = Caller(bus, name="gw-twice", clock=SystemClock()), asyncio.Queue[str]()
+    caller.start(parcels="gw-twice", drop=lambda parcel: seen.put_nowait(f"{parcel} is dropped"))
+    call = caller.invoke(request())
+
+    async def take_it() -> None:
+        seen.put_nowait(f"{(await call.future)[0].parcel} is taken")
+
+    taking = asyncio.create_task(take_it())
+    await bus.flush()
+    end = ResultReply(call.id, OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.0, parcel="p")
+    reply = Message(subjects.reply("f", "gw-twice", call.id), "", pack(end))
+    for _ in range(2):  # in what is read at once
+        caller._on_reply(reply)
+    assert [await seen.get() for _ in range(2)] == ["p is taken", "p is dropped"]
+    await taking
+
+
 async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -277,4 +277,4 @@ class Caller:
 
     def _drop_parcel(self, reply: Reply) -> None:
         if isinstance(reply, ResultReply) and reply.parcel and self._drop is not None:
-            self._drop(reply.parcel)
+            self._loop.call_soon(self._drop, reply.parcel)  # told twice, it may be about to be taken
