@@ -124,6 +124,11 @@ class Attempt:
                 return False
 
     @property
+    def waits_for_own(self) -> bool:
+        """For other calls of its own function, which may need its slot."""
+        return isinstance(self.phase, Run) and self.phase.own_calls > 0
+
+    @property
     def is_submitted(self) -> bool:
         """Nobody waits for a reply: the outcome goes into a record."""
         return not self.message.reply

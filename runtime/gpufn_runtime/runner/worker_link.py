@@ -151,7 +151,7 @@ class WorkerLink:
     @property
     def waits_for_own(self) -> int:
         """Slots in use by attempts that wait for other calls of the same function."""
-        return sum(bool(attempt.own_calls) for attempt in self.attempts.values())
+        return sum(attempt.waits_for_own for attempt in self.attempts.values())
 
     @property
     def needs_turn(self) -> bool:

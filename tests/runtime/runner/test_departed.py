@@ -88,12 +88,13 @@ async def asked_for(node: Node, gateway: Bus, revision: Revision) -> tuple[FakeW
 def test_a_call_that_was_given_up_as_the_bus_was_lost_is_ended_and_the_others_go_on(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")
-        worker, run, call = await asked_for(node, gateway, await node.deploy("unwanted", concurrency=2))
+        revision = await node.deploy("unwanted", concurrency=2)
+        worker, run, call = await asked_for(node, gateway, revision)
         back = asyncio.Event()
         gateway.on_reconnect(back.set)
         call.cancel()
         gateway._live().lose("a cable is pulled")  # and takes along what was said last
-        goes_on = node.invoke(node.serving._queues["unwanted", 1].revision)
+        goes_on = node.invoke(revision)
         another, _ = await worker.run()
         await back.wait()
         await gateway.flush()
