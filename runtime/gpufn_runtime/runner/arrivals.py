@@ -203,7 +203,7 @@ class Arrivals:
                 self._refuse(delivery, message, Outcome(OutcomeKind.LOST, error.info()), now)
                 return
             number, at = link.next_attempt_number(), self._clock.monotonic()
-            attempt = Attempt(number, delivery, message, method, link, parcel=parcel, now=at)
+            attempt = Attempt(number, delivery, message, method, link, parcel, touched_at=at)
             link.slots.take()
             link.idle_since = None
             if link.seat is None:

@@ -11,7 +11,7 @@ What is known of it in one phase only is in that phase's value.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     from gpufn_runtime.runner.worker_link import WorkerLink
 
 
-class Arrived(msgspec.Struct):
+Decided = Literal[OutcomeKind.TIMED_OUT, OutcomeKind.CANCELLED]  # by the runner
+
+
+class Arrived(msgspec.Struct, frozen=True):
     """Its slot is taken, and nothing of it has begun. It may have ended before: whether it has is being read, then."""
 
     is_cancelled: bool = False  # meanwhile: it will not begin
+
+
+ARRIVED = Arrived()
 
 
 class AwaitsTurn(msgspec.Struct, frozen=True):
@@ -42,7 +48,7 @@ class AwaitsTurn(msgspec.Struct, frozen=True):
 class Ending(msgspec.Struct, frozen=True):
     """As the runner has decided, whatever its worker says."""
 
-    kind: OutcomeKind
+    kind: Decided
     until: float  # monotonic: so long its worker has to let go of it
 
 
@@ -73,28 +79,15 @@ class Run(msgspec.Struct, kw_only=True, eq=False):
         return more
 
 
-class Attempt:
-    __slots__ = ("delivery", "link", "message", "method", "number", "parcel", "phase", "touched_at")
-
-    def __init__(
-        self,
-        number: int,
-        delivery: Delivery | DirectDelivery,
-        message: InvocationMessage,
-        method: MethodSpec,
-        link: WorkerLink,
-        *,
-        parcel: str,
-        now: float,
-    ) -> None:
-        self.number = number  # on its link
-        self.delivery = delivery
-        self.message = message
-        self.method = method
-        self.link = link
-        self.parcel = parcel  # its input's name in the worker's folder, when it is one
-        self.touched_at = now  # monotonic
-        self.phase: Arrived | AwaitsTurn | Run = Arrived()
+class Attempt(msgspec.Struct, eq=False):
+    number: int  # on its link
+    delivery: Delivery | DirectDelivery
+    message: InvocationMessage
+    method: MethodSpec
+    link: WorkerLink
+    parcel: str  # its input's name in the worker's folder, when it is one
+    touched_at: float  # monotonic
+    phase: Arrived | AwaitsTurn | Run = ARRIVED
 
     @property
     def run(self) -> Run:

@@ -23,7 +23,7 @@ from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, STOPS_WITHIN_S, Outcome,
 from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
-from gpufn_runtime.runner.attempt import Attempt, Ending, Run
+from gpufn_runtime.runner.attempt import Attempt, Decided, Ending, Run
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.meter import Meter
 from gpufn_runtime.runner.nested import NestedCalls
@@ -91,7 +91,7 @@ class Ends:
             )
         return run_s
 
-    def begin(self, attempt: Attempt, kind: OutcomeKind, now: float) -> None:
+    def begin(self, attempt: Attempt, kind: Decided, now: float) -> None:
         """Tell its worker to stop it, and wait for that a while. `now` is monotonic."""
         if attempt.run.ending is None:
             cannot_stop = attempt.method.kind is CallKind.SYNC and kind is OutcomeKind.TIMED_OUT
@@ -185,12 +185,12 @@ def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
 
 def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:
     match attempt.run.ending:
+        case None:
+            return outcome
         case Ending(OutcomeKind.TIMED_OUT):
             return Outcome(OutcomeKind.TIMED_OUT, InvocationTimedOut(_why_timed_out(attempt)).info())
-        case Ending(OutcomeKind.CANCELLED):
-            return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
         case _:
-            return outcome
+            return Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 
 
 def _why_timed_out(attempt: Attempt) -> str:

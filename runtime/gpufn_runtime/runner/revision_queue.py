@@ -179,8 +179,8 @@ class RevisionQueue:
     def cancel(self, attempt: Attempt) -> None:
         """Whoever wanted it is gone."""
         match attempt.phase:
-            case Arrived() as arrived:
-                arrived.is_cancelled = True
+            case Arrived():
+                attempt.phase = Arrived(is_cancelled=True)
             case AwaitsTurn():
                 self._waits.cancel(attempt)
             case Run():

@@ -13,7 +13,7 @@ from gpufn.clock import Clock
 from gpufn.errors import GpufnError, InvocationCancelled
 from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.revision import Revision
-from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn
+from gpufn_runtime.runner.attempt import ARRIVED, Attempt, AwaitsTurn
 from gpufn_runtime.runner.attempts import Attempts
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
@@ -55,7 +55,7 @@ class Waits:
             return True
 
         def over() -> None:
-            attempt.phase = Arrived()
+            attempt.phase = ARRIVED
             self._attempts.discard(attempt)
             begin()
 
@@ -96,7 +96,7 @@ class Waits:
         self._freed(attempt.link)
 
     def _leave(self, attempt: Attempt) -> None:
-        attempt.phase = Arrived()
+        attempt.phase = ARRIVED
         self._parcels.drop(attempt.link.worker, attempt.parcel)
         self._free(attempt)
 
