@@ -2,7 +2,7 @@
 
 1. who asks (`Access`)   2. what it names (`Registry`), and whether the key's limits allow it now (`KeyUses`)
 3. what its headers ask of it (`asked`)   4. whether anybody could serve it (`admission`)
-5. its body, within limits   6. whether it fits the signature   7. a doorbell when no worker is ready
+5. its body, within limits   6. whether it fits the signature   7. a doorbell when no worker is ready (`Doorbell`)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,7 +19,6 @@ from gpufn.bus.call_request import CallRequest
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import (
-    BusUnavailable,
     GpufnError,
     InvocationExpired,
     QueueFull,
@@ -27,7 +26,6 @@ from gpufn.errors import (
 )
 from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority
-from gpufn.protocol import subjects
 from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
@@ -37,6 +35,7 @@ from gpufn_gateway.asked import asked
 from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
+from gpufn_gateway.doorbell import Doorbell, Publisher
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.parcels import GatewayParcels, Parcel
 from gpufn_gateway.problems import Headers, Limited
@@ -44,8 +43,6 @@ from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.telemetry import Telemetry
 
 P = TypeVar("P", bound=PendingCall)
-
-_DOORBELL_APART_S: Final = 0.002  # the controller reads the whole depth at each ring
 
 
 class Queue(Protocol):
@@ -61,10 +58,6 @@ class Queue(Protocol):
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
 
     def tick(self, now: float) -> None: ...
-
-
-class Publisher(Protocol):
-    def publish(self, subject: str, payload: bytes) -> None: ...
 
 
 class Arguments(NamedTuple):
@@ -142,12 +135,10 @@ class Calls:
         self.telemetry = telemetry
         self.access = access
         self.registry = registry
-        self._bus = bus
+        self._doorbell = Doorbell(bus, registry, clock)
         self._bodies = bodies
-        self._rang_at: dict[str, float] = {}
         registry.on_status = self._on_status
         registry.on_key_deleted = uses.forget
-        registry.on_deleted.append(self._on_deleted)
 
     async def prepare(
         self,
@@ -243,7 +234,7 @@ class Calls:
             raise
         if at_end is not None:
             pending.future.add_done_callback(at_end)
-        self._ring_if_cold(call.target)
+        self._doorbell.ring_if_cold(call.target)
         return pending
 
     def result(self, reply: ResultReply, body: bytes) -> bytes | ParcelReader:
@@ -297,19 +288,6 @@ class Calls:
         if isinstance(error, InvocationExpired):
             return admission.expired(target.name, error, self.registry.status(target.name))
         return error
-
-    def _ring_if_cold(self, target: Target) -> None:
-        status = self.registry.statuses.get(target.name)
-        if status is not None and status.workers.ready and status.serving == target.number:
-            return
-        now = self.clock.monotonic()
-        if now - self._rang_at.get(target.name, -1.0) >= _DOORBELL_APART_S:
-            self._rang_at[target.name] = now
-            with contextlib.suppress(BusUnavailable):  # the call itself was sent; its reply will tell
-                self._bus.publish(subjects.doorbell(target.name), b"")
-
-    def _on_deleted(self, function: str) -> None:
-        self._rang_at.pop(function, None)
 
     def _on_status(self, status: FunctionStatus) -> None:
         """An open circuit ends the calls that wait for workers which will not come."""
