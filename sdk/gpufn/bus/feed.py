@@ -63,6 +63,9 @@ class Feed:
         self._name = f"feed-{secrets.token_hex(8)}"
         self._on_message = on_message
         self._on_lost: Callable[[str], None] | None = None  # while it is opened
+        self._on_no_more: Callable[[], None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._has_all = False  # that can be read
         self._filter = filter_subject
         self._moved = asyncio.Event()
         self._asked = 0
@@ -93,15 +96,18 @@ class Feed:
         *,
         since_seq: int | None = None,
         headers_only: bool = False,
+        on_no_more: Callable[[], None] | None = None,
     ) -> Feed:
         """From `since_seq` on, or else the newest message of each subject first and then what is new.
         `headers_only`: without their payloads.
 
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
-        `pending`: how many are known to follow, also on the Feed itself. When those are removed before they came, it is
-        lost: nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
+        `pending`: how many are known to follow, also on the Feed itself. When those will not come, for they were
+        removed meanwhile or are damaged on the server's disk, `on_no_more` is called once; without it the Feed is lost:
+        nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
         """
         feed = cls(bus, stream, filter_subject, on_message)
+        feed._on_no_more = on_no_more
         await feed._open(on_lost, since_seq, headers_only=headers_only)
         return feed
 
@@ -169,6 +175,8 @@ class Feed:
         for timer in (self._timer, self._behind_timer, self._ask_timer):
             if timer is not None:
                 timer.cancel()
+        if self._checking is not None:
+            self._checking.cancel()
         if self._forget_reconnects is not None:
             self._forget_reconnects()
         if self._subscription is not None:
@@ -203,6 +211,8 @@ class Feed:
 
     def _still_pending(self, pending: int) -> int:
         """`pending` is what the consumer's node knows of."""
+        if self._has_all:  # what is damaged is counted for ever
+            return 0
         return pending or int(self._seq < self._newest_seq)
 
     def _must_have_caught_up(self) -> None:
@@ -222,8 +232,10 @@ class Feed:
             self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
             self._ask()
         elif message.status == 100:  # a heartbeat comes when there is nothing to send
-            if self.pending:
+            if self.pending and self._on_no_more is None:
                 self._lost("what was to come was removed")
+            elif self.pending and (self._checking is None or self._checking.done()):
+                self._checking = asyncio.create_task(self._check(), name=f"{self._name}-check")
         elif message.status:
             self._lost(f"{message.status} {message.description}")
         else:
@@ -240,6 +252,23 @@ class Feed:
             self.pending = self._still_pending(pending)
             self._on_message(stored, self.pending)
             self._moved.set()
+
+    async def _check(self) -> None:
+        """Whether there is nothing to be read behind what has come, by the word of the stream's leader."""
+        come, found = self._consumer_seq, True
+        body = {"next_by_subj": self._filter, "seq": self._seq + 1}
+        with contextlib.suppress(BusUnavailable):
+            try:
+                await self._bus.js(f"STREAM.MSG.GET.{self._stream}", body)
+            except JetStreamError as error:
+                found = error.err_code not in jetstream.NOT_FOUND
+        if self._consumer_seq != come:
+            return  # the next heartbeat asks anew
+        if found or self._on_no_more is None:
+            self._lost("what was to come was removed")
+            return
+        self._has_all, self.pending = True, 0
+        self._on_no_more()
 
     def _learn(self, size: int) -> None:
         """One more message was of this size."""
@@ -290,7 +319,11 @@ async def collect(
         if not is_past:
             found[message.subject if since_seq is None else message.seq] = message
             feed.take()
-        if (is_past or not pending) and not done.done():
+        if is_past or not pending:
+            on_no_more()
+
+    def on_no_more() -> None:
+        if not done.done():
             done.set_result(None)
 
     def on_lost(why: str) -> None:
@@ -298,11 +331,12 @@ async def collect(
             done.set_exception(BusUnavailable(f"Reading {stream} broke off: {why}."))
 
     feed = await Feed.open(
-        bus, stream, filter_subject, on_message, on_lost, since_seq=since_seq, headers_only=headers_only
-    )
+        bus, stream, filter_subject, on_message, on_lost,
+        since_seq=since_seq, headers_only=headers_only, on_no_more=on_no_more,
+    )  # fmt: skip
     try:
-        if not feed.pending and not done.done():
-            done.set_result(None)
+        if not feed.pending:
+            on_no_more()
         await done
         if since_seq is None:
             await feed.catch_up()

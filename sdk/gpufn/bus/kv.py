@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Self
 
 import msgspec
@@ -145,6 +145,16 @@ class KeyValue:
         entries = [self.entry_of(message) for message in found]
         return [entry for entry in entries if entry is not None and entry.key.startswith(prefix)]
 
+    async def damaged(self, prefix: str, known: Container[str]) -> list[str]:
+        """Keys that the server counts, and cannot read from its disk; `known` can be read."""
+        counted = await streams.messages_per_subject(self.bus, self.stream, self.subjects(prefix))
+        keys = [key for subject in counted if (key := subject.removeprefix(self._prefix)).startswith(prefix)]
+        return [
+            key
+            for key in keys
+            if key not in known and await streams.last_message(self.bus, self.stream, self._prefix + key) is None
+        ]
+
     async def keys(self, prefix: str = "") -> list[str]:
         return [entry.key for entry in await self.entries(prefix)]
 
@@ -196,6 +206,7 @@ class Watch:
         self._seq = 0  # what is older has been told, or something newer
         self._ahead: dict[str, int] = {}  # key → the revision that was learnt of it before it came
         self._checking: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._feed: Feed | None = None
         self._task: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -205,8 +216,9 @@ class Watch:
         self._kv.tell_no_more(self)
         if self._task is not None:
             self._task.cancel()
-        if self._checking is not None:
-            self._checking.cancel()
+        for task in (self._checking, self._telling):
+            if task is not None:
+                task.cancel()
         if self._feed is not None:
             self._feed.close()
 
@@ -258,8 +270,9 @@ class Watch:
         self._seq, self._ahead = 0, {}  # the bucket may have been made again, and count anew
         try:
             self._feed = await Feed.open(
-                self._kv.bus, self._kv.stream, self._kv.subjects(self._prefix), self._on_message, self._on_lost
-            )
+                self._kv.bus, self._kv.stream, self._kv.subjects(self._prefix), self._on_message, self._on_lost,
+                on_no_more=self._on_no_more,
+            )  # fmt: skip
         except BaseException:
             self._lost.set()
             raise
@@ -287,6 +300,17 @@ class Watch:
                 self._tell(key, entry)
         if not pending and self._fresh is not None and self._feed.is_open:
             self._snapshot_done()
+
+    def _on_no_more(self) -> None:
+        self._telling = asyncio.create_task(self._tell_damaged(), name=f"watch-{self._kv.bucket}-damaged")
+        if self._fresh is not None:
+            self._snapshot_done()
+
+    async def _tell_damaged(self) -> None:
+        """What is counted and cannot be read."""
+        with contextlib.suppress(PlatformError):
+            for key in await self._kv.damaged(self._prefix, self._known):
+                log.error("%s/%s is damaged on the disk of the message bus, and missing here", self._kv.bucket, key)
 
     def _snapshot_done(self) -> None:
         fresh, self._fresh = self._fresh or set(), None
