@@ -141,6 +141,7 @@ def deploy(
     name, patience_s = spec.name, spec.startup_timeout_s
     before = None if force else _serving_alone(api, name)
     if before is not None and _is_same(api, before, spec, digest):
+        api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn.bus import queues, records, streams
+from gpufn.bus import objects, queues, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import find_binary
 from gpufn.errors import ErrorInfo, FunctionStartFailed, InvalidBundle, InvocationCancelled, RevisionNotFound
@@ -68,6 +68,20 @@ async def test_deploy_then_invoke(nats: Any, make: Any) -> None:
         answer = await gateway.http.post("/v1/functions/first/invoke", content=GOOD)
         assert (answer.status_code, answer.content) == (200, GOOD)
         assert [each.function for each in runner.heard] == ["first"]
+
+
+async def test_a_bundle_that_is_damaged_in_the_store_is_not_there_and_whole_once_it_is_put_again(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        stream = f"OBJ_{subjects.BUNDLES}"
+        chunk = await streams.next_message(gateway.bus, stream, f"$O.{subjects.BUNDLES}.C.>", 1)
+        assert chunk is not None
+        await streams.delete_message(gateway.bus, stream, chunk.seq)
+        await gateway.bus.publish_stored(chunk.subject, b"?" + chunk.payload[1:])
+        url = f"/v1/bundles/{DIGEST}"
+        assert (await gateway.http.head(url)).status_code == 404
+        await gateway.http.put(url, content=BUNDLE, headers={"content-type": "application/zip"})
+        assert (await gateway.http.head(url)).status_code == 200
+        assert await objects.get(gateway.bus, subjects.BUNDLES, DIGEST) == BUNDLE
 
 
 async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make: Any, problem: Any) -> None:

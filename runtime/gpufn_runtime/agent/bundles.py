@@ -71,7 +71,11 @@ class BundleCache:
         path = self._root / digest
         known = self._contents.get(digest)
         if known is None or not await asyncio.to_thread(_is_whole, path, known):
-            data = await self._fetch(digest)
+            try:
+                data = await self._fetch(digest)
+            except ArtifactUnavailable as error:
+                why = f"its bundle is lost or damaged ({error.message.rstrip('.')}): deploy the function again"
+                raise ArtifactUnavailable(why) from error
             self._contents[digest] = await asyncio.to_thread(_restore, data, digest, self._root)
         self._doubted.discard(digest)
 

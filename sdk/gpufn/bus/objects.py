@@ -176,6 +176,17 @@ async def exists(bus: Bus, bucket: str, digest: str) -> bool:
     return there is not None and await _is_whole(bus, there)
 
 
+async def reads_back(bus: Bus, bucket: str, digest: str) -> bool:
+    """Whether a blob is there and its bytes are what was put: all of them are read."""
+    try:
+        async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
+            async for _ in chunks:
+                pass
+    except ArtifactUnavailable:
+        return False
+    return True
+
+
 async def touch(bus: Bus, bucket: str, digest: str) -> bool:
     """Whether a blob is there, with all of its chunks; if it is, it is as young as one that was put just now."""
     while (there := await _description(bus, bucket, digest)) is not None and await _is_whole(bus, there):

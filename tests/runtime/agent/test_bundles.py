@@ -85,6 +85,14 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: Any) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_a_bundle_that_the_store_has_lost_it_is_said_what_to_do(tmp_path: Path) -> None:
+    async def fetch(_digest: Digest) -> bytes:
+        raise ArtifactUnavailable("gpufn_bundles has no abc.")
+
+    with pytest.raises(ArtifactUnavailable, match=r"lost or damaged \(gpufn_bundles has no abc\): deploy the function"):
+        asyncio.run(BundleCache(tmp_path, fetch).get(Digest("abc")))
+
+
 def test_many_who_ask_at_once_cost_one_fetch_and_a_failure_is_tried_again(tmp_path: Path) -> None:
     data = archive("app.py")
     digest = digest_of(data)
