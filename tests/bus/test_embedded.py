@@ -10,6 +10,7 @@ import pytest
 from gpufn.bus import embedded
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.roles import ROLES
 from gpufn.bus.selfcheck import check_server
 from gpufn.errors import BusUnavailable, ProtocolMismatch
 
@@ -28,6 +29,16 @@ async def test_a_restart_keeps_port_credentials_and_data(connect: Any, tmp_path:
         bus = await connect(server)
         assert (await bus.js("STREAM.INFO.KEPT"))["state"]["messages"] == 1
         await bus.close()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff\x00{", b"[1, 2]", b'{"gateway": 7}', b'{"gateway": "kept", "ag'])
+def test_credentials_that_are_damaged_are_made_anew(damaged: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_bytes(damaged)
+    made = embedded._credentials(path)
+    assert sorted(made) == sorted(ROLES)
+    assert all(len(password) == 32 for password in made.values())
+    assert embedded._credentials(path) == made, "from now on they stay"
 
 
 def test_secrets_are_readable_by_their_owner_alone(nats: EmbeddedServer) -> None:

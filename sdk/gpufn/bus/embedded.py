@@ -212,9 +212,13 @@ def _quoted(path: Path) -> str:
 
 
 def _credentials(path: Path) -> dict[str, str]:
-    passwords: dict[str, str] = {}
-    with contextlib.suppress(FileNotFoundError):
-        passwords = json.loads(path.read_bytes())
+    """Those that are damaged are made anew: every process here is told the new ones, and others would have to be told
+    those of a new file as well."""
+    found: object = None
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        found = json.loads(path.read_bytes())
+    known = found if isinstance(found, dict) else {}
+    passwords = {role: known[role] for role in ROLES if isinstance(known.get(role), str) and known[role]}
     missing = [role for role in ROLES if role not in passwords]
     if missing:
         passwords |= {role: secrets.token_hex(16) for role in missing}

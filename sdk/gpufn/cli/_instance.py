@@ -83,12 +83,26 @@ def claimed(home: Home) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise already_up(Instance.running(home)) from None
+        with contextlib.suppress(OSError):  # only told to who finds no record of us
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
         try:
             yield
         finally:
             home.up_file.unlink(missing_ok=True)  # also after a start that failed: nobody answers there
     finally:
         os.close(lock)
+
+
+def untold(home: Home) -> PlatformError | None:
+    """Of a platform that runs, though no record says so, or one that nobody can read."""
+    if not _is_locked(home):
+        return None
+    pid = _lock_path(home).read_text(errors="replace") or "unknown"
+    return PlatformError(
+        f"gpufn runs in {home.root} (pid {pid}), and {home.up_file.name} there does not tell where: it is starting, or "
+        f"that file is damaged; `kill {pid}` stops it"
+    )
 
 
 def write_record(home: Home, record: UpRecord) -> None:

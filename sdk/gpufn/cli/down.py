@@ -7,12 +7,14 @@ from gpufn.cli._render import Json, print_json, say, step
 
 def down(json: Json = False) -> None:
     """Stop the platform on this machine."""
-    from gpufn.cli._instance import Instance  # noqa: PLC0415
+    from gpufn.cli._instance import Instance, untold  # noqa: PLC0415
     from gpufn.home import Home  # noqa: PLC0415
 
     home = Home.from_env()
     instance = Instance.running(home)
     if instance is None:
+        if (error := untold(home)) is not None:
+            raise error
         if json:
             print_json({"stopped": False})
         else:
