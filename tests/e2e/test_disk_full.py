@@ -28,8 +28,12 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def up(home: Path) -> subprocess.CompletedProcess[str]:
+    return gpufn(home, "up", "--port", "0")
+
+
+def gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gpufn", "up", "--port", "0"],
+        [sys.executable, "-m", "gpufn", *arguments],
         env=os.environ | {"GPUFN_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -45,6 +49,18 @@ def test_up_on_a_full_disk_says_so_in_one_line(disk: Path) -> None:
     [line] = ended.stderr.splitlines()
     assert line.startswith("gpufn: ")
     assert "No space left on device" in line
+
+
+def test_on_a_disk_that_is_read_only_up_says_so_in_one_line_and_others_say_what_they_found(disk: Path) -> None:
+    home = disk / "home"
+    home.mkdir()
+    (home / "up.lock").touch()
+    subprocess.run(["mount", "-o", "remount,ro", os.fspath(disk)], check=True)
+    ended = up(home)
+    assert (ended.returncode, ended.stderr) == (1, f"gpufn: cannot write {home}/up.lock: Read-only file system\n")
+    ended = gpufn(home, "down")
+    assert (ended.returncode, ended.stdout) == (0, f"gpufn is not running in {home}\n")
+    assert "GPUFN_HOME" in gpufn(home, "doctor").stdout
 
 
 def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_again(disk: Path) -> None:

@@ -117,7 +117,7 @@ def _lock_path(home: Home) -> Path:
 
 def _is_locked(home: Home) -> bool:
     try:
-        lock = os.open(_lock_path(home), os.O_RDWR | os.O_CLOEXEC)
+        lock = os.open(_lock_path(home), os.O_RDONLY | os.O_CLOEXEC)  # the disk may be read-only
     except FileNotFoundError:
         return False
     try:
