@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gpufn.bus.kv import KeyValue
 from gpufn.errors import PlatformError
@@ -18,7 +19,12 @@ from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 
 log = logging.getLogger(__name__)
 
-_REMOVE_TRIES, _REMOVE_PAUSE_S = 50, 0.01  # what was killed takes a moment to be gone
+# What was killed takes a moment to be gone, and seconds with a model on a GPU. That cannot be had by anybody before, so
+# the lease is held meanwhile; not for ever, for a sick driver may never let a process go.
+_REMOVE_TRIES, _REMOVE_PAUSE_S = 1000, 0.01
+_LOOKS, _LOOK_PAUSE_S = 100, 0.1
+
+_T = TypeVar("_T")
 
 
 class Burials:
@@ -84,12 +90,12 @@ class Burials:
         self._tasks.cancel()
 
     async def _sweep(self, folder: WorkerFolder) -> None:
-        await self._in_the_end(folder, processes.kill_worker, folder.output, folder.scratch)
+        await self._kill_all(folder)
         await self._in_the_end(folder, folder.remove)
 
     async def _bury(self, record: WorkerRecord, folder: WorkerFolder, group: MemoryGroup | None) -> None:
-        if group is None:  # it may have left processes in sessions of their own
-            await self._in_the_end(folder, processes.kill_worker, folder.output, folder.scratch)
+        if group is None:
+            await self._kill_all(folder)
         else:
             await self._empty(group)
         if record.assignment is not None:
@@ -98,7 +104,15 @@ class Burials:
         await self._in_the_end(folder, folder.remove)
         self._buried(record)
 
-    async def _in_the_end(self, folder: WorkerFolder, work: Callable[..., None], *of: Path) -> None:
+    async def _kill_all(self, folder: WorkerFolder) -> None:
+        """It may have left processes in sessions of their own."""
+        for _ in range(_LOOKS):
+            if not await self._in_the_end(folder, processes.kill_worker, folder.output, folder.scratch):
+                return
+            await asyncio.sleep(_LOOK_PAUSE_S)
+        log.warning("%s has left processes that cannot be killed", folder.worker)
+
+    async def _in_the_end(self, folder: WorkerFolder, work: Callable[..., _T], *of: Path) -> _T:
         """In a thread, again and again, for what is lacking comes back: the lease is held until then."""
         has_said_why = False
         while True:

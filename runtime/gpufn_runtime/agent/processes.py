@@ -142,10 +142,12 @@ def kill_writers(output: Path) -> None:
         kill(process)
 
 
-def kill_worker(output: Path, scratch: Path) -> None:
-    """All of `of_worker`."""
-    for process in of_worker(output, scratch):
+def kill_worker(output: Path, scratch: Path) -> bool:
+    """All of `of_worker`; whether there were any."""
+    found = of_worker(output, scratch)
+    for process in found:
         kill(process)
+    return bool(found)
 
 
 def _those(are: Callable[[str], bool]) -> list[Process]:

@@ -333,10 +333,10 @@ def test_a_process_that_cannot_be_looked_after_is_ended_at_once(on_node: Any, mo
     def open_pidfd(process: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    def kill_later(*of: Any) -> None:
+    def kill_later(output: Path, scratch: Path) -> bool:
         if is_lacking.is_set():
             raise OSError(errno.EMFILE, "Too many open files")
-        kill_worker(*of)
+        return kill_worker(output, scratch)
 
     async def run(node: Any) -> None:
         await node.deploy()
