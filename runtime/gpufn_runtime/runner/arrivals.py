@@ -214,7 +214,7 @@ class Arrivals:
     def _begin(self, attempt: Attempt, body: bytes) -> None:
         if attempt.is_submitted and (attempt.delivery.delivered > 1 or attempt.message.attempt > 1):
             self._look_up(attempt, self._run_unless_ended(attempt, body))
-        elif attempt.delivery.delivered > 1:
+        elif attempt.delivery.delivered > 1 or (not attempt.is_direct and self._departed.was_away(attempt.message)):
             self._look_up(attempt, self._run_if_waited_for(attempt, body))
         else:
             self._run(attempt, body)
@@ -267,8 +267,8 @@ class Arrivals:
             self._run(attempt, body)
 
     async def _run_if_waited_for(self, attempt: Attempt, body: bytes) -> None:
-        """The caller may have died with the runner that had it before, as of a call that a function made there: it
-        need not run once more for nobody."""
+        """The caller may have died with the runner that had it before, as of a call that a function made there, or
+        while it was queued: it need not run for nobody."""
         is_waited_for = await self._departed.is_waited_for(attempt.message)
         if _has_lost_its_worker(attempt):
             self._return(attempt)

@@ -64,8 +64,12 @@ class Departed:
                 if wanted is not None and invocation not in wanted:
                     self._cancel(invocation)
 
+    def was_away(self, message: InvocationMessage) -> bool:
+        """Its caller, lately: what he left in the queue is asked for before it begins."""
+        return bool(self._away_since) and subjects.beside(message.reply) in self._away_since
+
     async def is_waited_for(self, message: InvocationMessage) -> bool | None:
-        """To be run once more. None: its caller is away, perhaps for a moment."""
+        """To be begun anew, if it has been begun. None: its caller is away, perhaps for a moment."""
         caller = subjects.beside(message.reply)
         wanted = await self._ask(caller, (message.id,), anew=True)
         return None if wanted is None else message.id in wanted

@@ -14,6 +14,7 @@ from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.pending import PendingCall
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.revision import Revision
 from gpufn_runtime.runner import departed as departed_
@@ -128,5 +129,35 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
         worker.answer(run)
         await node.queue_is_empty(revision)
         await worker.close()
+
+    on_node(url, tmp_path, test)
+
+
+def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, tmp_path: Path) -> None:
+    """Each of them held a slot until it was known once more that nobody waits."""
+
+    async def test(node: Node) -> None:
+        gateway = await Bus.connect(url, name="another")
+        revision = await node.deploy("left")
+        caller = Caller(gateway, name="another", clock=SystemClock())
+        caller.start()
+        worker = await node.worker(revision)
+        runs, *_ = [caller.invoke(node.request(revision)) for _ in range(3)]
+        run, _ = await worker.run()
+        assert run.invocation == runs.id
+        await gateway.flush()
+        waited_for = node.invoke(revision)
+        await gateway.close()
+        await has_left(node.bus, "another")
+        departed = node.serving._departed
+        await departed.look()
+        node.clock.skipped_s += departed_._GONE_AFTER_S
+        await departed.look()
+        assert (await worker.next())[0] == frames.Cancel(run.attempt)
+        worker.send(frames.Result(run.attempt, OutcomeKind.CANCELLED, None, "", 0.0))
+        run, _ = await worker.run()
+        assert run.invocation == waited_for.id
+        worker.answer(run)
+        await node.queue_is_empty(revision)
 
     on_node(url, tmp_path, test)
