@@ -21,6 +21,7 @@ from .views import RevisionView
 from .world import World
 
 _HOLDERS_TOLD = 3
+_FOR_OWN = "all calls that run wait for others of this function, and hold the slots that those would need"
 
 
 class Teller:
@@ -97,13 +98,16 @@ class Teller:
             return self._no_room(one.need, one.need.no_room)
         if starting or one.need is not None:
             return self._starting(one.view)
-        return self._limited(one) if one.decision.limited else None
+        return self._full(one)
 
-    def _limited(self, one: Decided) -> Waiting:
-        detail = f"max_workers is reached: {one.decision.count}"
-        if all(worker.in_use == worker.waits_for_own > 0 for worker in one.view.in_state(WorkerState.READY)):
-            detail += "; all calls that run wait for others of this function, and hold the slots that those would need"
-        return Waiting(WaitReason.LIMIT, detail)
+    def _full(self, one: Decided) -> Waiting | None:
+        """All slots are taken, and no more are on their way."""
+        ready = one.view.in_state(WorkerState.READY)
+        if ready and all(worker.in_use == worker.waits_for_own > 0 for worker in ready):
+            return Waiting(WaitReason.LIMIT, _FOR_OWN)
+        if one.decision.limited:
+            return Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}")
+        return None
 
     def _no_room(self, need: Need, no_room: NoRoom) -> Waiting:
         if need.is_slot_limited:

@@ -275,19 +275,20 @@ def test_a_limit_is_a_reason_to_wait() -> None:
     assert (waiting.reason, waiting.detail) == ("limit", "max_workers is reached: 1")
 
 
-@pytest.mark.parametrize(("in_use", "waits_for_own"), [(0, 0), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("in_use", "waits_for_own"), [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("calls", [2, 9])
 def test_calls_that_wait_for_those_that_run_to_make_room_are_told_when_these_wait_for_them(
-    in_use: int, waits_for_own: int
+    in_use: int, waits_for_own: int, calls: int
 ) -> None:
-    """A function that calls itself was told to have reached max_workers, as one that is busy."""
+    """A function that calls itself was told to have reached max_workers, as one that is busy, or nothing."""
     limited = world(1, ScalingPolicy(max_workers=1))
     limited.view(("f", 1)).service_s = 5.0
-    report = WorkerReport("w0", "f", 1, WorkerState.READY, 2, in_use, waits_for_own=waits_for_own)
+    report = WorkerReport("w0", "f", 1, WorkerState.READY, 1, in_use, waits_for_own=waits_for_own)
     limited.on_runner_report(RunnerReport("a", "r", 100.0, (report,)), 100.0)
-    limited.on_depths({("f", 1): 9}, 100.0, 100.0)
+    limited.on_depths({("f", 1): calls}, 100.0, 100.0)
     waiting = plan(limited, 100.0).statuses["f"].waiting
-    assert waiting is not None
-    assert ("hold the slots" in waiting.detail) == (in_use == 2 == waits_for_own)
+    told = "" if waiting is None else waiting.detail
+    assert ("hold the slots" in told) == (in_use == 1 == waits_for_own)
 
 
 def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() -> None:
