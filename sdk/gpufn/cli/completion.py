@@ -23,4 +23,5 @@ def completion(shell: Annotated[Shell, typer.Argument(help="For which shell.")])
     bash: add `eval "$(gpufn completion bash)"` to ~/.bashrc. zsh: the same with zsh to ~/.zshrc, behind compinit. fish:
     write it to ~/.config/fish/completions/gpufn.fish.
     """
-    typer.echo(get_completion_script(prog_name="gpufn", complete_var=COMPLETE, shell=shell.value))
+    wanted = {"prog_name": "gpufn", "complete_var": COMPLETE, "shell": shell.value}  # the shell's name: none is run
+    typer.echo(get_completion_script(**wanted))
