@@ -124,13 +124,12 @@ class WorkerLink:
         self.listening_since = now
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.unlink(missing_ok=True)
-        server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(self), str(self.path))
-        if not self.state.live:  # closed meanwhile
-            server.close()
-            self.remove_socket()
-            return
-        self._server = server
+        # Not serving yet: that gives up the loop, and who is cancelled or closed then has to find it.
+        self._server = await asyncio.get_running_loop().create_unix_server(
+            lambda: _Peer(self), str(self.path), start_serving=False
+        )
         self.path.chmod(0o666)  # the folder is closed to all but its owner
+        await self._server.start_serving()
 
     @property
     def takes_calls(self) -> bool:

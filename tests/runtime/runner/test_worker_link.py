@@ -83,14 +83,17 @@ def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_
     assert [link.left_over(1.0 + after_s) for after_s in (ACK_WAIT_S - 1, ACK_WAIT_S + 1)] == [0, 1]
 
 
-def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path: Path, *, is_cancelled: bool) -> None:
     async def closed_at_once() -> None:
         link = new_link(tmp_path / "w-1")
         listening = asyncio.ensure_future(link.listen(1.0))
         await asyncio.sleep(0)
+        if is_cancelled:
+            listening.cancel()
         link.close()
         link.remove_socket()
-        await listening
+        await asyncio.wait([listening])
 
     asyncio.run(closed_at_once())
     assert not (tmp_path / "w-1").exists()
