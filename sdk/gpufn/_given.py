@@ -29,6 +29,13 @@ def check_seconds(option: str, value: Any) -> None:
         raise InvalidInput(f"{option} is a number of seconds, not {shown(value)}", field=option)
 
 
+def check_positive_seconds(option: str, value: Any) -> None:
+    """Raises InvalidInput for what is neither a number above 0 nor None."""
+    check_seconds(option, value)
+    if value is not None and not value > 0:
+        raise InvalidInput(f"{option} is a number of seconds above 0, not {value}", field=option)
+
+
 def check_count(option: str, value: Any) -> None:
     """Raises InvalidInput for what is no whole number from 1 on."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -75,10 +75,19 @@ class HttpTransport:
             )
 
     def submit(
-        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> str:
         with _told_to_deploy(function):
-            return self.client.submit(_path(function, method), body, content_type, priority=priority).id
+            return self.client.submit(
+                _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
+            ).id
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state

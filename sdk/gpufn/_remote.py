@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Ty
 from gpufn import _transport
 from gpufn._calls import Call
 from gpufn._decode import decode, remote_traceback
-from gpufn._given import check_iterables, spread
+from gpufn._given import check_iterables, check_positive_seconds, spread
 from gpufn._other_words import OF_FUNCTIONS, not_there
 from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
@@ -53,17 +53,27 @@ class Remote(Generic[P, R, V]):
     _method_name: str = ""
     _kind: CallKind
     _by_name_only = False  # its models may stand between the parameters that callers give
+    _timeout_s: float | None = None
     _priority: Priority | None = None
 
     def _signature(self) -> inspect.Signature:
         raise NotImplementedError
 
-    def options(self, *, priority: Literal["hi", "normal", "low"]) -> Remote[P, R, V]:
-        """The same remote side, whose calls are of this class: ``f.options(priority="hi").remote(x)``.
+    def options(
+        self, *, timeout: float | None = None, priority: Literal["hi", "normal", "low"] | None = None
+    ) -> Remote[P, R, V]:
+        """The same remote side, whose calls have options of their own: ``f.options(timeout=2).remote(x)``.
 
-        Raises InvalidInput.
+        A call that has not ended `timeout` seconds after it was made is ended: InvocationExpired when it had not
+        started, or else InvocationTimedOut. `priority` is its class. What is not given is the function's, and a map's
+        items have the function's time always. Raises InvalidInput.
         """
-        return _WithOptions(self, priority_of(priority))
+        check_positive_seconds("timeout", timeout)
+        return _WithOptions(
+            self,
+            self._timeout_s if timeout is None else float(timeout),
+            self._priority if priority is None else priority_of(priority),
+        )
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Run on the platform and wait for the result; a generator's items come as a list."""
@@ -72,14 +82,19 @@ class Remote(Generic[P, R, V]):
         content_type, body = self._encode(args, kwargs)
         with remote_traceback():
             answer = _transport.current().call(
-                self._function_name, self._method_name, content_type, body, priority=self._priority
-            )
+                self._function_name, self._method_name, content_type, body,
+                timeout_s=self._timeout_s, priority=self._priority,
+            )  # fmt: skip
             return cast("V", decode(answer))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         """Submit and return at once; the Call knows when it ended, and how."""
-        call = self._encode(args, kwargs)
-        return Call(_transport.current().submit(self._function_name, self._method_name, *call, priority=self._priority))
+        content_type, body = self._encode(args, kwargs)
+        invocation = _transport.current().submit(
+            self._function_name, self._method_name, content_type, body,
+            timeout_s=self._timeout_s, priority=self._priority,
+        )  # fmt: skip
+        return Call(invocation)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
         """The items of a generator, as it yields them. Closing the iterator cancels the call."""
@@ -105,6 +120,7 @@ class Remote(Generic[P, R, V]):
         from gpufn import _map  # noqa: PLC0415
 
         check_iterables("starmap", (arguments,))
+        self.check_no_timeout()
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def check_map(self, iterables: tuple[Any, ...]) -> None:
@@ -113,6 +129,12 @@ class Remote(Generic[P, R, V]):
             name = ".".join(filter(None, (self._function_name, self._method_name)))
             raise TypeError(f"map takes an iterable for each argument of {name}, as in .map(range(10))")
         check_iterables("map", iterables)
+        self.check_no_timeout()
+
+    def check_no_timeout(self) -> None:
+        """Raises InvalidInput for a map with one: of what is its start, when it takes items as they come?"""
+        if self._timeout_s is not None:
+            raise InvalidInput("a timeout is one call's: the items of a map have the function's own", field="timeout")
 
     def target(self) -> MapTarget:
         """What its maps call."""
@@ -153,8 +175,9 @@ class Remote(Generic[P, R, V]):
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
         with remote_traceback(), contextlib.ExitStack() as stack:
             items = _transport.current().stream(
-                self._function_name, self._method_name, content_type, body, priority=self._priority
-            )
+                self._function_name, self._method_name, content_type, body,
+                timeout_s=self._timeout_s, priority=self._priority,
+            )  # fmt: skip
             if callable(close := getattr(items, "close", None)):
                 stack.callback(close)
             for item in items:
@@ -164,13 +187,16 @@ class Remote(Generic[P, R, V]):
 class _WithOptions(Remote[P, R, V]):
     """The remote side of a callable, for calls with options of their own."""
 
-    def __init__(self, remote: Remote[P, R, V], priority: Priority) -> None:
+    def __init__(self, remote: Remote[P, R, V], timeout_s: float | None, priority: Priority | None) -> None:
         self._remote = remote
         self._method_name = remote._method_name
         self._kind = remote._kind
         self._by_name_only = remote._by_name_only
+        self._timeout_s = timeout_s
         self._priority = priority
-        self._text = f"{remote!r}.options(priority={priority.value!r})"
+        given = {"timeout": timeout_s, "priority": priority and priority.value}
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        self._text = f"{remote!r}.options({options})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise InvalidInput(f"{self!r} is no call: use .remote(...)")
@@ -225,6 +251,7 @@ class AsyncRemote(Generic[P, R, V]):
         from gpufn import _map  # noqa: PLC0415
 
         check_iterables("starmap", (arguments,), or_async=True)
+        self._remote.check_no_timeout()
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Transport(Protocol):
     """Values travel encoded (`gpufn.values`): a content type and bytes. Failures are raised from `gpufn.errors`.
 
-    `priority` None: the function's own class.
+    What has not ended after `timeout_s` is ended: expired, or timed out if it has started. None: the function's own
+    time; of `priority`, its own class.
     """
 
     def call(
@@ -52,7 +53,14 @@ class Transport(Protocol):
         ...
 
     def submit(
-        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> str:
         """Queue and return: the invocation's id."""
         ...

@@ -107,7 +107,14 @@ class LocalTransport:
                 yield values.encode_result(item, media.NATIVE)
 
     def submit(
-        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> str:
         invocation = new_invocation_id()
         try:

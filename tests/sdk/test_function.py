@@ -479,23 +479,27 @@ def test_aio_is_no_call_and_says_what_is() -> None:
 
 
 class Recorder(LocalTransport):
-    """Runs calls here, and notes the class of each."""
+    """Runs calls here, and notes the class of each, and its time."""
 
     def __init__(self) -> None:
         super().__init__()
         self.classes: list[tuple[str, str | None]] = []
+        self.timeouts: list[float | None] = []
 
     def call(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> tuple[str, bytes]:
         self.classes.append(("call", priority))
+        self.timeouts.append(options.get("timeout_s"))
         return super().call(*arguments, **options)
 
     def stream(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> Iterator[tuple[str, bytes]]:
         self.classes.append(("stream", priority))
+        self.timeouts.append(options["timeout_s"])
         return super().stream(*arguments, **options)
 
-    def submit(self, *arguments: Any, priority: Priority | None = None) -> str:
+    def submit(self, *arguments: Any, priority: Priority | None = None, **options: Any) -> str:
         self.classes.append(("submit", priority))
-        return super().submit(*arguments)
+        self.timeouts.append(options["timeout_s"])
+        return super().submit(*arguments, **options)
 
 
 @pytest.fixture
@@ -514,9 +518,44 @@ def test_a_call_says_its_class_if_it_is_given_one(recorder: Recorder) -> None:
     assert ("submit", "hi") in recorder.classes
 
 
+def test_a_call_says_its_timeout_if_it_is_given_one(recorder: Recorder) -> None:
+    quick = plus.options(timeout=2)
+    assert quick.remote(1) == 2
+    assert plus.remote(1) == 2
+    assert list(count.options(timeout=0.5).stream(2)) == [0, 1]
+    assert recorder.timeouts == [2.0, None, 0.5]
+    recorder.timeouts.clear()
+    assert Tally.add.options(timeout=3).options(priority="hi").spawn(1).result() == 101
+    assert (recorder.timeouts[0], recorder.classes[-2][1]) == (3.0, "hi")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "said"),
+    [(0, "above 0, not 0"), (-1.5, "above 0, not -1.5"), ("2s", "a number of seconds, not '2s'"), (True, "not True")],
+)
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        plus.options(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda f: f.map([1]),
+        lambda f: f.starmap([(1, 2)]),
+        lambda f: f.aio.map([1]),
+        lambda f: f.aio.starmap([(1, 2)]),
+    ],
+)
+def test_a_map_has_no_timeout(begin: Callable[[Any], Any]) -> None:
+    with pytest.raises(InvalidInput, match="a timeout is one call's: the items of a map have the function's own"):
+        begin(plus.options(timeout=2))
+
+
 def test_options_keep_all_else_of_a_function() -> None:
     urgent = plus.options(priority="hi")
     assert repr(urgent) == "<Function plus>.options(priority='hi')"
+    assert repr(plus.options(timeout=2)) == "<Function plus>.options(timeout=2.0)"
     with pytest.raises(TypeError):
         urgent.remote()  # type: ignore[call-arg]
     with pytest.raises(InvalidInput, match="no generator"):

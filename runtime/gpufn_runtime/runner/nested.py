@@ -174,8 +174,10 @@ class NestedCalls:
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._directory.serving(call.target)
-        request = _request(revision, call, body, parent, deadline=0.0, priority=_asked(revision, link, call, parent))
-        record = await records.submit(self._bus, request, now=self._clock.time())
+        now, priority = self._clock.time(), _asked(revision, link, call, parent)
+        deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
+        request = _request(revision, call, body, parent, deadline=deadline, priority=priority)
+        record = await records.submit(self._bus, request, now=now)
         return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
 
     async def _look(self, call: frames.Call) -> _Answer:
@@ -205,9 +207,7 @@ class NestedCalls:
     async def _ended(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
         """As `records.wait`; who waits is ended with his own call. A bus that is away for a moment ends no wait for
         what runs for hours."""
-        if timeout_s is None or not timeout_s <= LONGEST_TIMEOUT_S:
-            timeout_s = LONGEST_TIMEOUT_S
-        until = self._clock.monotonic() + timeout_s
+        until = self._clock.monotonic() + (LONGEST_TIMEOUT_S if timeout_s is None else _bounded(timeout_s))
         while True:
             try:
                 return await records.wait(self._bus, invocation, until - self._clock.monotonic())
@@ -256,7 +256,8 @@ class NestedCalls:
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
-        wait_s = call.timeout_s or (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
+        own_s = (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
+        wait_s = own_s if call.timeout_s is None else _bounded(call.timeout_s)
         if parent is not None:
             wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s
@@ -264,6 +265,11 @@ class NestedCalls:
     def _ring(self, revision: Revision) -> None:
         """A runner does not know how many workers there are elsewhere; one more doorbell costs little."""
         self._bus.publish(subjects.doorbell(revision.function), b"")
+
+
+def _bounded(timeout_s: float) -> float:
+    """A worker may say anything."""
+    return timeout_s if timeout_s <= LONGEST_TIMEOUT_S else LONGEST_TIMEOUT_S  # also for what is no number
 
 
 def _request(

@@ -68,11 +68,18 @@ class NestedCalls:
                     conversation.credit(STREAM_WINDOW // 2)
 
     def submit(
-        self, function: str, method: str, content_type: str, body: bytes, *, priority: Priority | None = None
+        self,
+        function: str,
+        method: str,
+        content_type: str,
+        body: bytes,
+        *,
+        timeout_s: float | None = None,
+        priority: Priority | None = None,
     ) -> str:
         answer = self._conversations.ask(
             Verb.SUBMIT, function, body,
-            method=method, content_type=content_type, accept=media.NATIVE, priority=priority,
+            method=method, content_type=content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=priority,
         )  # fmt: skip
         return answer[1].decode()
 

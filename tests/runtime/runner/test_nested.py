@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from gpufn.bus import objects, records, streams
+from gpufn.bus import objects, queued_calls, records, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import BusUnavailable, ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -21,6 +22,7 @@ from gpufn.protocol.reports import ControllerReport, FunctionStatus, WorkerCount
 from gpufn.spec import CallKind
 from gpufn.workers import WorkerState
 from tests.runtime.runner.node import Node, on_node
+from tests.taking import take
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -61,6 +63,26 @@ def test_a_call_keeps_its_own_shorter_time(url: str, tmp_path: Path) -> None:
         worker.send(call_of(run, timeout_s=3.0), b"{}")
         message = await queued(node)
         assert round(message.deadline - message.submitted_at, 1) == 3.0
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "has_s"), [(None, None), (3.0, 3.0), (math.inf, LONGEST_TIMEOUT_S), (math.nan, LONGEST_TIMEOUT_S)]
+)
+def test_a_call_that_a_function_submits_has_the_time_that_it_is_given(
+    url: str, tmp_path: Path, timeout_s: float | None, has_s: float | None
+) -> None:
+    async def test(node: Node) -> None:
+        await node.deploy("child")
+        revision = await node.deploy("parent")
+        worker = await node.worker(revision)
+        node.invoke(revision, timeout_s=20.0)
+        run, _ = await worker.run()
+        worker.send(frames.Call(1, "submit", "child", "", "application/json", "", timeout_s, run.attempt), b"{}")
+        (delivery,) = await take(node.bus, "child")
+        message = queued_calls.unpack(delivery.payload, delivery.seq)[0]
+        assert (round(message.deadline - message.submitted_at, 1) if message.deadline else None) == has_s
 
     on_node(url, tmp_path, test)
 
