@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -121,6 +122,26 @@ def test_kill_9_while_calls_are_submitted_leaves_one_outcome_each(own: Platform,
     assert set(runs) == set(submitters.accepted.values())
     # At least once: a kill repeats what ran on at most two workers of one slot, and what stood in their line.
     assert sum(runs.values()) - len(runs) <= 64 * kills, runs.most_common(5)
+
+
+@pytest.mark.parametrize("how", ["invoke", "submit"])
+def test_kill_9_of_its_runner_lets_a_call_that_runs_run_on(own: Platform, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "runs"
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        body = {"path": str(path), "seconds": 4.0}
+        called = pool.submit(own.client.post, f"/v1/functions/sleeper/{how}", json=body, timeout=60)
+        give_up = time.monotonic() + 30
+        while not path.exists():
+            assert time.monotonic() < give_up, "it does not begin"
+            time.sleep(0.01)
+        kill(own, "runner")
+        answer = called.result()
+    if how == "submit":
+        here = f"/v1/invocations/{answer.json()['id']}"
+        answer = wait_for(own, answer.json()["id"])
+        assert [each["outcome"] for each in own.client.get(here).json()["attempts"]] == ["succeeded"]
+    assert (answer.status_code, answer.json()) == (200, "slept")
+    assert path.read_text().split() == ["began", "ended"]
 
 
 def test_a_running_call_that_cannot_be_interrupted_is_cancelled_with_its_worker(own: Platform, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from gpufn.bus import queued_calls, records
 from gpufn.bus.connection import Bus
-from gpufn.bus.delivery import Delivery
+from gpufn.bus.delivery import Delivery, Ledger
 from gpufn.clock import Clock
 from gpufn.errors import (
     GpufnError,
@@ -88,6 +88,11 @@ class Arrivals:
             bus, revision, room=places.room, capacity=places.capacity, take=self._take, clock=clock
         )  # fmt: skip
         self._tasks = Tasks(f"arrivals of {revision}")
+
+    @property
+    def ledgers(self) -> Mapping[QueueKind, Ledger]:
+        """What the queues have handed over here."""
+        return self._intake.ledgers
 
     def open(self) -> None:
         """Start to pull."""
@@ -268,16 +273,27 @@ class Arrivals:
 
     async def _run_if_waited_for(self, attempt: Attempt, body: bytes) -> None:
         """The caller may have died with the runner that had it before, as of a call that a function made there, or
-        while it was queued: it need not run for nobody."""
-        is_waited_for = await self._departed.is_waited_for(attempt.message)
+        while it was queued: it need not run for nobody. Or another runner has it, as above."""
+        is_held, is_waited_for = attempt.delivery.delivered > 1 and await self._is_elsewhere(attempt), None
+        if not is_held:
+            is_waited_for = await self._departed.is_waited_for(attempt.message)
         if _has_lost_its_worker(attempt):
             self._return(attempt)
+        elif is_held:
+            self._return(attempt, ACK_WAIT_S)
         elif is_waited_for is None:
             self._return(attempt, _CALLER_BACK_S)
         elif attempt.is_cancelled or not is_waited_for:
             self._end_unbegun(attempt)
         else:
             self._run(attempt, body)
+
+    async def _is_elsewhere(self, attempt: Attempt) -> bool:
+        try:
+            return await records.where(self._bus, attempt.message.id) is not None
+        except GpufnError as error:
+            log.warning("could not look up who runs %s: %s", attempt.message.id, error)
+            return False
 
     def _return(self, attempt: Attempt, delay_s: float = 0) -> None:
         self._drop(attempt)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from gpufn.bus import queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.consumer import Pull
-from gpufn.bus.delivery import Delivery
+from gpufn.bus.delivery import Delivery, Ledger
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError
 from gpufn.priority import Priority, QueueKind
@@ -62,6 +62,7 @@ class Intake:
         self._loop = asyncio.get_running_loop()
         self._standing: Pull | None = None
         self._polled: dict[QueueKind, Pull] = {}
+        self.ledgers: defaultdict[QueueKind, Ledger] = defaultdict(Ledger)  # what was handed over here, by its queue
         self._is_closed = False
         self._ticks = 0
         self._tasks = Tasks(f"queues of {revision}")
@@ -116,7 +117,7 @@ class Intake:
         queue = self._address(kind)
         return Pull(
             self._bus, queue.stream, queue.consumer, functools.partial(self._on_delivery, kind),
-            on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
+            ledger=self.ledgers[kind], on_empty=functools.partial(self._on_empty, kind), on_missing=self._on_missing,
         )  # fmt: skip
 
     def close(self) -> None:

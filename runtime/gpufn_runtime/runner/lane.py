@@ -32,6 +32,7 @@ class DirectDelivery:
     """A call that came by the lane; see `gpufn.bus.delivery.Delivery` for one from a queue."""
 
     delivered = 1
+    settled_at = ""  # only over its gateway's connection, which goes with us
     __slots__ = ("_gateway", "_is_told", "body", "is_settled", "is_withdrawn", "message")
 
     def __init__(self, gateway: _Gateway, message: InvocationMessage, body: bytes) -> None:

@@ -20,6 +20,7 @@ from gpufn.priority import QueueKind
 from gpufn.protocol import frames
 from gpufn.protocol.reports import RevisionTraffic
 from gpufn.revision import Revision
+from gpufn_runtime.runner.adoption import Adoption
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn, Run, may_run_s
 from gpufn_runtime.runner.attempts import Attempts
@@ -82,6 +83,7 @@ class RevisionQueue:
             revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
             free=self._ends.free, freed=self._after_end,
         )  # fmt: skip
+        self._adoption = Adoption(bus, revision, self._arrivals.ledgers, clock=clock, go_on=self._go_on)
         self._unexplained = Unexplained(self._ends, supervision, clock)
         self.workers = Workers(
             revision, self._places,
@@ -155,16 +157,21 @@ class RevisionQueue:
             granted=granted,
         )
         link.attempts[attempt.number] = attempt
-        self._attempts.add(attempt)
-        self._started += 1
         takes_parcel = attempt.is_submitted or self._parcels.reach(message)
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
                 granted > 0, granted, attempt.parcel, takes_parcel, started_at + within_s, message.trace,
+                attempt.delivery.settled_at,
             ),
             body,
         )  # fmt: skip
+        self._go_on(attempt)
+
+    def _go_on(self, attempt: Attempt) -> None:
+        """It has begun, here or for the runner before us."""
+        self._attempts.add(attempt)
+        self._started += 1
         if attempt.is_submitted or (self.revision.spec.queue_timeout_s is not None and not attempt.is_direct):
             self._on_start(attempt)
         self._keep_ticking()
@@ -243,5 +250,9 @@ class RevisionQueue:
         self._places.ended(run_s, len(body))
         self._after_end(attempt.link)
 
-    def on_freed(self, link: WorkerLink) -> None:
+    def on_freed(self, link: WorkerLink, parcel: str = "") -> None:
+        self._parcels.drop(link.worker, parcel)
         self._after_end(link)
+
+    def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None:
+        self._adoption.begin(link, unfinished)

@@ -2,7 +2,7 @@
 
     1. the runner listens on the worker's socket; the first process that connects, of the user who owns the worker's
        folder, is the worker: our own user, or, in a container, one of its own
-    2. Hello, then Ready (or StartFailed): STARTING → READY
+    2. Hello, then Ready (or StartFailed): STARTING → READY. Between them, what an earlier runner began there is adopted
     3. Run out, Result and Items in; Log and Call at any time
     4. `drain`: nothing new; when no slot is in use, Drain goes out and the worker ends
     5. `park`: nothing new; when no slot is in use, Park goes out: READY → PARKING → PARKED. `resume`: back
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -37,6 +37,7 @@ from gpufn_runtime.runner.slots import SlotPool
 log = logging.getLogger(__name__)
 
 _LONGEST_START_S = 86_400.0
+_MOST_ATTEMPTS = 1 << 53  # of one worker; each number once
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
 _MOST_UNREAD_BYTES = 1 << 30  # of what it asked for, while a long call into C keeps its interpreter from reading
 
@@ -45,7 +46,8 @@ class LinkQueue(Protocol):
     """What a link tells of its slots: to the queue of its revision."""
 
     def on_result(self, attempt: Attempt, result: frames.Result, body: bytes) -> None: ...
-    def on_freed(self, link: WorkerLink) -> None: ...
+    def on_freed(self, link: WorkerLink, parcel: str = "") -> None: ...
+    def on_unfinished(self, link: WorkerLink, unfinished: tuple[frames.Unfinished, ...]) -> None: ...
 
 
 class LinkOwner(Protocol):
@@ -107,7 +109,9 @@ class WorkerLink:
         self.park_bytes = 0  # of the host's memory, that it may take for it
         self.parked: ParkedMemory | None = None  # as it says itself
         self.told_at: float | None = None  # monotonic: it parks, or resumes, since then
-        self._leftovers = 0  # slots in use by attempts of an earlier runner
+        self._leftovers = 0  # slots in use by attempts of an earlier runner that nobody hears of any more
+        self._unadopted: set[int] = set()  # attempts of an earlier runner, in a slot each, that would be heard
+        self._unheard: list[tuple[frames.WorkerFrame, bytes]] | None = None  # said before it is known which of them are
         self.ready_at: float | None = None
         self.idle_since: float | None = None
         self.cold_start: ColdStart | None = None
@@ -145,7 +149,8 @@ class WorkerLink:
         """Slots in use by what is no call of the queue any more: cancelled attempts that have not stopped yet, and
         those of an earlier runner whose calls the queue has given out again."""
         unwanted = sum(attempt.is_cancelled for attempt in self.attempts.values())
-        return unwanted + (self._leftovers if now - self.listening_since > ACK_WAIT_S else 0)
+        left = self._leftovers + len(self._unadopted)
+        return unwanted + (left if now - self.listening_since > ACK_WAIT_S else 0)
 
     @property
     def waits_for_own(self) -> int:
@@ -160,6 +165,21 @@ class WorkerLink:
     def next_attempt_number(self) -> int:
         self._last_attempt += 1
         return self._last_attempt
+
+    def adopt(self, attempt: Attempt) -> None:
+        """It is ours from now on, in the slot that it has."""
+        self._unadopted.remove(attempt.number)
+        self.attempts[attempt.number] = attempt
+
+    def refuse(self, number: int) -> None:
+        """Nobody wants this unfinished attempt; its slot is in use until it has stopped."""
+        self.send(frames.Cancel(number))
+
+    def hear_on(self) -> None:
+        """Those that were unfinished are adopted, or refused: now it is heard what else it says."""
+        unheard, self._unheard = self._unheard or [], None
+        if self._peer is not None:
+            self._peer.hear_on(unheard)
 
     def send(self, frame: frames.RunnerFrame, body: bytes = b"") -> None:
         if self._peer is not None:
@@ -235,7 +255,10 @@ class WorkerLink:
 
     def take(self, frame: frames.WorkerFrame, body: bytes) -> None:
         """Raises ProtocolMismatch."""
-        self._TAKE[type(frame)](self, frame, body)
+        if self._unheard is None:
+            self._TAKE[type(frame)](self, frame, body)
+        else:
+            self._unheard.append((frame, body))
 
     def _on_hello(self, hello: frames.Hello, _: bytes) -> None:
         if hello.protocol != PROTOCOL or hello.worker != self.worker:
@@ -244,6 +267,24 @@ class WorkerLink:
         while self._leftovers < hello.running and self.slots.free:
             self.slots.take()
             self._leftovers += 1
+        if hello.unfinished:
+            self._on_unfinished(hello.unfinished)
+
+    def _on_unfinished(self, unfinished: tuple[frames.Unfinished, ...]) -> None:
+        """A result, or a question, must not come before it is known whose it is."""
+        numbers = {each.attempt for each in unfinished}
+        if self._last_attempt or not len(numbers) == len(unfinished) <= self.slots.free:
+            raise ProtocolMismatch("it says that it has more unfinished attempts than it can have")
+        if not 0 < min(numbers) <= max(numbers) < _MOST_ATTEMPTS:
+            raise ProtocolMismatch("it says that it has attempts that nobody can have given it")
+        for _ in numbers:
+            self.slots.take()
+        self._last_attempt = max(numbers)
+        self._unadopted = numbers
+        self._unheard = []
+        if self._peer is not None:
+            self._peer.transport.pause_reading()
+        self._queue.on_unfinished(self, unfinished)
 
     def _on_ready(self, ready: frames.Ready, _: bytes) -> None:
         self.modules = tuple(filter(is_module_name, ready.modules[:MOST_MODULES]))
@@ -291,10 +332,14 @@ class WorkerLink:
         self._owner.on_start_failed(self, failed.phase, failed.error)
 
     def _on_result(self, result: frames.Result, body: bytes) -> None:
-        attempt = self.attempts.pop(result.attempt, None)
-        if attempt is None:
+        if (attempt := self.attempts.pop(result.attempt, None)) is not None:
+            self._queue.on_result(attempt, result, body)
+        elif result.attempt in self._unadopted:
+            self._unadopted.remove(result.attempt)
+            self.slots.release()
+            self._queue.on_freed(self, result.parcel)
+        else:
             raise ProtocolMismatch("a result of an attempt that does not run here")
-        self._queue.on_result(attempt, result, body)
 
     def _on_item(self, item: frames.Item, body: bytes) -> None:
         self._relay.on_item(self._attempt(item.attempt), item, body)
@@ -390,12 +435,18 @@ class _Peer(asyncio.Protocol):
         self._out.write(data)
 
     def data_received(self, data: bytes) -> None:
-        link = self._link
-        if not link.hears(self):
-            return
+        if self._link.hears(self):
+            self._take(self._reader.feed(data))
+
+    def hear_on(self, unheard: list[tuple[frames.WorkerFrame, bytes]]) -> None:
+        self._take(unheard)
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _take(self, said: Iterable[tuple[frames.WorkerFrame, bytes]]) -> None:
         try:
-            for frame, body in self._reader.feed(data):
-                link.take(frame, body)
+            for frame, body in said:
+                self._link.take(frame, body)
         except ProtocolMismatch as error:
             self._give_up(f"it broke the protocol: {error}")
 

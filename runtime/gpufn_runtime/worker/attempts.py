@@ -2,19 +2,22 @@
 
 QUEUED → RUNNING → ended;  QUEUED → ended (cancelled, or its link is gone)
 
-Whoever ends an attempt here sends its one Result; everybody else's is dropped. Safe from all threads.
+Whoever ends an attempt here sends its one Result; everybody else's is dropped. What runs while the link goes is for the
+next runner, which may adopt it: a Result that comes in between is kept until then. Not so a stream, what was cancelled,
+and what waited for an answer of the runner that is gone: it is stale, and ends unheard. Safe from all threads.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 
 from gpufn._context import Context
 from gpufn.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn.parcels import Parcels
-from gpufn.protocol.frames import Run
+from gpufn.protocol.frames import Run, Unfinished
 
 
 class State(enum.Enum):
@@ -26,13 +29,27 @@ class State(enum.Enum):
 class Attempt:
     """One Run. `link` counts connections to the runner: numbers are unique within one."""
 
-    __slots__ = ("_body", "_parcels", "cancel_requested", "context", "credits", "link", "on_change", "run", "state")
+    __slots__ = (
+        "_body",
+        "_parcels",
+        "came_at",
+        "cancel_requested",
+        "context",
+        "credits",
+        "link",
+        "on_change",
+        "result",
+        "run",
+        "state",
+    )
 
     def __init__(self, run: Run, body: bytes, link: int, parcels: Parcels) -> None:
         self.run = run
         self._body = body
         self._parcels = parcels
         self.link = link
+        self.came_at = time.monotonic()
+        self.result = b""  # packed, of one that ended while there was no link
         self.state = State.QUEUED
         self.credits = run.credits
         self.cancel_requested = False
@@ -49,6 +66,10 @@ class Attempt:
         body, self._body = self._body, b""
         return body
 
+    @property
+    def can_be_adopted(self) -> bool:
+        return bool(self.run.delivery) and not self.run.stream and not self.cancel_requested
+
     def drop_body(self) -> None:
         """It will not be taken."""
         if self.run.parcel:
@@ -63,6 +84,9 @@ class Attempts:
         self._parcels = parcels
         self._lock = threading.Lock()
         self._held: dict[int, Attempt] = {}
+        self._unsent: list[Attempt] = []  # ended while there was no link
+        self._is_cut = False  # there is no link
+        self._told = 1  # the link that knows of what is held, or will in a moment
         self._stale = 0  # still running for a link that is gone
         self.on_idle: Callable[[], None] = lambda: None
         self.on_stale_end: Callable[[], None] = lambda: None
@@ -73,7 +97,7 @@ class Attempts:
 
     @property
     def stale(self) -> int:
-        """How many still run for a link that is gone."""
+        """How many still run for a link that is gone, and nobody will hear of them."""
         return self._stale
 
     @property
@@ -96,8 +120,8 @@ class Attempts:
             attempt.state = State.RUNNING
             return True
 
-    def end(self, attempt: Attempt) -> bool:
-        """True when the caller may send its Result: it had not ended, and its link is still there."""
+    def end(self, attempt: Attempt, result: bytes) -> bool:
+        """True when the caller may send its Result, packed here: it had not ended, and its link is still there."""
         with self._lock:
             if attempt.state is State.ENDED:
                 return False
@@ -105,11 +129,22 @@ class Attempts:
             ours = self._held.get(attempt.run.attempt) is attempt
             if ours:
                 del self._held[attempt.run.attempt]
+                if self._is_cut:
+                    attempt.result = result
+                    self._unsent.append(attempt)
+                    return False
             else:
                 self._stale -= 1
         if not ours:
             self.on_stale_end()
         return ours
+
+    def keep(self, attempt: Attempt, result: bytes) -> None:
+        """Its Result could not be sent: the runner had gone, and nobody had noticed."""
+        with self._lock:
+            if attempt.link == self._told and attempt.can_be_adopted:
+                attempt.result = result
+                self._unsent.append(attempt)
 
     def check_idle(self) -> None:
         """Say so when nothing is left. Apart from `end`, so that the Result is sent before the process ends."""
@@ -143,18 +178,41 @@ class Attempts:
         if on_change is not None:
             on_change()
 
-    def abandon(self) -> None:
-        """The link is gone: what is queued never runs here, streams end, what runs ends unheard."""
+    def abandon(self, unanswered: Collection[Attempt | None]) -> None:
+        """The link is gone: what is queued never runs here, and what cannot be adopted ends unheard. `unanswered` have
+        lost what they waited for; None is who cannot be told from the others."""
         with self._lock:
+            self._is_cut = True
             held = list(self._held.values())
-            self._held.clear()
-            for attempt in held:
+            goes_on = set() if None in unanswered else {each for each in held if each.can_be_adopted} - set(unanswered)
+            given_up = [each for each in held if each not in goes_on or each.state is State.QUEUED]
+            for attempt in given_up:
+                del self._held[attempt.run.attempt]
                 if attempt.state is State.QUEUED:
                     attempt.state = State.ENDED
                     attempt.drop_body()
                 else:
                     attempt.cancel_requested = True
                     self._stale += 1
-        for attempt in held:
+        for attempt in given_up:
             if attempt.on_change is not None:
                 attempt.on_change()
+
+    def left(self) -> tuple[int, tuple[Unfinished, ...]]:
+        """For the next runner, which is told so: how many are stale, and what it may adopt."""
+        now = time.monotonic()
+        with self._lock:
+            self._told += 1
+            return self._stale, tuple(
+                Unfinished(each.run.attempt, each.run.invocation, each.run.delivery, now - each.came_at)
+                for each in (*self._held.values(), *self._unsent)
+            )
+
+    def resume(self, link: int) -> list[bytes]:
+        """There is a link again, and it knows what is `left`; the Results that it has missed."""
+        with self._lock:
+            self._is_cut = False
+            for attempt in self._held.values():
+                attempt.link = link
+            unsent, self._unsent = self._unsent, []
+            return [attempt.result for attempt in unsent]

@@ -47,11 +47,11 @@ class Conversations:
         self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
     ) -> Iterator[Conversation]:
         """`attempt` is the one that asks, when it is not the one that runs in this thread."""
-        conversation = Conversation(next(self._numbers), self._link)
+        conversation = Conversation(next(self._numbers), self._link, attempt or current_attempt.get())
         with self._lock:
             self._open[conversation.number] = conversation
         try:
-            conversation.ask(verb, target, body, attempt or current_attempt.get(), fields)
+            conversation.ask(verb, target, body, fields)
             yield conversation
         finally:
             with self._lock:
@@ -78,27 +78,25 @@ class Conversations:
         if conversation is not None:  # else nobody wants it any more
             conversation.deliver(frame, body)
 
-    def abandon(self, link: int) -> None:
-        """Connection `link` is gone, and every answer to what was asked on it. Also to be called when there is a new
-        one: somebody may have asked while there was none."""
+    def unanswered(self) -> list[Conversation]:
+        """Those that are to be lost, when the connection is gone on which they were asked."""
         with self._lock:
-            waiting = [conversation for conversation in self._open.values() if conversation.link <= link]
-        for conversation in waiting:
-            conversation.lose()
+            return list(self._open.values())
 
 
 class Conversation:
-    """One Call and its answers. `link` is the number of the connection that it was asked on."""
+    """One Call and its answers, for an attempt if it is known whose. `link` is the number of the connection that it was
+    asked on."""
 
-    def __init__(self, number: int, link: Link) -> None:
+    def __init__(self, number: int, link: Link, attempt: Attempt | None) -> None:
         self.number = number
+        self.attempt = attempt
         self.link = link.number
         self._link = link
         self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
         self._ended = False
 
-    def ask(self, verb: Verb, target: str, body: bytes, attempt: Attempt | None, fields: dict[str, Any]) -> None:
-        self.link = self._link.number
+    def ask(self, verb: Verb, target: str, body: bytes, fields: dict[str, Any]) -> None:
         if self._link.is_parents:
             self._ended = True
             raise InvalidInput(_FORKED)
@@ -109,7 +107,9 @@ class Conversation:
                 "between functions: pass a path or an address that the other side can read, or split it over several "
                 "calls"
             )
-        parent = attempt.run.attempt if attempt is not None and attempt.link == self.link else 0
+        self._link.wait_for_peer()
+        self.link = self._link.number
+        parent = self.attempt.run.attempt if self.attempt is not None and self.attempt.link == self.link else 0
         self._link.send(Call(self.number, verb, target, parent=parent, **fields), body, link=self.link)
         if self._link.number != self.link:
             self.lose()

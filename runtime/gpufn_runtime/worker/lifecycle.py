@@ -4,7 +4,8 @@
 2. connect to the runner's socket: Hello; of a part of a GPU: prove that it is held to it
 3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
 4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
-5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again; else exit 4
+5. the runner hangs up: what is queued is dropped, connect again for RECONNECT_S, Hello and Ready again, with what runs
+   on and what has ended meanwhile; else exit 4
 6. Park: nothing runs; what is on the GPU goes to memory of the host: Ready, parked, or NotParked. Resume: back; Ready,
    or StartFailed and exit 3 (`parking`)
 7. Drain: finish what is here. SIGTERM: tell the runner, which may have sent a call that is not here yet, and wait for
@@ -111,6 +112,7 @@ class Worker:
         calls = NestedCalls(self._link, self._conversations)
         _transport.install(calls)
         _context.install(calls.context)
+        self._link.peer_back()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if unconfined is not None:
             return self._start_failed("load", unconfined)
@@ -200,13 +202,15 @@ class Worker:
                     while self._link.frames:
                         self._take(*self._link.frames.popleft())
                     self._executor.lend_socket()
+                self._link.peer_lost()
                 self._may_end = True
-                self._attempts.abandon()
-                self._conversations.abandon(self._link.number)
+                self._abandon()
                 self._attempts.check_idle()
-                if self._draining or not self._link.connect(RECONNECT_S, lambda: self._attempts.stale):
+                if self._draining or not self._link.connect(RECONNECT_S, self._attempts.left):
                     break
-                self._conversations.abandon(self._link.number - 1)
+                for result in self._attempts.resume(self._link.number):
+                    self._link.send_packed(result)
+                self._link.peer_back()
                 self._may_end = False
                 if self._draining:
                     self._link.send(Draining())
@@ -216,13 +220,18 @@ class Worker:
             else:  # no memory, say: a worker that hears nothing more is of no use
                 traceback.print_exc(file=sys.__stderr__)
             self._link.close()
-            self._attempts.abandon()
-            self._conversations.abandon(self._link.number)
+            self._abandon()
         if not self._draining:
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()
         time.sleep(LAST_CALL_S)
         process.leave(self._exit_code)
+
+    def _abandon(self) -> None:
+        unanswered = self._conversations.unanswered()
+        self._attempts.abandon({each.attempt for each in unanswered})  # first: they may end by what comes now
+        for each in unanswered:
+            each.lose()
 
     def _take(self, frame: RunnerFrame, body: bytes) -> None:
         kind = type(frame)

@@ -19,7 +19,7 @@ import msgspec
 
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
-from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame
+from gpufn.protocol.frames import FrameReader, Hello, Ready, RunnerFrame, Unfinished
 from gpufn_runtime.worker.process import leave_as_script
 
 _RETRY_S = 0.005  # a unix socket costs nothing to try
@@ -29,6 +29,8 @@ _READ_BYTES = 1 << 18
 # nobody. So no sleep of its is longer.
 LONGEST_SLEEP_S = 2
 _RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; costs no system call each time, as a poll does
+
+Left = tuple[int, tuple[Unfinished, ...]]  # by earlier connections: attempts that run on unheard; that may be adopted
 
 
 class Link:
@@ -50,12 +52,13 @@ class Link:
         self._ready: Ready | None = None
         self._was_ready = False
         self.is_parents = False  # this process is a child that the user's code forked
+        self._has_peer = threading.Event()
         os.register_at_fork(after_in_child=self._forget)
 
-    def connect(self, within_s: float, running: Callable[[], int] = lambda: 0) -> bool:
+    def connect(self, within_s: float, left: Callable[[], Left] = lambda: (0, ())) -> bool:
         """Reach the runner, which may listen a moment later, and greet it. False when it does not come in time.
 
-        `running()` is how many attempts of an earlier connection still run.
+        `left()` is what earlier connections left: how many attempts that run on, and those that it may adopt.
         """
         give_up_at = time.monotonic() + within_s
         wait_s = _RETRY_S
@@ -70,6 +73,7 @@ class Link:
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.5, _SLOWEST_RETRY_S)
                 continue
+            running, unfinished = left()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
             with self._lock:
                 self._socket = connection
@@ -77,11 +81,21 @@ class Link:
                 self.frames.clear()
                 self._unsent.clear()
                 self.number += 1
-                greeting = frames.encode(Hello(PROTOCOL, self._worker, self._was_ready, running()))
+                greeting = frames.encode(Hello(PROTOCOL, self._worker, self._was_ready, running, unfinished))
                 if self._ready is not None:
                     greeting += frames.encode(self._ready)
-            self._send(greeting)
+                self._send(greeting)  # before anything else is said
             return True
+
+    def peer_lost(self) -> None:
+        """The runner has hung up: who asks it for something waits for the next."""
+        self._has_peer.clear()
+
+    def peer_back(self) -> None:
+        self._has_peer.set()
+
+    def wait_for_peer(self) -> None:
+        self._has_peer.wait()
 
     def announce(self, ready: Ready) -> None:
         """Say that this worker is ready, or parked: now and on every later connection."""
@@ -99,14 +113,14 @@ class Link:
         """Send, if connection `link` is still the one. A broken one is not an error here: the reader sees it too."""
         self._send(frames.encode(frame, body), link)
 
-    def send_packed(self, data: bytes, *, link: int | None = None) -> None:
-        """Send frames that are encoded already."""
-        self._send(data, link)
+    def send_packed(self, data: bytes, *, link: int | None = None) -> bool:
+        """Send frames that are encoded already. False when the runner is known not to have got them."""
+        return self._send(data, link)
 
-    def _send(self, data: bytes, link: int | None = None) -> None:
+    def _send(self, data: bytes, link: int | None = None) -> bool:
         with self._lock:
             if self._socket is None or (link is not None and link != self.number):
-                return
+                return False
             self._unsent.append(data)
             # A signal handler or a __del__ of the user's can get here in the middle of a send, in the same thread: its
             # frames go out after that one.
@@ -116,8 +130,10 @@ class Link:
                     self._socket.sendall(self._unsent.popleft())
                 except OSError:
                     self._unsent.clear()  # the runner is gone, and `receive` says so
+                    return False
                 finally:
                     self._sending = False
+        return True
 
     def receive(self, wait_s: float | None = None) -> bool:
         """Wait for frames, a while or at most `wait_s`, and add them to `frames`. False when the runner has hung up.

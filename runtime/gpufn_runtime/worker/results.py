@@ -11,6 +11,7 @@ from gpufn import values
 from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import LEAST_BYTES, Parcels
+from gpufn.protocol import frames
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
@@ -99,10 +100,11 @@ class Results:
     ) -> None:
         run_s = time.perf_counter() - started
         self._output.end(attempt)
-        if self._attempts.end(attempt):
-            result = Result(attempt.run.attempt, kind, error, content_type, run_s, parcel)
-            self._link.send(result, body, link=attempt.link)
-        elif parcel:
+        result = frames.encode(Result(attempt.run.attempt, kind, error, content_type, run_s, parcel), body)
+        if self._attempts.end(attempt, result):
+            if not self._link.send_packed(result, link=attempt.link):
+                self._attempts.keep(attempt, result)
+        elif parcel and not attempt.result:
             self._parcels.remove(parcel)
         self._attempts.check_idle()
 

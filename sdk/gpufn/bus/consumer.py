@@ -39,7 +39,7 @@ _HANDLER_FAILED_DELAY_S = 1.0
 
 
 class Pull:
-    """See the module. The owner calls `tick` each second.
+    """See the module. The owner calls `tick` each second; in `ledger` there may be deliveries that came otherwise.
 
     `on_empty(unused)`: a poll ended with so many credits unused. `on_missing()`: the consumer does not exist; create
     it, then call `retry` (`tick` tries again anyway).
@@ -52,6 +52,7 @@ class Pull:
         consumer: str,
         handler: Callable[[Delivery], None],
         *,
+        ledger: Ledger | None = None,
         on_empty: Callable[[int], None] | None = None,
         on_missing: Callable[[], None] | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class Pull:
         self._heard = True
         self._silent_since: float | None = None
         self._generation = self._new_generation()
-        self._ledger = Ledger()
+        self._ledger = ledger or Ledger()
         self._forget_reconnects = bus.on_reconnect(self._on_reconnect)
 
     @property

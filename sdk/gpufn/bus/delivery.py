@@ -28,6 +28,10 @@ class Ledger:
         self.held: dict[Key, Delivery] = {}
         self.done: dict[Key, bytes] = {}  # how the newest ones that must not come back were settled
 
+    def knows(self, delivery: Delivery) -> bool:
+        """This message was handed to us before."""
+        return delivery.key in self.held or delivery.key in self.done
+
     def hold(self, delivery: Delivery) -> None:
         self.held[delivery.key] = delivery
 
@@ -73,6 +77,11 @@ class Delivery:
         self.key = (self.seq, self.stored_at)
         self._ledger = ledger
         self.is_settled = False
+
+    @property
+    def settled_at(self) -> str:
+        """The subject on the bus where it is settled: whoever publishes there does it."""
+        return self._ack_subject
 
     def ack(self) -> None:
         """Done: remove the message."""

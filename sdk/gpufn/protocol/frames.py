@@ -40,6 +40,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
 
     `parcel` is the input's name in the worker's folder of parcels, when it is not the body; `takes_parcel` allows the
     result to be one. `deadline` is when the runner ends it, in unix seconds; `trace` its caller's traceparent.
+    `delivery` is where it is settled, for the runner after this one; empty, and that one cannot adopt it.
     """
 
     attempt: int
@@ -54,6 +55,7 @@ class Run(_Frame, tag=1, frozen=True, array_like=True, gc=False):
     takes_parcel: bool = False
     deadline: float = 0.0
     trace: str = ""
+    delivery: str = ""
 
 
 class Cancel(_Frame, tag=2, frozen=True, array_like=True, gc=False):
@@ -102,14 +104,25 @@ RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerIte
 # --- worker → runner -------------------------------------------------------------------------------------------------
 
 
+class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An attempt that an earlier runner began, `ran_s` ago, and whose Result it did not get. `delivery` as in Run."""
+
+    attempt: int
+    invocation: str
+    delivery: str
+    ran_s: float
+
+
 class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):
-    """The first frame of a connection. A worker that comes back to a new runner `was_ready`, and still has `running`
-    attempts of the old one; for each that ends it sends a Freed."""
+    """The first frame of a connection. A worker that comes back to a new runner `was_ready`, and still has attempts of
+    the old one. Each of those that are `unfinished` ends with a Result, as if this runner had begun it: it adopts them,
+    or has them cancelled. Beside them `running` more end unheard, each with a Freed."""
 
     protocol: int
     worker: str
     was_ready: bool = False
     running: int = 0
+    unfinished: tuple[Unfinished, ...] = ()
 
 
 class Ready(_Frame, tag=11, frozen=True, array_like=True, gc=False):

@@ -130,8 +130,9 @@ class Node:
         self.caller = Caller(self.bus, name="gateway", clock=self.clock)
         self.caller.start()
 
-    async def start(self) -> None:
-        self.serving = self.runner()
+    async def start(self, bus: Bus | None = None) -> None:
+        """`bus`: that of the runner alone, which dies with it."""
+        self.serving = self.runner(bus=bus)
         self._running = asyncio.create_task(self.serving.run())
         await self.reports.get()
 
@@ -147,9 +148,9 @@ class Node:
     def _on_report(self, message: Message) -> None:
         self.reports.put_nowait(msgspec.msgpack.decode(message.payload, type=RunnerReport))
 
-    def runner(self, name: str = "r1") -> Runner:
+    def runner(self, name: str = "r1", bus: Bus | None = None) -> Runner:
         return Runner(
-            self.bus,
+            bus or self.bus,
             assignments=self.assignments,
             functions=self.functions,
             revisions=self.revisions,

@@ -83,6 +83,16 @@ def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_
     assert [link.left_over(1.0 + after_s) for after_s in (ACK_WAIT_S - 1, ACK_WAIT_S + 1)] == [0, 1]
 
 
+@pytest.mark.parametrize("numbers", [(1, 2), (0,), (-1,), (1 << 53,)])
+def test_a_worker_that_claims_attempts_that_nobody_can_have_given_it_is_ended(
+    tmp_path: Path, numbers: tuple[int, ...]
+) -> None:
+    owner = Mock()
+    unfinished = tuple(frames.Unfinished(number, "i", "", 0.0) for number in numbers)
+    hello = frames.encode(frames.Hello(PROTOCOL, "w-1", was_ready=True, unfinished=unfinished))
+    assert "it broke the protocol: it says" in asyncio.run(ended_for(new_link(tmp_path / "w-1", owner), owner, hello))
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path: Path, *, is_cancelled: bool) -> None:
     async def closed_at_once() -> None:

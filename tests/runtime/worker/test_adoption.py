@@ -1,0 +1,184 @@
+"""What a worker has for its next runner: as a table, and through a real worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from gpufn.invocation import OutcomeKind
+from gpufn.parcels import Parcels
+from gpufn.protocol.frames import Answer, Cancel, Ready, Run, Verb
+from gpufn_runtime.worker.attempts import Attempt, Attempts
+from gpufn_runtime.worker.conversations import Conversations
+
+Start = Any
+
+_WAITS = """
+import asyncio, os, pathlib, time
+def f(began: str, until: str):
+    pathlib.Path(began).touch()
+    while not os.path.exists(until):
+        time.sleep(0.002)
+    pathlib.Path(until + "-seen").touch()
+    return "ended"
+async def g(began: str, until: str):
+    pathlib.Path(began).touch()
+    while not os.path.exists(until):
+        await asyncio.sleep(0.002)
+    pathlib.Path(until + "-seen").touch()
+    return "ended"
+"""
+
+
+def given(*, is_begun: bool = True, **run: Any) -> tuple[Attempts, Attempt]:
+    attempts = Attempts(Parcels("/nowhere"))
+    fields = {"method": "", "content_type": "", "accept": "", "delivery": "there", **run}
+    attempt = attempts.add(Run(1, "i1", **fields), b"", 1)
+    if is_begun:
+        attempts.start(attempt)
+    return attempts, attempt
+
+
+def named(attempts: Attempts) -> tuple[int, list[int]]:
+    stale, unfinished = attempts.left()
+    return stale, [each.attempt for each in unfinished]
+
+
+def test_what_runs_when_the_runner_goes_is_for_the_next_one() -> None:
+    attempts, attempt = given()
+    attempts.abandon(set())
+    assert named(attempts) == (0, [1])
+    assert not attempt.cancel_requested
+    assert attempts.resume(2) == []
+    assert (attempt.link, attempts.end(attempt, b"result")) == (2, True)
+    assert attempts.idle
+
+
+def test_a_result_that_nobody_could_take_is_kept_for_the_next_runner() -> None:
+    attempts, attempt = given()
+    attempts.abandon(set())
+    assert not attempts.end(attempt, b"result")
+    assert (attempts.idle, named(attempts)) == (True, (0, [1]))
+    attempts.abandon(set())  # that one died before it was sent
+    assert named(attempts) == (0, [1])
+    assert attempts.resume(3) == [b"result"]
+    assert named(attempts) == (0, [])
+
+
+def test_a_result_that_was_sent_when_nobody_was_there_is_kept_as_well() -> None:
+    attempts, attempt = given()
+    assert attempts.end(attempt, b"result")
+    attempts.keep(attempt, b"result")
+    attempts.abandon(set())
+    assert named(attempts) == (0, [1])
+    assert attempts.resume(2) == [b"result"]
+
+
+def test_a_result_is_not_kept_that_the_next_runner_was_not_told_of() -> None:
+    attempts, attempt = given()
+    assert attempts.end(attempt, b"result")
+    attempts.abandon(set())
+    assert named(attempts) == (0, [])
+    attempts.keep(attempt, b"result")
+    assert attempts.resume(2) == []
+
+
+@pytest.mark.parametrize("run", [{"stream": True}, {"delivery": ""}])
+def test_a_stream_and_what_came_by_the_lane_are_not_for_the_next_runner(run: dict[str, Any]) -> None:
+    attempts, attempt = given(**run)
+    attempts.abandon(set())
+    assert named(attempts) == (1, [])
+    assert attempt.cancel_requested
+
+
+def test_what_was_cancelled_is_not_for_the_next_runner() -> None:
+    attempts, _ = given()
+    attempts.cancel(1)
+    attempts.abandon(set())
+    assert named(attempts) == (1, [])
+
+
+@pytest.mark.parametrize("is_known_whose", [True, False])
+def test_what_lost_an_answer_is_not_for_the_next_runner(*, is_known_whose: bool) -> None:
+    attempts, attempt = given()
+    attempts.abandon({attempt if is_known_whose else None})
+    assert named(attempts) == (1, [])
+    freed = Mock()
+    attempts.on_stale_end = freed
+    assert not attempts.end(attempt, b"result")
+    freed.assert_called_once_with()
+
+
+def test_what_has_not_begun_is_not_for_the_next_runner() -> None:
+    attempts, attempt = given(is_begun=False)
+    attempts.abandon(set())
+    assert named(attempts) == (0, [])
+    assert not attempts.start(attempt)
+
+
+def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one() -> None:
+    gone, back = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        gone.set()
+        back.wait()
+        link.number = 2
+
+    link = Mock(number=1, is_parents=False, wait_for_peer=wait)
+    conversations, answers = Conversations(link), []
+    thread = threading.Thread(target=lambda: answers.append(conversations.ask(Verb.STATUS, "i")))
+    thread.start()
+    gone.wait()
+    assert not link.send.called
+    back.set()
+    while not link.send.called:
+        time.sleep(0.001)
+    assert link.send.call_args.kwargs == {"link": 2}
+    conversations.deliver(Answer(1, OutcomeKind.SUCCEEDED, None, "text/plain"), b"queued")
+    thread.join()
+    assert answers == [("text/plain", b"queued")]
+
+
+@pytest.mark.parametrize("ends_without_a_runner", [False, True])
+@pytest.mark.parametrize(("qualname", "kind"), [("f", "sync"), ("g", "async")])
+def test_the_next_runner_hears_how_it_ended(
+    start: Start, tmp_path: Path, qualname: str, kind: str, *, ends_without_a_runner: bool
+) -> None:
+    worker = start(_WAITS, qualname=qualname, kind=kind)
+    began, until = tmp_path / "began", tmp_path / "until"
+    number = worker.run(f'{{"began": "{began}", "until": "{until}"}}'.encode(), delivery="there")
+    while not began.exists():
+        time.sleep(0.001)
+    worker.hang_up()
+    if ends_without_a_runner:
+        until.touch()
+        while not until.with_name("until-seen").exists():
+            time.sleep(0.001)
+    worker.listen()
+    hello = worker.accept()
+    assert hello.running == 0
+    assert [(each.attempt, each.invocation, each.delivery) for each in hello.unfinished] == [(number, "i1", "there")]
+    assert hello.unfinished[0].ran_s > 0
+    assert isinstance(worker.next()[0], Ready)
+    until.touch()
+    result, body = worker.result()
+    assert (result.attempt, result.kind.value, body) == (number, "succeeded", b'"ended"')
+    assert worker.freed == 0
+
+
+def test_the_next_runner_can_stop_it(start: Start, tmp_path: Path) -> None:
+    worker = start(_WAITS, qualname="g", kind="async")
+    began = tmp_path / "began"
+    number = worker.run(f'{{"began": "{began}", "until": "/never"}}'.encode(), delivery="there")
+    while not began.exists():
+        time.sleep(0.001)
+    worker.hang_up()
+    worker.listen()
+    worker.ready()
+    worker.send(Cancel(number))
+    assert worker.result()[0].kind.value == "cancelled"
