@@ -10,6 +10,7 @@ import pytest
 
 from gpufn.bus import records
 from gpufn.bus.connection import Bus, Message
+from gpufn.errors import ErrorInfo
 from gpufn.ids import digest_of
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority, QueueKind
@@ -21,7 +22,7 @@ from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.adoption import place_of
-from tests.runtime.runner.node import FakeWorker, Node, on_node
+from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
 REVISION = Revision(function="f", number=1, spec=SPEC, bundle=digest_of(b""), created_at=1.0)
@@ -145,6 +146,22 @@ def test_an_adopted_call_is_lost_with_its_worker(url: str, tmp_path: Path) -> No
         record = await ended(node, call.id)
         assert (record.state, record.error and record.error.code) == (InvocationState.FAILED, "worker_lost")
         assert len(record.attempts) == 1
+
+    on_node(url, tmp_path, test)
+
+
+def test_an_adopted_call_that_fails_is_tried_again(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("again", retries=RETRY_AT_ONCE)
+        call = await node.submit(revision, b"1")
+        run = await orphan(node, url, revision)
+        worker = await come_back(node, run)
+        worker.send(frames.Result(run.attempt, OutcomeKind.RAISED, ErrorInfo("function_raised", "no"), "", 0.1))
+        second, body = await worker.run()
+        assert (second.invocation, second.number, body) == (call.id, 2, b"1")
+        worker.answer(second)
+        record = await ended(node, call.id)
+        assert [each.outcome for each in record.attempts] == [OutcomeKind.RAISED, OutcomeKind.SUCCEEDED]
 
     on_node(url, tmp_path, test)
 
