@@ -16,16 +16,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
 from gpufn.errors import ErrorInfo, ProtocolMismatch
 from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.protocol.limits import PROGRESS_CHARS
 from gpufn.revision import Revision
-from gpufn.sockets import Outbox, peer_uid
 from gpufn.spec import MOST_MODULES, is_module_name
 from gpufn.workers import ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_runtime.runner.attempt import Attempt
@@ -33,13 +32,13 @@ from gpufn_runtime.runner.busy_time import BusyTime
 from gpufn_runtime.runner.gpu_turns import Seat
 from gpufn_runtime.runner.intake import ACK_WAIT_S
 from gpufn_runtime.runner.slots import SlotPool
+from gpufn_runtime.runner.worker_socket import WorkerSocket
 
 log = logging.getLogger(__name__)
 
 _LONGEST_START_S = 86_400.0
 _MOST_ATTEMPTS = 1 << 53  # of one worker; each number once
 _MAX_OPEN_CALLS = 1024  # that one worker may have of the platform at a time
-_MOST_UNREAD_BYTES = 1 << 30  # of what it asked for, while a long call into C keeps its interpreter from reading
 
 
 class LinkQueue(Protocol):
@@ -120,7 +119,7 @@ class WorkerLink:
         self._owner = owner
         self._relay = relay
         self._server: asyncio.Server | None = None
-        self._peer: _Peer | None = None
+        self._peer: WorkerSocket | None = None
         self._last_attempt = 0
 
     async def listen(self, now: float) -> None:
@@ -130,7 +129,7 @@ class WorkerLink:
         self.path.unlink(missing_ok=True)
         # Not serving yet: that gives up the loop, and who is cancelled or closed then has to find it.
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Peer(self), str(self.path), start_serving=False
+            lambda: WorkerSocket(self), str(self.path), start_serving=False
         )
         self.path.chmod(0o666)  # the folder is closed to all but its owner
         await self._server.start_serving()
@@ -240,7 +239,7 @@ class WorkerLink:
 
     # --- from the socket ----------------------------------------------------------------------------------------------
 
-    def accept(self, peer: _Peer) -> bool:
+    def accept(self, peer: WorkerSocket) -> bool:
         """Whether this is the worker: nobody is before it."""
         if self._peer is not None or not self.state.live:
             return False
@@ -250,7 +249,7 @@ class WorkerLink:
             self._server = None
         return True
 
-    def hears(self, peer: _Peer) -> bool:
+    def hears(self, peer: WorkerSocket) -> bool:
         return self._peer is peer
 
     def take(self, frame: frames.WorkerFrame, body: bytes) -> None:
@@ -373,7 +372,7 @@ class WorkerLink:
             raise ProtocolMismatch("an item without credit")
         return attempt
 
-    def lost(self, peer: _Peer, why: str) -> None:
+    def lost(self, peer: WorkerSocket, why: str) -> None:
         if self.hears(peer):
             self._peer = None
             self._owner.on_lost(self, why)
@@ -398,62 +397,6 @@ class WorkerLink:
         return f"<WorkerLink {self.worker} {self.revision} {self.state} {self.slots!r}>"
 
 
-def _owner_of(path: Path) -> int | None:
-    """The uid of the worker whose socket this is; None when its folder is gone."""
-    with contextlib.suppress(OSError):
-        return path.parent.stat().st_uid
-    return None
-
-
 def _seconds(said: float) -> float:
     """A duration that a worker claims, as far as it can be one."""
     return said if 0 <= said <= _LONGEST_START_S else 0.0
-
-
-class _Peer(asyncio.Protocol):
-    """One connection to a worker's socket."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, link: WorkerLink) -> None:
-        self._link = link
-        self._reader: frames.FrameReader[frames.WorkerFrame] = frames.FrameReader(frames.WorkerFrame)
-        self._why = "it closed its socket"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
-        self._out = Outbox(self.transport)
-        uid = peer_uid(transport)
-        if uid != _owner_of(self._link.path) or not self._link.accept(self):
-            log.warning("refused a connection of uid %d to the socket of worker %s", uid, self._link.worker)
-            self.transport.abort()
-
-    def write(self, data: bytes) -> None:
-        unread = self.transport.get_write_buffer_size()
-        if unread > _MOST_UNREAD_BYTES and not self.transport.is_closing():
-            self._give_up(f"it left {unread >> 20:,} MiB unread")
-        self._out.write(data)
-
-    def data_received(self, data: bytes) -> None:
-        if self._link.hears(self):
-            self._take(self._reader.feed(data))
-
-    def hear_on(self, unheard: list[tuple[frames.WorkerFrame, bytes]]) -> None:
-        self._take(unheard)
-        if not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def _take(self, said: Iterable[tuple[frames.WorkerFrame, bytes]]) -> None:
-        try:
-            for frame, body in said:
-                self._link.take(frame, body)
-        except ProtocolMismatch as error:
-            self._give_up(f"it broke the protocol: {error}")
-
-    def _give_up(self, why: str) -> None:
-        self._why = why
-        log.warning("worker %s: %s", self._link.worker, why)
-        self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._link.lost(self, self._why)

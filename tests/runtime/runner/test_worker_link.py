@@ -15,7 +15,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.revision import Revision
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_runtime.runner import worker_link
+from gpufn_runtime.runner import worker_socket
 from gpufn_runtime.runner.intake import ACK_WAIT_S
 from gpufn_runtime.runner.worker_link import WorkerLink
 
@@ -144,7 +144,7 @@ def test_a_worker_that_says_again_and_again_that_it_drains_is_heard_once(tmp_pat
 
 def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has asked for would fill its runner's memory."""
-    monkeypatch.setattr(worker_link, "_MOST_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(worker_socket, "_MOST_UNREAD_BYTES", 1 << 20)
     owner = Mock()
     link = new_link(tmp_path / "w-1", owner)
 
