@@ -81,7 +81,8 @@ class Store:
 
     async def fetch(self, files: Sequence[ModelFile], folder: Path) -> None:
         """The files of a model, under their names, into `folder`, which is there. Raises BuildFailed(stage="ingest")
-        for one that is gone."""
+        for one that is gone or damaged: it is absent then, so that the next deploy puts it again. Nobody else reads
+        them, and who deploys is not to wait until gigabytes are read."""
         for file in files:
             try:
                 path = folder / file.name
@@ -89,6 +90,8 @@ class Store:
             except PlatformError as error:
                 if isinstance(error, ArtifactUnavailable) and isinstance(error.__cause__, OSError):
                     raise disk_failed(error.__cause__, BuildStage.INGEST) from error
+                with contextlib.suppress(GpufnError):  # the next build finds it as well
+                    await objects.verify(self._bus, subjects.MODEL_FILES, file.digest)
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
     async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:

@@ -84,14 +84,9 @@ class Deploys:
     # --- bundles -----------------------------------------------------------------------------------------------------
 
     async def has_bundle(self, digest: str) -> bool:
-        """A bundle that is asked for is about to be deployed: it is kept as if it came now. One that is damaged goes:
-        it is put again, and would be taken for there."""
-        if not await objects.touch(self._bus, subjects.BUNDLES, digest):
-            return False
-        if await objects.reads_back(self._bus, subjects.BUNDLES, digest):
-            return True
-        await objects.delete(self._bus, subjects.BUNDLES, digest)
-        return False
+        """A bundle that is asked for is about to be deployed: it is kept as if it came now. Its bytes are looked at."""
+        is_there = await objects.touch(self._bus, subjects.BUNDLES, digest)
+        return is_there and await objects.verify(self._bus, subjects.BUNDLES, digest)
 
     async def put_bundle(self, digest: str, data: bytes) -> None:
         """Raises InvalidBundle."""

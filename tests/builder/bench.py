@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn.bus import objects
+from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.clock import SystemClock
 from gpufn.engine import Build
@@ -41,6 +41,14 @@ async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
     digest = await objects.put(bus, subjects.MODEL_FILES, data)
     assert digest == hashlib.sha256(data).hexdigest()
     return ModelSpec(**({"parameter": "net", "files": (ModelFile("model.onnx", digest, len(data)),)} | options))
+
+
+async def damage_newest(bus: Bus, bucket: str) -> None:
+    """The newest blob, of one chunk, has other bytes from now on."""
+    chunk = await streams.last_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.>")
+    assert chunk is not None
+    await streams.delete_message(bus, f"OBJ_{bucket}", chunk.seq)
+    await bus.publish_stored(chunk.subject, b"?" + chunk.payload[1:])
 
 
 def build_of(spec: ModelSpec, device: str = "cpu") -> Build:

@@ -310,6 +310,21 @@ async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, 
     assert (ended.error.stage, ended.error.message[:29]) == ("ingest", "weights.bin cannot be read: g")
 
 
+async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_so_that_it_is_put_again(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, _ = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(41))
+    await bench.damage_newest(bus, subjects.MODEL_FILES)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert ended.error.message.endswith("is damaged: put it again.")
+    assert not await objects.touch(bus, subjects.MODEL_FILES, spec.files[0].digest)
+    assert await bench.upload(bus, bench.scaled(41)) == spec
+    assert (await building.run(bench.build_of(spec), CPU, _ignore)).error is None
+
+
 async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats, "builder")
     building, store = await bench.open_building(bus, tmp_path)

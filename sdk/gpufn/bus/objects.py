@@ -176,13 +176,17 @@ async def exists(bus: Bus, bucket: str, digest: str) -> bool:
     return there is not None and await _is_whole(bus, there)
 
 
-async def reads_back(bus: Bus, bucket: str, digest: str) -> bool:
-    """Whether a blob is there and its bytes are what was put: all of them are read."""
+async def verify(bus: Bus, bucket: str, digest: str) -> bool:
+    """Whether a blob is there and its bytes are what was put: all of them are read. One that is damaged goes, or it
+    would be taken for there when it is put again."""
+    there = await _description(bus, bucket, digest)
     try:
         async with contextlib.aclosing(_read_checked(bus, bucket, digest)) as chunks:
             async for _ in chunks:
                 pass
     except ArtifactUnavailable:
+        if there is not None:  # not one that was put meanwhile
+            await streams.delete_message(bus, f"OBJ_{bucket}", there.seq)
         return False
     return True
 
