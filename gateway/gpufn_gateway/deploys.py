@@ -236,7 +236,9 @@ class Deploys:
     async def _create_revision(self, spec: FunctionSpec, bundle: Digest, builds: tuple[str, ...] = ()) -> Revision:
         # From the bus: our watch may lag, and below the highest there are numbers free that were collected.
         known = await self._revisions.keys(f"{spec.name}.")
-        number = max((int(key.rpartition(".")[2]) for key in known), default=0)
+        entry = await self._functions.get(spec.name)
+        latest = 0 if entry is None else _function.decode(entry.value).latest  # the store may have lost its record
+        number = max((latest, *(int(key.rpartition(".")[2]) for key in known)))
         for _ in range(_TRIES):
             number += 1
             revision = Revision(

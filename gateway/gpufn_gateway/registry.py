@@ -7,6 +7,7 @@ watches.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 CONTROLLER_FRESH_S: Final = 5.0
 NODE_FRESH_S: Final = 10.0
+COMES_WITHIN_S: Final = 10.0  # a revision that a Function points at: each has a watch of its own
 _MAX_SPELLINGS: Final = 10_000
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -72,6 +74,7 @@ class Registry:
         self._clock = clock
         self._access = access
         self.functions: dict[str, Function] = {}
+        self._pointed_at: dict[str, float] = {}  # since when each function is what it is
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses: dict[str, FunctionStatus] = {}
@@ -110,6 +113,7 @@ class Registry:
 
     def on_function(self, key: str, entry: Entry | None) -> None:
         if entry is None:
+            self._pointed_at.pop(key, None)
             if self.functions.pop(key, None) is not None:
                 self._targets.clear()
                 self.statuses.pop(key, None)
@@ -117,6 +121,7 @@ class Registry:
                     tell(key)
         else:
             self.functions[key] = _function.decode(entry.value)
+            self._pointed_at[key] = self._clock.monotonic()
             self._targets.clear()
 
     def on_revision(self, key: str, entry: Entry | None) -> None:
@@ -178,10 +183,14 @@ class Registry:
         return found
 
     def serving(self, function: Function) -> Revision:
-        try:
-            return self.revisions[function.name][function.serving]
-        except KeyError:
-            raise PlatformError(f"{function.name}@{function.serving} is not known here yet; try again.") from None
+        """Raises PlatformError for one that may still come, RevisionNotFound for one whose record is lost."""
+        found = self.revisions.get(function.name, {}).get(function.serving)
+        if found is not None:
+            return found
+        name, which = function.name, f"{function.name}@{function.serving}"
+        if self._clock.monotonic() - self._pointed_at.get(name, math.inf) <= COMES_WITHIN_S:
+            raise PlatformError(f"{which} is not known here yet; try again.")
+        raise RevisionNotFound(f"The record of {which} is lost: deploy {name} again.")
 
     def revision(self, name: str, number: int) -> Revision:
         """By either spelling; there is one before there is a Function. Raises RevisionNotFound."""

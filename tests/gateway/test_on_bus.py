@@ -70,6 +70,15 @@ async def test_deploy_then_invoke(nats: Any, make: Any) -> None:
         assert [each.function for each in runner.heard] == ["first"]
 
 
+async def test_a_deploy_after_a_revision_was_lost_is_another_revision(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        body = msgspec.json.encode({"spec": make.spec("loses"), "bundle": DIGEST})
+        assert (await gateway.http.post("/v1/functions", content=body)).json()["latest"] == 1
+        stream = f"KV_{subjects.REVISIONS}"
+        await streams.purge(gateway.bus, stream, f"$KV.{subjects.REVISIONS}.loses.1")
+        assert (await gateway.http.post("/v1/functions", content=body)).json()["latest"] == 2
+
+
 async def test_a_bundle_that_is_damaged_in_the_store_is_not_there_and_whole_once_it_is_put_again(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         stream = f"OBJ_{subjects.BUNDLES}"

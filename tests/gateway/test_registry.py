@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from gpufn.bus.kv import Entry
-from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError
+from gpufn.errors import ErrorInfo, FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function
-from gpufn_gateway.registry import CONTROLLER_FRESH_S
+from gpufn_gateway.registry import COMES_WITHIN_S, CONTROLLER_FRESH_S
 
 CANNOT_START = "embed cannot start: ModuleNotFoundError: No module named 'torch' (`gpufn logs embed` has the traceback)"
 BROKEN = ErrorInfo(
@@ -36,6 +36,16 @@ def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
     with pytest.raises(PlatformError, match="new@4 is not known here yet") as caught:
         gateway.registry.resolve("new")
     assert caught.value.retryable
+
+
+def test_a_revision_that_never_comes_is_lost_and_who_calls_is_told_what_to_do(gateway: Any, make: Any) -> None:
+    gateway.registry.on_function("two", Entry("two", record("two", 1), 60))
+    gateway.clock.now += COMES_WITHIN_S + 1
+    with pytest.raises(RevisionNotFound, match="record of two@1 is lost: deploy two again") as caught:
+        gateway.registry.resolve("two")
+    assert not caught.value.retryable
+    gateway.deploy(make.spec("two"), 2)
+    assert gateway.registry.resolve("two").number == 2
 
 
 def test_a_deleted_function_is_gone_and_told(gateway: Any) -> None:

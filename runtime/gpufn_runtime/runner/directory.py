@@ -40,7 +40,7 @@ class Directory:
         if known is None:
             entry = await self._revisions.get(subjects.revision_key(function, number))
             if entry is None:
-                raise FunctionNotFound(f"there is no revision {function}@{number}")
+                raise FunctionNotFound(f"there is no revision {function}@{number} any more: deploy {function} again")
             known = self._known[function, number] = _revision.decode(entry.value)
         return known
 
