@@ -59,8 +59,7 @@ class TensorRT:
         monitor = _Monitor(tell)
         config.progress_monitor = monitor
         cache = job.caches / f"tensorrt-{trt.__version__}.timing"
-        known = cache.read_bytes() if cache.exists() else b""
-        config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
+        config.set_timing_cache(_timings(config, cache), ignore_mismatch=False)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise log.failed("TensorRT could not build an engine")
@@ -253,10 +252,23 @@ def _described(log: _Log, plan: Path) -> Compiled:
     return Compiled(files=(_ENGINE,), settings={}, gpu_nodes=engine.num_layers, nodes=dict(counted))
 
 
+def _timings(config: Any, path: Path) -> Any:
+    """What earlier builds kept; none when there is nothing, or it cannot be read: it only saves time."""
+    known = b""
+    with contextlib.suppress(OSError):
+        known = path.read_bytes()
+    kept = config.create_timing_cache(known)
+    return config.create_timing_cache(b"") if kept is None else kept
+
+
 def _keep(timing_cache: Any, path: Path) -> None:
-    """For the next build: auto-tuning is quicker with it, and chooses the same again."""
+    """For the next build: auto-tuning is quicker with it, and chooses the same again. An engine is none the worse when
+    that fails."""
     if timing_cache is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(timing_cache.serialize())
-        fresh.replace(path)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_bytes(timing_cache.serialize())
+            fresh.replace(path)
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)

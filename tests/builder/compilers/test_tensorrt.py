@@ -97,7 +97,7 @@ def _stand_in(script: Script) -> Any:
         config = Recorder(
             script,
             add_optimization_profile=lambda profile: script.profile,
-            create_timing_cache=lambda data: f"cache of {data!r}",
+            create_timing_cache=lambda data: None if data == b"damaged" else f"cache of {data!r}",
             get_timing_cache=lambda: cache,
         )
         return Recorder(
@@ -198,6 +198,21 @@ def test_timings_are_kept_for_the_next_build(module: Any, script: Script, tmp_pa
     _compile(module, tmp_path)
     assert script.called("set_timing_cache") == [["cache of b''", False], ["cache of b'timings'", False]]
     assert [path.name for path in (tmp_path / "tuning").iterdir()] == ["tensorrt-11.4.0.timing"]
+
+
+@pytest.mark.parametrize("unreadable", [False, True], ids=["damaged", "unreadable"])
+def test_timings_that_are_of_no_use_fail_no_build(
+    module: Any, script: Script, tmp_path: Path, *, unreadable: bool
+) -> None:
+    kept = tmp_path / "tuning" / "tensorrt-11.4.0.timing"
+    if unreadable:
+        kept.mkdir(parents=True)  # for root may read any file
+    else:
+        kept.parent.mkdir()
+        kept.write_bytes(b"damaged")
+    assert _compile(module, tmp_path).files == ("engine.plan",)
+    assert script.called("set_timing_cache") == [["cache of b''", False]]
+    assert list(kept.parent.iterdir()) == [kept]
 
 
 def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script: Script, tmp_path: Path) -> None:
