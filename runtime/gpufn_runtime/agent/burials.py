@@ -14,7 +14,7 @@ from gpufn.protocol import subjects
 from gpufn.tasks import Tasks
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
-from gpufn_runtime.agent.fleet import Phase, WorkerRecord
+from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 
 log = logging.getLogger(__name__)
@@ -28,18 +28,20 @@ _T = TypeVar("_T")
 
 
 class Burials:
-    """`buried` is told of each worker of which nothing is left. The bus is asked again each `retry_s` until it has
-    taken a deletion."""
+    """The fleet forgets a worker of which nothing is left, and `buried` is called. The bus is asked again each
+    `retry_s` until it has taken a deletion."""
 
     def __init__(
         self,
+        fleet: Fleet,
         *,
         node: str,
         assignments: KeyValue,
         groups: MemoryGroups,
-        buried: Callable[[WorkerRecord], None],
+        buried: Callable[[], None],
         retry_s: float,
     ) -> None:
+        self._fleet = fleet
         self._node = node
         self._assignments = assignments
         self._groups = groups
@@ -102,7 +104,8 @@ class Burials:
             await self._delete(record.worker)
         # Not before: to an agent that comes after us, who has an Assignment and no folder was never launched.
         await self._in_the_end(folder, folder.remove)
-        self._buried(record)
+        self._fleet.forget(record.worker)
+        self._buried()
 
     async def _kill_all(self, folder: WorkerFolder) -> None:
         """It may have left processes in sessions of their own."""

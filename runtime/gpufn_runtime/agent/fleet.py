@@ -71,6 +71,10 @@ class Fleet:
         that begins anew, and counts from one again, is not refused for ever."""
         return max((record.assignment.epoch for record in self.records.values() if record.assignment), default=0)
 
+    def revisions(self) -> set[RevisionKey]:
+        """Of which there are workers here."""
+        return {record.key for record in self.records.values()}
+
     def add(self, assignment: Assignment) -> WorkerRecord:
         record = WorkerRecord(assignment.worker, assignment.function, assignment.revision, assignment)
         self.records[record.worker] = record

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
 from typing import Protocol
 
 from gpufn.clock import Clock
@@ -25,9 +24,10 @@ from gpufn.workers import OF_THE_NODE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
+from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
-from gpufn_runtime.agent.launchers.base import Containers, Launched, Launcher, LaunchOrder, NodeFault
+from gpufn_runtime.agent.launchers.base import Containers, DaemonAway, Launched, Launcher, LaunchOrder, NodeFault
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.preparation import Preparation
@@ -42,10 +42,7 @@ class WorkerLauncher(Launcher, Containers, Protocol):
 
 
 class Launches:
-    """Those under way. A worker that is told to end meanwhile gets no process, or ends as soon as it has one.
-
-    `on_node_fault` is told first when it is this node's fault that there is none.
-    """
+    """Those under way. A worker that is told to end meanwhile gets no process, or ends as soon as it has one."""
 
     def __init__(
         self,
@@ -53,25 +50,25 @@ class Launches:
         home: Home,
         orders: Orders,
         preparation: Preparation,
+        devices: DeviceWatch,
         shares: GpuShares,
         groups: MemoryGroups,
         launcher: WorkerLauncher,
         running: Running,
         burials: Burials,
         reports: Reports,
-        on_node_fault: Callable[[NodeFault], None],
         clock: Clock,
     ) -> None:
         self._home = home
         self._orders = orders
         self._preparation = preparation
+        self._devices = devices
         self._shares = shares
         self._groups = groups
         self._launcher = launcher
         self._running = running
         self._burials = burials
         self._reports = reports
-        self._on_node_fault = on_node_fault
         self._clock = clock
         self._tasks = Tasks()
 
@@ -172,9 +169,15 @@ class Launches:
         log.warning("%s cannot start: %s", record, info.message)
         if isinstance(error, NodeFault):
             phase = OF_THE_NODE
-            self._on_node_fault(error)
+            self._rest_for(error)
         self._reports.tell(record, WorkerEventKind.START_FAILED, failure=StartFailure(phase, info))
         self._burials.bury(record, folder, group)
+
+    def _rest_for(self, fault: NodeFault) -> None:
+        """It is reported before the launch is that failed for it: whoever starts the worker again does so elsewhere."""
+        if not isinstance(fault, DaemonAway):  # for that, containers alone go elsewhere
+            self._devices.rest(fault.message.rstrip("."))
+        self._reports.send()
 
 
 def _info(error: Exception) -> ErrorInfo:

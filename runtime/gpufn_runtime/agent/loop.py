@@ -31,7 +31,7 @@ from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import KillOrder
-from gpufn.protocol.reports import ProcessReport, RunnerReport
+from gpufn.protocol.reports import RunnerReport
 from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
@@ -39,18 +39,18 @@ from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
-from gpufn_runtime.agent.fleet import Fleet, Phase, WorkerRecord
+from gpufn_runtime.agent.fleet import Fleet, Phase
 from gpufn_runtime.agent.folders import WorkerFolder
 from gpufn_runtime.agent.inheritance import Inheritance
-from gpufn_runtime.agent.launchers.base import DaemonAway, NodeFault
 from gpufn_runtime.agent.launches import Launches, WorkerLauncher
+from gpufn_runtime.agent.living import Living
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.orders import Orders
 from gpufn_runtime.agent.parking import Parking
 from gpufn_runtime.agent.preparation import Preparation, Preparer
 from gpufn_runtime.agent.reconcile import Drain, Forget, Kill, Launch, Refuse, Stop
-from gpufn_runtime.agent.reports import Reports
-from gpufn_runtime.agent.running import Running, RunningWorker
+from gpufn_runtime.agent.reports import Readiness, Reports
+from gpufn_runtime.agent.running import Running
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +63,11 @@ _kill_order = msgspec.msgpack.Decoder(KillOrder)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
-class Standbys(WorkerLauncher, Preparer, Protocol):
+class Standbys(WorkerLauncher, Preparer, Readiness, Protocol):
     """Starts workers, and is prepared for what is in use."""
 
     @property
-    def templates(self) -> tuple[str, ...]: ...
-
-    @property
     def pids(self) -> frozenset[int]: ...
-
-    @property
-    def container_trouble(self) -> str: ...
 
     def take_over(self, containers: Iterable[str]) -> None: ...
     def leave_room(self, room_bytes: int) -> None: ...
@@ -118,18 +112,15 @@ class Agent:
         self._tick_s = tick_s
         self._devices = devices
         self._shares = shares
-        shares.end = self._end_for_its_gpu
         self._fleet = Fleet()
+        self._living = Living()
         self._reports = Reports(
             bus,
             node=node,
-            devices=lambda: devices.devices(clock.monotonic()),
-            links=devices.links,
-            facts=devices.facts,
+            devices=devices,
+            living=self._living,
+            readiness=launcher,
             clock=clock,
-            running=self._process_reports,
-            templates=lambda: launcher.templates,
-            container_trouble=lambda: launcher.container_trouble,
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
         )
@@ -141,14 +132,20 @@ class Agent:
             engines=engines,
             gpu_kinds=(device.kind for device in devices.gpus),
             launcher=launcher,
-            running=lambda: {record.key for record in self._fleet.records.values()},
+            running=self._fleet.revisions,
             image_of=orders.image,
             limits_of=orders.limits,
         )
         self._burials = Burials(
-            node=node, assignments=assignments, groups=groups, buried=self._on_buried, retry_s=tick_s
+            self._fleet,
+            node=node,
+            assignments=assignments,
+            groups=groups,
+            buried=self._preparation.note_end,
+            retry_s=tick_s,
         )
         self._running = Running(
+            self._living,
             containers=launcher,
             shares=shares,
             burials=self._burials,
@@ -160,22 +157,17 @@ class Agent:
             home=home,
             orders=orders,
             preparation=self._preparation,
+            devices=devices,
             shares=shares,
             groups=groups,
             launcher=launcher,
             running=self._running,
             burials=self._burials,
             reports=self._reports,
-            on_node_fault=self._on_node_fault,
             clock=clock,
         )
         self._inheritance = Inheritance(self._fleet, self._running, self._burials, self._reports)
-        self._parking = Parking(
-            devices,
-            self._running,
-            proven=self._reports.send_soon,
-            refuted=lambda record, reason: self._running.end(record, signal.SIGTERM, reason),
-        )
+        self._parking = Parking(devices, self._living, self._running, self._reports)
         self._told_early: dict[str, Assignment] | None = {}  # until what an earlier agent left is dealt with
         self._is_stopping = False
 
@@ -195,10 +187,10 @@ class Agent:
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
-        self._devices.start(self._reports.send_metrics)
+        self._devices.start(self._reports.send_metrics, self._parking.prove)
         kept = [
             asyncio.create_task(self._preparation.run(), name="prepare"),
-            asyncio.create_task(self._shares.run(), name="shares"),
+            asyncio.create_task(self._shares.run(self._end_for_its_gpu), name="shares"),
         ]
         log.info("node %s is ready: devices=%s", self._node, ",".join(self._uuids()))
         try:
@@ -322,22 +314,12 @@ class Agent:
             case None:
                 pass
 
-    def _on_node_fault(self, fault: NodeFault) -> None:
-        """It is reported before the launch is that failed for it: whoever starts the worker again does so elsewhere."""
-        if not isinstance(fault, DaemonAway):  # for that, containers alone go elsewhere
-            self._devices.rest(fault.message.rstrip("."))
-        self._reports.send()
-
-    def _on_buried(self, record: WorkerRecord) -> None:
-        self._fleet.forget(record.worker)
-        self._preparation.note_end()
-
     def _reap_strangers(self) -> None:
         """Templates that have ended, and what workers left to us by dying. While a launch is under way, an unknown
         child may be the worker that is about to be known."""
         if self._launches or self._shares.is_asking:
             return
-        known = {worker.process.pid for worker in self._running} | self._launcher.pids | self._shares.pids
+        known = {worker.process.pid for worker in self._living} | self._launcher.pids | self._shares.pids
         for pid in processes.children():
             if pid not in known:
                 processes.reap(pid)
@@ -348,7 +330,7 @@ class Agent:
         """What an earlier agent left, then everything that is assigned."""
         assigned, self._told_early = self._told_early or {}, None
         self._inheritance.take_over(left, assigned)
-        self._launcher.take_over(worker.container for worker in self._running if worker.container)
+        self._launcher.take_over(worker.container for worker in self._living if worker.container)
         for worker, assignment in assigned.items():
             record = self._fleet.records.get(worker)
             if record is None:
@@ -358,7 +340,7 @@ class Agent:
 
     async def _shut_down(self) -> None:
         self._is_stopping = True
-        log.info("stopping: %d workers", len(self._running))
+        log.info("stopping: %d workers", len(self._living))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_grace_s):
                 for record in self._fleet.records.values():
@@ -368,7 +350,7 @@ class Agent:
                 await self._running.none_left()
         self._launches.cancel()
         too_late = f"it did not end within {self._stop_grace_s:g} s of SIGTERM"
-        for worker in self._running:
+        for worker in self._living:
             self._running.end(worker.record, signal.SIGKILL, too_late)
         try:
             async with asyncio.timeout(_BURY_TIMEOUT_S):
@@ -378,18 +360,6 @@ class Agent:
         except TimeoutError:
             log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
         await self._shares.stop()
-
-    # --- small things -------------------------------------------------------------------------------------------------
-
-    def _process_reports(self) -> tuple[ProcessReport, ...]:
-        return tuple(self._process_report(worker) for worker in self._running)
-
-    def _process_report(self, worker: RunningWorker) -> ProcessReport:
-        gpus = worker.record.gpus
-        if not gpus:
-            return worker.report()
-        pids = worker.pids
-        return worker.report(self._devices.busy_by(pids, gpus), self._devices.held_by(pids, gpus))
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import signal
 
 from gpufn.protocol.reports import WorkerReport
 from gpufn.workers import ParkedMemory, WorkerState
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.living import Living
 from gpufn_runtime.agent.proofs import Claim, prove
+from gpufn_runtime.agent.reports import Reports
 from gpufn_runtime.agent.running import Running
 
 log = logging.getLogger(__name__)
 
 
 class Parking:
-    """`proven` is called after a proof; `refuted` gets a worker that still holds its GPU, and why it is to end."""
+    """A proof is reported; a worker that still holds its GPU is ended."""
 
-    def __init__(
-        self,
-        devices: DeviceWatch,
-        running: Running,
-        *,
-        proven: Callable[[], None],
-        refuted: Callable[[WorkerRecord, str], None],
-    ) -> None:
+    def __init__(self, devices: DeviceWatch, living: Living, running: Running, reports: Reports) -> None:
         self._devices = devices
+        self._living = living
         self._running = running
-        self._proven = proven
-        self._refuted = refuted
-        devices.on_sample = self.prove
+        self._reports = reports
 
     def note(self, record: WorkerRecord, report: WorkerReport) -> None:
         """What the runner tells of a worker."""
@@ -44,7 +38,7 @@ class Parking:
 
     def prove(self) -> None:
         """By the last sample, what can be told by it."""
-        for worker in self._running:
+        for worker in self._living:
             record = worker.record
             if record.claim is None or record.parked is not None:
                 continue
@@ -53,6 +47,6 @@ class Parking:
                 case ParkedMemory() as parked:
                     record.parked = parked
                     log.info("%s is parked: host=%d left=%d", record.worker, parked.host_bytes, parked.device_bytes)
-                    self._proven()
+                    self._reports.send_soon()
                 case str(reason) if record.asked_to_end_at is None:
-                    self._refuted(record, reason)
+                    self._running.end(record, signal.SIGTERM, reason)

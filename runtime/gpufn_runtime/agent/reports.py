@@ -12,51 +12,53 @@ import collections
 import contextlib
 import platform
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gpufn.bus.connection import Bus
 from gpufn.clock import Clock
-from gpufn.device import Device, DeviceLink, NodeFacts
 from gpufn.device_metrics import DeviceMetrics
 from gpufn.errors import BusUnavailable
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
+from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.living import Living, RunningWorker
 
 _SOON_S = 0.05  # it reads a file per process: not once for each of 50 that start together
 _UNSENT_EVENTS = 256
 
 
-class Reports:
-    """`devices` tells how they are now, `running` the processes of this node's workers, `templates` its standbys,
-    `container_trouble` why it starts no containers, if it does not."""
+class Readiness(Protocol):
+    """What this node has ready to start workers: its standbys, and why it starts no containers, if it does not."""
 
+    @property
+    def templates(self) -> tuple[str, ...]: ...
+
+    @property
+    def container_trouble(self) -> str: ...
+
+
+class Reports:
     def __init__(
         self,
         bus: Bus,
         *,
         node: str,
-        devices: Callable[[], tuple[Device, ...]],
-        links: tuple[DeviceLink, ...],
-        facts: NodeFacts,
+        devices: DeviceWatch,
+        living: Living,
+        readiness: Readiness,
         clock: Clock,
-        running: Callable[[], tuple[ProcessReport, ...]],
-        templates: Callable[[], tuple[str, ...]],
-        container_trouble: Callable[[], str],
         contains_all: bool,
         park_bytes: int,
     ) -> None:
         self._bus = bus
         self._node = node
         self._devices = devices
-        self._links = links
-        self._facts = facts
+        self._living = living
+        self._readiness = readiness
         self._clock = clock
-        self._running = running
-        self._templates = templates
-        self._container_trouble = container_trouble
         self._contains_all = contains_all
         self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
@@ -68,12 +70,12 @@ class Reports:
         report = NodeReport(
             node=self._node,
             sent_at=self._clock.time(),
-            devices=self._devices(),
-            links=self._links,
-            facts=self._facts,
-            processes=self._running(),
-            templates=self._templates(),
-            container_trouble=self._container_trouble(),
+            devices=self._devices.devices(self._clock.monotonic()),
+            links=self._devices.links,
+            facts=self._devices.facts,
+            processes=tuple(self._process(worker) for worker in self._living),
+            templates=self._readiness.templates,
+            container_trouble=self._readiness.container_trouble,
             park_bytes=self._park_bytes,
             contains_all=self._contains_all,
             hostname=platform.node(),
@@ -82,6 +84,13 @@ class Reports:
         )
         with contextlib.suppress(BusUnavailable):  # the next one follows in a second
             self._bus.publish(subjects.node_report(self._node), encode(report))
+
+    def _process(self, worker: RunningWorker) -> ProcessReport:
+        gpus = worker.record.gpus
+        if not gpus:
+            return worker.report()
+        pids = worker.pids
+        return worker.report(self._devices.busy_by(pids, gpus), self._devices.held_by(pids, gpus))
 
     def send_metrics(self, metrics: tuple[DeviceMetrics, ...]) -> None:
         report = DeviceReport(self._node, self._clock.time(), metrics)

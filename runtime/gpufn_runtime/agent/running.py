@@ -1,4 +1,4 @@
-"""The workers whose processes run: what they write is read as it comes, and their end is told at once.
+"""What becomes of the workers whose processes run: what they write is read as it comes, and their end is told at once.
 
 a process ends
     1. kill its group, reap it, read the rest of its output; 2. `exited` goes out, for a runner waits for it;
@@ -12,15 +12,14 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from gpufn.clock import Clock
 from gpufn.errors import PlatformError
-from gpufn.protocol.reports import ProcessReport, WorkerEventKind
+from gpufn.protocol.reports import WorkerEventKind
 from gpufn.revision import RevisionKey
 from gpufn.tasks import Tasks
 from gpufn.workers import END_TOLD_WITHIN_S, Exit
@@ -30,6 +29,7 @@ from gpufn_runtime.agent.cgroups import MemoryGroup
 from gpufn_runtime.agent.fleet import Phase, WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 from gpufn_runtime.agent.launchers.base import ContainerEnd, Containers
+from gpufn_runtime.agent.living import Living, RunningWorker
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.output import OutputLog
 from gpufn_runtime.agent.reports import Reports
@@ -41,64 +41,12 @@ _LAST_READS = 32  # what a pipe can hold when its writer dies is far less than t
 _PARTIAL_LINE_S = 1.0
 
 
-@dataclass
-class RunningWorker:
-    """`fifo` and `pidfd` are open, and its owner's to close."""
-
-    record: WorkerRecord
-    process: processes.Process
-    folder: WorkerFolder
-    group: MemoryGroup | None
-    output: OutputLog
-    fifo: int
-    pidfd: int
-    container: str = ""  # its id; `process` is its first one
-
-    @property
-    def pids(self) -> list[int]:
-        """Of all its processes, as far as they are known."""
-        own = self.process.pid
-        if self.container:
-            return [own, *processes.children_of(self.process)]
-        return [own, *(pid for pid in (self.group.pids() if self.group is not None else ()) if pid != own)]
-
-    @property
-    def resident_bytes(self) -> int:
-        """In a container the worker is the first process's child, and so are the orphans that it has left."""
-        own = self.process.pid
-        return sum(map(processes.resident_bytes, self.pids if self.container else [own]))
-
-    def signal(self, how: signal.Signals) -> None:
-        """To all of it."""
-        if self.container and how is signal.SIGKILL:
-            # Its first process ends as the worker ends; killed itself, it could no longer say how that was.
-            processes.kill_each(processes.children_of(self.process))
-            return
-        processes.signal_group(self.process, how, self.pidfd)
-        if how is signal.SIGKILL and self.group is not None:
-            self.group.kill()
-
-    def report(self, gpus_busy: float | None = None, gpu_bytes: dict[str, int] | None = None) -> ProcessReport:
-        record = self.record
-        return ProcessReport(
-            worker=record.worker,
-            function=record.function,
-            revision=record.revision,
-            pid=self.process.pid,
-            started_at=record.started_at,
-            resident_bytes=self.resident_bytes,
-            share=record.assignment.share if record.assignment else None,
-            gpus_busy=gpus_busy,
-            gpu_bytes=gpu_bytes or {},
-            parked=record.parked,
-        )
-
-
 class Running:
     """`doubt` is told of a revision of which a worker has ended before it was ready."""
 
     def __init__(
         self,
+        living: Living,
         *,
         containers: Containers,
         shares: GpuShares,
@@ -107,6 +55,7 @@ class Running:
         doubt: Callable[[RevisionKey], None],
         clock: Clock,
     ) -> None:
+        self._living = living
         self._containers = containers
         self._shares = shares
         self._burials = burials
@@ -114,16 +63,8 @@ class Running:
         self._doubt = doubt
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._workers: dict[str, RunningWorker] = {}
         self._endings = Tasks()
         self._one_gone = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def __iter__(self) -> Iterator[RunningWorker]:
-        """Those of now: what is done to one may end it."""
-        return iter(list(self._workers.values()))
 
     def attend(
         self,
@@ -141,7 +82,7 @@ class Running:
             return False
         output = OutputLog(self._clock.monotonic())
         worker = RunningWorker(record, process, folder, group, output, fifo, pidfd, container)
-        self._workers[record.worker] = worker
+        self._living.add(worker)
         record.process, record.phase = process, Phase.RUNNING
         if record.assignment is not None:
             self._shares.joined(record.worker, record.key, record.assignment.share, process.pid)
@@ -156,7 +97,7 @@ class Running:
             record.asked_to_end_at = self._clock.monotonic()
         if how is signal.SIGKILL and not record.killed:
             record.killed, record.killed_for = True, reason
-        worker = self._workers.get(record.worker)
+        worker = self._living.get(record.worker)
         if worker is None:
             return
         if how is signal.SIGKILL and record.shares_by_mps:
@@ -166,11 +107,11 @@ class Running:
 
     def step(self, now: float) -> None:
         """Lines that have waited for their end go out as they are."""
-        for worker in self:
+        for worker in self._living:
             self._reports.log_lines(worker.record, worker.output.flush(now, older_than_s=_PARTIAL_LINE_S))
 
     async def none_left(self) -> None:
-        while self._workers:
+        while self._living:
             self._one_gone.clear()
             await self._one_gone.wait()
 
@@ -181,15 +122,15 @@ class Running:
     def let_go(self) -> None:
         """They live on."""
         self._endings.cancel()
-        for worker in self._workers.values():
+        for worker in self._living:
+            self._living.remove(worker)
             for descriptor in (worker.pidfd, worker.fifo):
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
-        self._workers.clear()
 
     async def _evict_and_kill(self, worker: RunningWorker) -> None:
         await self._shares.evict(worker.record.worker, worker.pids)
-        if self._workers.get(worker.record.worker) is worker:
+        if self._living.get(worker.record.worker) is worker:
             worker.signal(signal.SIGKILL)
 
     def _on_output(self, worker: RunningWorker) -> None:
@@ -201,7 +142,7 @@ class Running:
     def _on_exit(self, worker: RunningWorker) -> None:
         record = worker.record
         self._loop.remove_reader(worker.pidfd)
-        del self._workers[record.worker]
+        self._living.remove(worker)
         self._one_gone.set()
         worker.signal(signal.SIGKILL)  # the rest of its group
         os.close(worker.pidfd)

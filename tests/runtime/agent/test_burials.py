@@ -13,7 +13,7 @@ from gpufn.workers import Assignment
 from gpufn_runtime.agent import burials, folders, processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroup, MemoryGroups
-from gpufn_runtime.agent.fleet import WorkerRecord
+from gpufn_runtime.agent.fleet import Fleet, WorkerRecord
 from gpufn_runtime.agent.folders import WorkerFolder
 
 
@@ -24,7 +24,7 @@ def bury(folder: WorkerFolder, assignments: Any) -> None:
 
     async def run() -> None:
         made = Burials(
-            node="a", assignments=assignments, groups=MemoryGroups(None), buried=lambda record: None, retry_s=0.001
+            Fleet(), node="a", assignments=assignments, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
         )
         made.bury(WorkerRecord("w-1", "f", 1, assignment), folder, None)
         await made.done()
@@ -40,7 +40,7 @@ def test_processes_that_are_found_in_an_old_group_later_are_killed_then(tmp_path
     nobody: Any = None
 
     async def run() -> None:
-        made = Burials(node="a", assignments=nobody, groups=MemoryGroups(tmp_path), buried=nobody, retry_s=1.0)
+        made = Burials(Fleet(), node="a", assignments=nobody, groups=MemoryGroups(tmp_path), buried=nobody, retry_s=1.0)
         made.sweep(WorkerFolder(tmp_path / "w-1"), None)
         with subprocess.Popen(["sleep", "60"]) as late:  # noqa: ASYNC220
             group.procs.write_text(f"{late.pid}\n")
@@ -62,18 +62,20 @@ def test_a_worker_that_cannot_be_buried_for_want_of_a_file_is_buried_later(tmp_p
 
     monkeypatch.setattr(processes, "kill_worker", kill_worker)
     nobody: Any = None
-    buried: list[WorkerRecord] = []
+    fleet = Fleet()
     record = WorkerRecord("w-1", "f", 1, None)
     folder = WorkerFolder(tmp_path / "w-1")
     folder.path.mkdir()
 
     async def run() -> None:
-        made = Burials(node="a", assignments=nobody, groups=MemoryGroups(None), buried=buried.append, retry_s=0.001)
+        made = Burials(
+            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
+        )
         made.bury(record, folder, None)
         await made.done()
 
     asyncio.run(run())
-    assert buried == [record]
+    assert fleet.has_ended("w-1")
     assert not folder.path.exists()
 
 
@@ -81,17 +83,19 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
     tries = iter([OSError(errno.EMFILE, "Too many open files"), None])
     monkeypatch.setattr(folders, "remove_tree", lambda path: next(tries))
     nobody: Any = None
-    buried: list[WorkerRecord] = []
+    fleet = Fleet()
     record = WorkerRecord("w-1", "f", 1, None)
 
     async def run() -> None:
-        made = Burials(node="a", assignments=nobody, groups=MemoryGroups(None), buried=buried.append, retry_s=0.001)
+        made = Burials(
+            fleet, node="a", assignments=nobody, groups=MemoryGroups(None), buried=lambda: None, retry_s=0.001
+        )
         made.bury(record, WorkerFolder(tmp_path / "w-1"), None)
         await made.done()
 
     asyncio.run(run())
     assert next(tries, "both tried") == "both tried"
-    assert buried == [record]
+    assert fleet.has_ended("w-1")
 
 
 def test_a_lease_is_held_until_what_the_worker_left_is_gone(tmp_path: Path, monkeypatch: Any) -> None:

@@ -33,7 +33,7 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(tmp
 
     async def run() -> None:
         burials = Burials(
-            node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda record: None, retry_s=1.0
+            fleet, node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda: None, retry_s=1.0
         )
         Inheritance(fleet, cast("Any", GoneAlready()), burials, cast("Any", None)).take_over([folder], {})
         await burials.done()

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.living import RunningWorker
 from gpufn_runtime.agent.processes import Process
-from gpufn_runtime.agent.running import RunningWorker
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ class DeviceWatch:
         self._processes: dict[tuple[str, int], GpuProcess] = {}  # by GPU and pid
         self.begun = 0  # samples; `seen` is the last one that came
         self.seen = 0
-        self.on_sample: Callable[[], None] = lambda: None
         self._tell: Callable[[tuple[DeviceMetrics, ...]], None] = lambda metrics: None
+        self._sampled: Callable[[], None] = lambda: None
 
     @property
     def pool(self) -> Device:
@@ -75,9 +75,11 @@ class DeviceWatch:
         """Take nothing new for a while: what is started here fails, whatever it is."""
         self._rests = reason, self._clock.monotonic() + _REST_S
 
-    def start(self, tell: Callable[[tuple[DeviceMetrics, ...]], None]) -> None:
-        """`tell` gets the metrics of each sample."""
-        self._tell = tell
+    def start(
+        self, tell: Callable[[tuple[DeviceMetrics, ...]], None], sampled: Callable[[], None] = lambda: None
+    ) -> None:
+        """`tell` gets the metrics of each sample; after each, of which all is known then, `sampled` is called."""
+        self._tell, self._sampled = tell, sampled
         self._sampled_at = self._clock.monotonic()
         if self._records:
             loop = asyncio.get_running_loop()
@@ -124,7 +126,7 @@ class DeviceWatch:
     def _came(self, number: int, sample: Sample) -> None:
         self.take(sample)
         self.seen = number
-        self.on_sample()
+        self._sampled()
 
     def take(self, sample: Sample) -> None:
         now = self._sampled_at = self._clock.monotonic()

@@ -36,11 +36,11 @@ class Joining:
     mounts: Mounts | None = None
 
 
-class GpuShares(Protocol):
-    """A worker is a tenant of its GPU from `joined` to `left`. `end(worker, reason)` has the agent end one because of
-    its GPU."""
+End = Callable[[str, str], None]  # has the agent end a worker because of its GPU, and says why
 
-    end: Callable[[str, str], None]
+
+class GpuShares(Protocol):
+    """A worker is a tenant of its GPU from `joined` to `left`."""
 
     @property
     def is_asking(self) -> bool:
@@ -82,7 +82,7 @@ class GpuShares(Protocol):
         """What an earlier agent has left. Before any worker joins."""
         ...
 
-    async def run(self) -> None:
+    async def run(self, end: End) -> None:
         """Look after the daemons until cancelled."""
         ...
 

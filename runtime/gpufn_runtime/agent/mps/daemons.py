@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from gpufn.clock import Clock
@@ -24,7 +24,7 @@ from gpufn.errors import DeviceFailed, FunctionStartFailed
 from gpufn.revision import RevisionKey
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.devices.base import Trouble
-from gpufn_runtime.agent.mps.base import Joining
+from gpufn_runtime.agent.mps.base import End, Joining
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER, client_environment
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control, ControlFailed
@@ -75,7 +75,6 @@ class MpsDaemons:
     ) -> None:
         self._maker = maker
         self._clock = clock
-        self.end: Callable[[str, str], None] = lambda worker, reason: None
         self._look_every_s = look_every_s
         self._linger_s = linger_s
         self._leave_s = leave_s
@@ -159,11 +158,11 @@ class MpsDaemons:
         known = self._gpus.get(gpu)
         return known.trouble if known is not None else None
 
-    async def run(self) -> None:
+    async def run(self, end: End) -> None:
         while True:
             for uuid in list(self._gpus):
                 try:
-                    await self.look(uuid)
+                    await self.look(uuid, end)
                 except Exception:
                     log.exception("%s: a look at its MPS daemon failed", uuid)
             await asyncio.sleep(self._look_every_s)
@@ -188,7 +187,7 @@ class MpsDaemons:
 
     # --- looking after them -------------------------------------------------------------------------------------------
 
-    async def look(self, uuid: str) -> None:
+    async def look(self, uuid: str, end: End) -> None:
         """What is done every few seconds, for one GPU."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
@@ -206,12 +205,12 @@ class MpsDaemons:
             if found is Condition.HUNG and gpu.silent_looks < _LOOKS_UNTIL_HUNG:
                 log.info("%s: %s; it is asked again", uuid, found.value)
             elif found.is_incident:
-                await self._on_incident(gpu, found)
+                await self._on_incident(gpu, found, end)
             elif found is Condition.ACTIVE:
                 gpu.trouble = None
-                await self._find_strangers(gpu)
+                await self._find_strangers(gpu, end)
 
-    async def _on_incident(self, gpu: _Gpu, found: Condition) -> None:
+    async def _on_incident(self, gpu: _Gpu, found: Condition, end: End) -> None:
         uuid = gpu.daemon.gpu
         gpu.trouble = Trouble(Health.DEGRADED, found.value)
         there = sorted({tenant.key for tenant in gpu.tenants.values()})
@@ -223,7 +222,7 @@ class MpsDaemons:
                 log.warning("%s@%d is quarantined: it was there at %d faults in a row", name, number, INCIDENTS)
         gpu.emptied.clear()
         for worker in list(gpu.tenants):
-            self.end(worker, f"{uuid}: {found.value}")
+            end(worker, f"{uuid}: {found.value}")
         if gpu.tenants:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._leave_s):
@@ -237,7 +236,7 @@ class MpsDaemons:
                 return
         gpu.trouble = None
 
-    async def _find_strangers(self, gpu: _Gpu) -> None:
+    async def _find_strangers(self, gpu: _Gpu, end: End) -> None:
         """Workers that take calls and are no clients: they have the whole GPU, and no limit."""
         if not any(tenant.is_ready for tenant in gpu.tenants.values()):
             return
@@ -249,7 +248,7 @@ class MpsDaemons:
             pids = {tenant.pid, *(processes.children(tenant.pid) if gpu.daemon.mounts is not None else ())}
             tenant.looks_without = tenant.looks_without + 1 if tenant.is_ready and pids.isdisjoint(clients) else 0
             if tenant.looks_without == _LOOKS_UNTIL_A_CLIENT:
-                self.end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
+                end(worker, f"{gpu.daemon.gpu}: it runs outside of its share: it is no client of the MPS daemon")
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

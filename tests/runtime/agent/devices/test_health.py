@@ -117,8 +117,7 @@ def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
     async def run() -> tuple[int, int]:
         watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"))), SystemClock(), period_s=3600)
         came = asyncio.Event()
-        watch.on_sample = came.set
-        watch.start(lambda metrics: None)
+        watch.start(lambda metrics: None, came.set)
         begun = watch.begun
         watch.hurry()
         async with asyncio.timeout(30):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpufn.protocol.reports import RunnerReport, WorkerReport
 from gpufn.revision import RevisionKey
 from gpufn.workers import WorkerState
 from gpufn_runtime.agent.devices.base import Trouble
-from gpufn_runtime.agent.mps.base import GpuShares, Joining
+from gpufn_runtime.agent.mps.base import End, GpuShares, Joining
 from tests.runtime.agent.mps.machine import Machine
 
 GPU = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, multiprocessors=58)
@@ -82,7 +82,7 @@ class _Namespaces:
     pids: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
-        self.end: Callable[[str, str], None] = lambda worker, reason: None
+        self.end: End = lambda worker, reason: None
         self.asked: list[str] = []
         self.ill: Trouble | None = None
 
@@ -109,7 +109,8 @@ class _Namespaces:
     async def take_over(self) -> None:
         self.asked.append("take_over")
 
-    async def run(self) -> None:
+    async def run(self, end: End) -> None:
+        self.end = end
         await asyncio.Event().wait()
 
     async def stop(self) -> None:

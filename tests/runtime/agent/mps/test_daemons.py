@@ -49,9 +49,10 @@ class Node:
 
     def agent(self) -> MpsDaemons:
         maker = DaemonMaker(self.root, self.elsewhere, self._make)
-        shares = MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
-        shares.end = self._end
-        return shares
+        return MpsDaemons(maker, self.clock, linger_s=30.0, leave_s=0.2)
+
+    async def look(self) -> None:
+        await self.shares.look("GPU-1", self._end)
 
     def _make(self, gpu: str, folder: Path, *, uid: int, elsewhere: Elsewhere | None) -> Daemon:
         daemon = Daemon(gpu, folder, uid=uid, elsewhere=elsewhere, start_timeout_s=30.0, stop_timeout_s=0.3)
@@ -98,7 +99,7 @@ def test_the_logs_of_a_daemon_that_is_in_use_are_kept_small(on_node: Any) -> Non
         pipe = await node.start("w-1")
         log = pipe.with_name("log") / "control.log"
         log.write_bytes(os.urandom(MOST_BYTES + 1))
-        await node.shares.look("GPU-1")
+        await node.look()
         assert log.stat().st_size < MOST_BYTES
 
     on_node(work)
@@ -112,13 +113,13 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
         assert len(node.shares.pids) == 1
         node.shares.left("w-1")
         node.clock.now += 31
-        await node.shares.look("GPU-1")
+        await node.look()
         assert len(machine.running()) == 2
         node.shares.left("w-2")
-        await node.shares.look("GPU-1")
+        await node.look()
         assert len(machine.running()) == 2  # somebody may come in a moment
         node.clock.now += 31
-        await node.shares.look("GPU-1")
+        await node.look()
         assert machine.rests()
 
     on_node(work)
@@ -130,14 +131,14 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
     async def work(node: Node) -> None:
         async with node.shares.joining(F, PART):
             node.clock.now += 600
-            await node.shares.look("GPU-1")
+            await node.look()
             assert len(machine.running()) == 2
             with pytest.raises(DeviceFailed, match="workers share it by MPS still"):
                 await node.prepare(G, WHOLE)
             with pytest.raises(DeviceFailed, match="shared by workers that live out of containers"):
                 await node.prepare(G, PART, contained=True)
         node.clock.now += 31
-        await node.shares.look("GPU-1")
+        await node.look()
         assert machine.rests()
 
     on_node(work)
@@ -165,7 +166,7 @@ def test_after_a_fault_all_are_ended_and_the_server_is_active_again(on_node: Any
         await node.shares.evict("w-2", [102])
         machine.fault(pipe)
         machine.connect(pipe, 103)  # one that the agent does not know holds the server in FAULT
-        await node.shares.look("GPU-1")
+        await node.look()
         reason = "GPU-1: its MPS server is in FAULT"
         assert node.ended == [("w-1", reason), ("w-2", reason)]
         assert machine.state(pipe)["daemon"] != daemon  # so it was started anew
@@ -189,7 +190,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
             node.shares.left("w-1")
 
         node.shares._leave_s = 30.0
-        await asyncio.gather(node.shares.look("GPU-1"), leave())
+        await asyncio.gather(node.look(), leave())
         assert machine.state(pipe)["daemon"] == daemon
         assert machine.state(pipe)["terminated"] == [101]
         assert machine.server(pipe)["status"] == "ACTIVE"
@@ -206,7 +207,7 @@ def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: 
         getattr(machine, how)(pipe)
         for _ in range(2 if how == "hang" else 1):
             assert node.ended == []
-            await node.shares.look("GPU-1")
+            await node.look()
         assert len(node.ended) == 1
         assert machine.state(pipe)["daemon"] != before["daemon"]
         assert machine.state(pipe)["servers"].keys() != before["servers"].keys()
@@ -221,7 +222,7 @@ def test_a_daemon_that_is_silent_once_loses_no_client(on_node: Any, machine: Mac
         daemon = machine.state(pipe)["daemon"]
         for hangs in (True, False, True, False):
             machine.hang(pipe, hangs)
-            await node.shares.look("GPU-1")
+            await node.look()
         assert (node.ended, machine.state(pipe)["daemon"]) == ([], daemon)
         assert node.shares.trouble("GPU-1") is None
 
@@ -257,7 +258,7 @@ def test_a_look_starts_no_daemon_that_was_stopped_meanwhile(why: str, on_node: A
         await node.prepare(F, PART)
         daemon = node.shares._gpus["GPU-1"].daemon
         stopping = node.shares.stop() if why == "the agent stops" else node.prepare(G, WHOLE)
-        await SlowStop(daemon).meanwhile(stopping, node.shares.look("GPU-1"))
+        await SlowStop(daemon).meanwhile(stopping, node.look())
         assert not daemon.is_running()
         assert machine.rests()
 
@@ -271,8 +272,8 @@ def test_a_worker_that_comes_while_its_daemon_is_stopped_for_want_of_any_gets_an
         await node.prepare(F, PART)
         node.clock.now += 31
         slow = SlowStop(node.shares._gpus["GPU-1"].daemon)
-        await slow.meanwhile(node.shares.look("GPU-1"), node.start("w-1"))
-        await node.shares.look("GPU-1")
+        await slow.meanwhile(node.look(), node.start("w-1"))
+        await node.look()
         assert node.ended == []
         assert len(machine.running()) == 2
         assert len(node.shares.pids) == 1
@@ -287,7 +288,7 @@ def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, mach
             if number == 1:
                 await node.start("w-other", G, 102)
             machine.fault(pipe)
-            await node.shares.look("GPU-1")
+            await node.look()
         with pytest.raises(FunctionStartFailed, match="f@1 starts no more on shared GPUs of this node"):
             await node.start("w-9")
         await node.start("w-9", ("f", 2))
@@ -302,13 +303,13 @@ def test_a_worker_that_is_no_client_is_ended_at_the_second_look(on_node: Any, ma
         await node.start("w-1", pid=101)
         await node.prepare(G, PART)
         node.shares.joined("w-2", G, PART, 102)
-        await node.shares.look("GPU-1")
-        await node.shares.look("GPU-1")
+        await node.look()
+        await node.look()
         assert node.ended == []  # it is loading still
         node.shares.is_ready("w-2")
-        await node.shares.look("GPU-1")
+        await node.look()
         assert node.ended == []
-        await node.shares.look("GPU-1")
+        await node.look()
         reason = "GPU-1: it runs outside of its share: it is no client of the MPS daemon"
         assert node.ended == [("w-2", reason)]
 
@@ -361,7 +362,7 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
         (child, *_) = node.shares.pids  # the daemon is a child of ours
         machine.connect(Path(joining.mounts.pipe), child)
         for _ in range(3):
-            await node.shares.look("GPU-1")
+            await node.look()
         assert node.ended == []
 
     on_node(work)
@@ -377,7 +378,7 @@ def test_a_container_that_is_made_while_its_daemon_is_started_anew_finds_that_on
             assert mounts is not None
             mounted = [os.open(path, os.O_RDONLY) for path in (mounts.pipe, mounts.memory)]
             machine.kill_daemon(Path(mounts.pipe))
-            await node.shares.look("GPU-1")
+            await node.look()
             found = [os.listdir(folder) for folder in mounted]
             for folder in mounted:
                 os.close(folder)
@@ -413,7 +414,7 @@ def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: 
         assert trouble is not None
         assert (trouble.health, trouble.reason.partition(":")[0]) == (Health.DEGRADED, "its MPS daemon has ended")
         machine.set()
-        await node.shares.look("GPU-1")
+        await node.look()
         assert node.shares.trouble("GPU-1") is None
         await node.start("w-1")
 
