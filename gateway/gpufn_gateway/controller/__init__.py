@@ -8,5 +8,5 @@ parking, holdings, host_memory  who is parked rather than ended, and what the pa
 views, depths, world  what is known of workers, nodes, revisions and their calls, joined
 plan             one step of the whole as a pure function
 actions, room, shortage, status  what it comes to, where the room for it comes from, why there is none, what it tells
-loop, acts       the only modules here that know the bus: hear and step; do what a step decided
+loop, acts, reports  the only modules here that know the bus: hear and step; do what a step decided; tell of it
 """

@@ -5,7 +5,7 @@
 3. In between a poke names functions (a doorbell, a worker that got ready or ended, a changed record) and a step looks
    at those only. It is synchronous: nothing stands between a doorbell and its Assignment but the publish.
 4. Actions run as tasks (`acts`), and the World knows of them before the bus does, so that no step repeats one.
-5. A ControllerReport goes out in full each second, and at once for functions whose counts or waiting changed.
+5. `reports` says what the steps came to.
 
 A lost bus stops the steps, not the workers: nothing is decided, and the silence of others is forgiven afterwards.
 """
@@ -28,15 +28,14 @@ from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
 from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
-from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, WorkerEvent
+from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent
 from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.workers import Assignment
 
-from .actions import Plan
 from .acts import Acts
 from .limits import Limits
 from .plan import plan
+from .reports import Reports
 from .status import undecided
 from .world import World
 
@@ -79,15 +78,14 @@ class Controller:
         self._name = name
         self._limits = limits or Limits()
         self._lease = Lease(leases, "controller", name)
+        self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
         self._records: dict[str, int] = {}  # FUNCTIONS: name → revision of the record
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
         self._poke_all = False
-        self._statuses: dict[str, FunctionStatus] = {}
         self._led = False
         self._loaded = False
-        self._trouble = ""
         self._acts = Acts(
             bus,
             self.world,
@@ -98,7 +96,6 @@ class Controller:
             clock=clock,
             on_change=self._poke,
         )
-        self._undecided: dict[str, str] = {}  # functions that the last step over them failed for, and why
 
     def __repr__(self) -> str:
         return f"<Controller {self._name} [{'leads' if self._led else 'stands by'}] {self.world!r}>"
@@ -142,7 +139,7 @@ class Controller:
                 try:
                     watch = await bucket.watch(on_change)
                 except PlatformError as error:
-                    self._complain(f"cannot read {bucket.bucket} yet: {error}")
+                    self._reports.complain(f"cannot read {bucket.bucket} yet: {error}")
                     await asyncio.sleep(_STARTUP_RETRY_S)
                 else:
                     stack.callback(watch.stop)
@@ -152,8 +149,7 @@ class Controller:
     def _on_function(self, name: str, entry: Entry | None) -> None:
         if entry is None:
             self._records.pop(name, None)
-            self._statuses.pop(name, None)
-            self._undecided.pop(name, None)
+            self._reports.forget(name)
             self.world.on_function(name, None)
         else:
             self._records[name] = entry.revision
@@ -212,11 +208,11 @@ class Controller:
             try:
                 await self._lead(now)
             except PlatformError as error:
-                self._complain(str(error))
+                self._reports.complain(str(error))
             except Exception:
                 log.exception("a tick failed; the next one tries again", extra={"controller": self._name})
             else:
-                self._complain("")
+                self._reports.complain("")
             self._poke_all = True
             self._poked.set()
             await asyncio.sleep(max(0.0, TICK_S - (self._clock.monotonic() - now)))
@@ -277,23 +273,13 @@ class Controller:
             return
         if not self._lease.is_held(now):
             if only is None and self.world.store.is_stuck(now):
-                self._report(undecided(self.world, now), is_full=True)
+                self._reports.send_all(undecided(self.world, now))
             return
         planned = plan(self.world, now, only=only, limits=self._limits)
-        self._tell_undecided(planned)
+        self._reports.complain_of_failed(planned)
         for action in planned.actions:
             self._acts.begin(action, now)
-        kept = {name: self._statuses[name] for name in planned.failed if name in self._statuses}
-        self._report(kept | planned.statuses, is_full=only is None)
-
-    def _tell_undecided(self, planned: Plan) -> None:
-        """Once per function and trouble."""
-        for name, error in planned.failed.items():
-            if self._undecided.get(name) != repr(error):
-                self._undecided[name] = repr(error)
-                log.error("its last decision stands: %r", error, exc_info=error, extra={"function": name})
-        for name in self._undecided.keys() & planned.statuses.keys():
-            del self._undecided[name]
+        self._reports.send_planned(planned, is_full=only is None)
 
     # --- go ---
 
@@ -303,44 +289,3 @@ class Controller:
         with contextlib.suppress(PlatformError):
             await self._lease.release()
         self._led = False
-
-    # --- tell ---
-
-    def _report(self, statuses: dict[str, FunctionStatus], *, is_full: bool) -> None:
-        if is_full:
-            self._statuses = statuses
-            told = statuses
-        else:
-            told = {
-                name: status for name, status in statuses.items() if _gist(status) != _gist(self._statuses.get(name))
-            }
-            self._statuses.update(statuses)
-            if not told:
-                return
-        report = ControllerReport(
-            controller=self._name,
-            epoch=self._lease.epoch,
-            sent_at=self._clock.time(),
-            functions=tuple(told.values()),
-            partial=not is_full,
-        )
-        try:
-            self._bus.publish(subjects.CONTROLLER_REPORT, encode(report))
-        except PlatformError as error:
-            self._complain(f"could not report: {error}")
-
-    def _complain(self, trouble: str) -> None:
-        """Once per trouble, and once when it is over."""
-        if trouble and not self._trouble:
-            log.warning("the controller keeps its last decisions: %s", trouble, extra={"controller": self._name})
-        elif self._trouble and not trouble:
-            log.info("the controller goes on", extra={"controller": self._name})
-        self._trouble = trouble
-
-
-def _gist(status: FunctionStatus | None) -> object:
-    """What others act upon at once; the rest can wait for the second to end."""
-    if status is None:
-        return None
-    waiting = None if status.waiting is None else status.waiting.reason
-    return status.workers, status.serving, waiting, status.start_error, status.next
