@@ -18,6 +18,7 @@ from gpufn import _transport
 from gpufn._calls import Call
 from gpufn._decode import decode, remote_traceback
 from gpufn._given import check_iterables, check_positive_seconds, spread
+from gpufn._leaving import Wait
 from gpufn._other_words import OF_FUNCTIONS, not_there
 from gpufn._threads import in_thread
 from gpufn._transport import MapTarget
@@ -215,7 +216,8 @@ class _WithOptions(Remote[P, R, V]):
 class AsyncRemote(Generic[P, R, V]):
     """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
 
-    Each call waits in a thread of its own: cancelling the task stops the wait, not the call.
+    Each call waits in a thread of its own. When the task is cancelled, as a timeout does, `remote` and `stream` cancel
+    their call; what was spawned, and a map's items, go on.
     """
 
     def __init__(self, remote: Remote[P, R, V]) -> None:
@@ -226,7 +228,7 @@ class AsyncRemote(Generic[P, R, V]):
         raise InvalidInput(f"{name}.aio is no call: use {name}.aio.remote(...)")
 
     async def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return await in_thread(functools.partial(self._remote.remote, *args, **kwargs))
+        return await _leavable(functools.partial(self._remote.remote, *args, **kwargs))
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
@@ -234,7 +236,7 @@ class AsyncRemote(Generic[P, R, V]):
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
         items = _Items(self._remote.stream(*args, **kwargs))
         try:
-            while (item := await in_thread(items.next)) is not _END:
+            while (item := await _leavable(items.next)) is not _END:
                 yield item
         finally:
             await in_thread(items.close)
@@ -253,6 +255,16 @@ class AsyncRemote(Generic[P, R, V]):
         check_iterables("starmap", (arguments,), or_async=True)
         self._remote.check_no_timeout()
         return _map.begin_async(self._remote, self.remote, arguments, _length((arguments,)), options)
+
+
+async def _leavable(function: Callable[[], R]) -> R:
+    """In a thread, and who does not wait for it any more leaves it."""
+    wait = Wait()
+    try:
+        return await in_thread(wait.run, function)
+    except BaseException:  # asyncio.CancelledError, without asyncio; one that failed waits for nothing
+        wait.leave()
+        raise
 
 
 class _Items:

@@ -19,6 +19,7 @@ import msgspec
 from gpufn import media
 from gpufn._answers import decoded, error_of
 from gpufn._context import is_in_worker
+from gpufn._http_leaving import make_leavable
 from gpufn.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
 from gpufn.home import Home
 from gpufn.urls import DEFAULT_GATEWAY, gateway_address, public
@@ -96,14 +97,19 @@ class Requests:
         is_encrypted = self.url.startswith("https:")
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
-            self._http = httpx.Client(
-                base_url=address,
-                headers={"authorization": f"Bearer {key}"} if key else {},
-                timeout=httpx.Timeout(MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
+            transport = httpx.HTTPTransport(
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
-                follow_redirects=False,
                 trust_env=False,
                 verify=is_encrypted,  # the certificates take 70 ms to read, and http has no use for them
+            )
+            make_leavable(transport)
+            self._http = httpx.Client(
+                base_url=address,
+                transport=transport,
+                headers={"authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx.Timeout(MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
+                follow_redirects=False,
+                trust_env=False,
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise GatewayUnavailable(f"{self.url!r} is not an address: {error}") from None

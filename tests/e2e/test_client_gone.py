@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gpufn import Client, _transport, gpu_function
+from gpufn._http_transport import HttpTransport
 from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e
@@ -67,6 +70,32 @@ def test_calls_that_run_and_that_wait_are_cancelled_when_their_clients_leave(lea
     # There is one worker with one slot: it answers again long before the minute is over.
     assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
     assert (text(running), text(waiting)) == ("began\n", "")
+
+
+@gpu_function(name="notes")
+def notes(path: str, seconds: float) -> str: ...  # type: ignore[empty-body]
+
+
+def test_a_call_whose_task_is_cancelled_is_cancelled(leaving: Platform, tmp_path: Path) -> None:
+    running = tmp_path / "running"
+    transport = HttpTransport(lambda: Client(leaving.url))
+
+    async def main() -> None:
+        task = asyncio.create_task(notes.aio.remote(str(running), 60.0))
+        await asyncio.to_thread(wait_until, lambda: text(running) == "began\n", lambda: text(running))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    _transport.install(transport)
+    try:
+        asyncio.run(main())
+    finally:
+        _transport.install(None)
+        transport.close()
+    # There is one worker with one slot: it answers again long before the minute is over.
+    assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
+    assert text(running) == "began\n"
 
 
 def test_a_stream_that_its_reader_closes_midway_ends_its_generator(leaving: Platform, tmp_path: Path) -> None:

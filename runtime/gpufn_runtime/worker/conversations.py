@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+from gpufn._leaving import woken_by
 from gpufn.errors import (
     InvalidInput,
     InvocationCancelled,
@@ -95,6 +96,7 @@ class Conversation:
         self._link = link
         self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
         self._ended = False
+        self._is_left = False
 
     def ask(self, verb: Verb, target: str, body: bytes, fields: dict[str, Any]) -> None:
         if self._link.is_parents:
@@ -115,7 +117,10 @@ class Conversation:
             self.lose()
 
     def next(self) -> tuple[Answer | AnswerItem, bytes]:
-        frame, data = self._queue.get()
+        with woken_by(self._leave):
+            frame, data = self._queue.get()
+        if self._is_left:
+            raise InvocationCancelled  # and `close` cancels it
         if frame is None:
             self._ended = True
             raise PlatformError(_LOST)
@@ -131,6 +136,10 @@ class Conversation:
     def lose(self) -> None:
         """No answer comes any more."""
         self._queue.put((None, b""))
+
+    def _leave(self) -> None:
+        self._is_left = True
+        self.lose()
 
     def close(self) -> None:
         """Nobody waits for the rest."""

@@ -302,6 +302,25 @@ def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start
     assert worker.result()[1] == b"42"
 
 
+def test_a_nested_call_whose_task_is_cancelled_is_closed(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import gpu_function
+        @gpu_function
+        def other(x: int) -> int: ...
+        async def f():
+            await other.aio.remote(1)
+        """,
+        kind="async",
+    )
+    number = worker.run()
+    call, _ = worker.next()
+    worker.send(Cancel(number))
+    frames = [worker.next()[0] for _ in range(2)]  # either thread may be the first to say so
+    assert sorted(type(frame).__name__ for frame in frames) == ["CloseCall", "Result"]
+    assert [frame.call for frame in frames if type(frame).__name__ == "CloseCall"] == [call.call]
+
+
 def test_a_nested_stream_is_read_item_by_item_and_closed_when_left(start: Start) -> None:
     worker = start(
         """
