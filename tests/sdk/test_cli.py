@@ -197,11 +197,28 @@ def test_the_version_is_an_option_too() -> None:
             """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'""",
         ),
         (["ls", "--url", "http://127.0.0.1:1"], "; it stands before the command, as in gpufn --url URL ls"),
+        (["rollback", "f", "3"], "; the revision is an option: gpufn rollback f --revision 3"),
+        (["scale", "f", "3"], "; the numbers are options: gpufn scale f --min 3 --max 3"),
+        (["scale", "f", "1", "3"], "; the numbers are options: gpufn scale f --min 1 --max 3"),
+        (["rm", "f", "g"], "; one function at a time"),
+        (["ls", "f"], "; `gpufn describe f` shows one"),
+        (["down", "f"], "; it stops the platform: `gpufn rm f` deletes a function, `gpufn scale f --max 0` rests it"),
+        (["up", "8080"], "; the port is an option: gpufn up --port 8080"),
+        (["invoke", "f", "x=1", "name=you"], """; the arguments are one JSON object: '{"x": 1, "name": "you"}'"""),
+        (["invoke", "f", "name=you"], """the arguments are a JSON object: '{"name": "you"}'"""),
+        (["desc", "f"], "there is no command 'desc'; did you mean 'describe'?"),
+        (["help"], "there is no command 'help'; `gpufn --help` lists them, and `gpufn COMMAND --help` tells of one"),
+        (["deploy", "app.py", "f"], "gpufn deploy app.py --name f"),
     ],
 )
 def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], meant: str) -> None:
     result = command(*typed)
     assert (result.exit_code, " ".join(result.stderr.split())[-len(meant) :]) == (2, meant)
+
+
+def test_a_word_too_many_beside_an_option_is_only_refused() -> None:
+    """Which of the words is the option's is not known here."""
+    assert command("scale", "--min", "1", "f", "3").stderr.endswith("Error: Got unexpected extra argument(s) (3)\n")
 
 
 def test_a_word_too_many_is_no_json() -> None:

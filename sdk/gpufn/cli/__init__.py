@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -60,17 +59,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "version": ("version:version", "Show the versions of gpufn and of what it runs on."),
     "completion": ("completion:completion", "Print what makes a shell complete commands, options and functions."),
 }
-# What other programs call them.
-_OTHER_WORDS = {
-    "call": "invoke",
-    "delete": "rm",
-    "list": "ls",
-    "ps": "ls",
-    "remove": "rm",
-    "run": "invoke",
-    "start": "up",
-    "stop": "down",
-}
 COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that asks what may come next
 _TYPED = "gpufn.typed"  # in a context: the command and what follows it
 _UsageError: Any = typer.BadParameter.__mro__[1]  # click's: of the one that is installed, or that newer typers bring
@@ -98,9 +86,9 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS:
-            known = _OTHER_WORDS.get(args[0])
-            near = [known] if known else difflib.get_close_matches(args[0], COMMANDS, n=1)
-            ctx.fail(f"there is no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            from gpufn.cli._meant import command_near  # noqa: PLC0415
+
+            ctx.fail(f"there is no command {args[0]!r}{command_near(args[0], COMMANDS)}")
         ctx.meta[_TYPED] = list(args)
         return super().resolve_command(ctx, args)
 
@@ -118,17 +106,10 @@ class LazyGroup(TyperGroup):
             try:
                 return super().invoke(ctx)
             except _UsageError as error:
-                error.message += _meant(error.message, ctx.meta.get(_TYPED, []))
+                from gpufn.cli._meant import meant  # noqa: PLC0415
+
+                error.message += meant(error.message, ctx.meta.get(_TYPED, []))
                 raise
-
-
-def _meant(refusal: str, typed: list[str]) -> str:
-    """What usual mistakes were meant as, behind the words of who refused them."""
-    if "unexpected extra argument" in refusal and any("{" in word for word in typed):
-        return """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'"""
-    if refusal.endswith("No such option: --url"):
-        return f"; it stands before the command, as in gpufn --url URL {typed[0]}"
-    return ""
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from gpufn import media
+from gpufn.cli._meant import as_json
 from gpufn.cli._names import callable_names
 from gpufn.cli._render import WrongUsage, duration, print_json, say
 from gpufn.cli._visible import visible
@@ -54,6 +55,8 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError as error:
+        if meant := as_json([text]):
+            raise WrongUsage(f"the arguments are a JSON object: {meant}") from error
         raise WrongUsage(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
     return body, media.JSON
 
