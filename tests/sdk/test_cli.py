@@ -163,6 +163,55 @@ def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> N
     assert command("invoke", "f").stderr == f"gpufn: {detail}\n"
 
 
+@pytest.mark.parametrize(
+    ("typed", "status", "told"),
+    [
+        (["describe", "f"], 4, {"code": "function_not_found", "detail": "there is no f", "retryable": False}),
+        (
+            ["invoke", "f"],
+            7,
+            {
+                "code": "function_raised",
+                "detail": "ValueError: boom",
+                "retryable": False,
+                "error_type": "ValueError",
+                "traceback": "Traceback ...",
+            },
+        ),
+        (
+            ["rollback", "f", "3"],
+            2,
+            {
+                "code": "invalid_input",
+                "detail": "got unexpected extra argument(s) (3); the revision is an option: "
+                "gpufn rollback f --revision 3",
+                "retryable": False,
+            },
+        ),
+        (
+            ["invoke", "f", "--file", "none"],
+            2,
+            {"code": "invalid_input", "detail": "cannot read none: No such file or directory", "retryable": False},
+        ),
+        (
+            ["invoke", "f", "--output", "none/there"],
+            1,
+            {"code": "gpufn_error", "detail": "none/there: No such file or directory", "retryable": False},
+        ),
+    ],
+)
+def test_with_json_what_fails_is_json_too_with_the_same_exit_code(
+    gateway: StubGateway, typed: list[str], status: int, told: dict[str, Any]
+) -> None:
+    missing = {"code": "function_not_found", "detail": "There is no f."}
+    gateway.on("GET /v1/functions/f", missing, status=404)
+    raised = {"code": "function_raised", "detail": "boom", "error_type": "ValueError", "traceback": "Traceback ..."}
+    gateway.on("POST /v1/functions/f/invoke", raised, status=500)
+    result = command(*typed, "--json")
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (status, "", told)
+    assert command(*typed).exit_code == (4 if typed == ["invoke", "f"] else status)  # it asks first if f streams
+
+
 def test_debug_shows_the_exception(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_DEBUG", "1")
     assert "FunctionNotFound" in repr(command("describe", "f").exception)
@@ -200,7 +249,7 @@ def test_the_version_is_an_option_too() -> None:
         (["rollback", "f", "3"], "; the revision is an option: gpufn rollback f --revision 3"),
         (["scale", "f", "3"], "; the numbers are options: gpufn scale f --min 3 --max 3"),
         (["scale", "f", "1", "3"], "; the numbers are options: gpufn scale f --min 1 --max 3"),
-        (["rm", "f", "g"], "; one function at a time"),
+        (["rm", "--yes", "f", "g"], "; one function at a time"),
         (["ls", "f"], "; `gpufn describe f` shows one"),
         (["down", "f"], "; it stops the platform: `gpufn rm f` deletes a function, `gpufn scale f --max 0` rests it"),
         (["up", "8080"], "; the port is an option: gpufn up --port 8080"),

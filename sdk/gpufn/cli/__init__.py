@@ -102,18 +102,28 @@ class LazyGroup(TyperGroup):
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        with _reported():
+        with _reported(ctx):
             try:
                 return super().invoke(ctx)
             except _UsageError as error:
                 from gpufn.cli._meant import meant  # noqa: PLC0415
 
                 error.message += meant(error.message, ctx.meta.get(_TYPED, []))
-                raise
+                if not _wants_json(ctx):
+                    raise
+                from gpufn.cli._render import WrongUsage  # noqa: PLC0415
+
+                raise WrongUsage(error.format_message()) from error
+
+
+def _wants_json(ctx: Any) -> bool:
+    """Also of a command that could not be parsed."""
+    typed: list[str] = ctx.meta.get(_TYPED, [])
+    return "--json" in (typed[: typed.index("--")] if "--" in typed else typed)
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
+def _reported(ctx: Any = None) -> Iterator[None]:
     """What fails is one line and an exit code; that nobody reads on, as `head` does not, is the end and no failure."""
     try:
         yield
@@ -130,7 +140,7 @@ def _reported() -> Iterator[None]:
         if (code := exit_code(error)) is None:
             raise
         try:
-            report(error)
+            report(error, json=ctx is not None and _wants_json(ctx))
         except OSError:  # there is no room where it would be said
             _give_up(sys.stderr)
         raise typer.Exit(code) from error

@@ -18,6 +18,7 @@ _OTHER_WORDS = {
     "start": "up",
     "stop": "down",
 }
+_FLAGS = {"--json", "--yes", "-y"}  # options without a value
 # Of commands that were given more words than they take: the first, the second and the last of these.
 _ONE_TOO_MANY = {
     "deploy": "; one file at a time; a function of it is named by an option: gpufn deploy {0} --name {2}",
@@ -48,7 +49,7 @@ def meant(refusal: str, typed: list[str]) -> str:
     if "unexpected extra argument" in refusal:
         if any("{" in word for word in typed):
             return """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'"""
-        command, *words = typed
+        command, *words = (word for word in typed if word not in _FLAGS)
         if any(word.startswith("-") for word in words):  # which of the others is an option's?
             return ""
         if command in ("invoke", "submit") and (arguments := as_json(words[1:])):

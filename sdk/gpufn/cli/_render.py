@@ -1,4 +1,5 @@
-"""How commands speak: results on standard output, everything else on standard error.
+"""How commands speak: results on standard output, everything else on standard error: with --json errors too are
+JSON there.
 
 A table is aligned text; at a terminal its heading is bold and its last column is wrapped. Progress is for terminals.
 """
@@ -24,6 +25,7 @@ from gpufn.errors import (
     BuildNotFound,
     CapacityError,
     DeadLetterNotFound,
+    ErrorInfo,
     Forbidden,
     FunctionNotFound,
     FunctionRaised,
@@ -40,9 +42,10 @@ from gpufn.errors import (
 )
 
 _LEAST_ROOM = 20  # columns, to wrap text in
+_PROBLEM = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members beside those of all
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; what fails too, on standard error.")]
 
 
 class WrongUsage(InvalidInput):
@@ -89,15 +92,28 @@ def exit_code(error: Exception) -> int | None:
     return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), otherwise)
 
 
-def report(error: Exception) -> None:
-    """Say on one line what is wrong and what to do."""
-    if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        say(f"gpufn: {where}{error.strerror or error}", err=True)
-    if not isinstance(error, GpufnError):
+def report(error: Exception, *, json: bool = False) -> None:
+    """Say on one line what is wrong and what to do; as `json` in an object with the members of a gateway's problem."""
+    if json:
+        report_problem(error.info() if isinstance(error, GpufnError) else ErrorInfo(GpufnError.code, ""), _what(error))
         return
     if isinstance(error, FunctionRaised) and error.traceback:
         say(error.traceback.rstrip(), err=True)  # of the user's own code
+    say(f"gpufn: {_what(error)}", err=True)
+
+
+def report_problem(info: ErrorInfo, detail: str) -> None:
+    fields = {name: getattr(info, name) for name in _PROBLEM if getattr(info, name) is not None}
+    line = msgspec.json.encode({"code": info.code, "detail": detail, "retryable": info.retryable} | fields)
+    _write(visible_json(line.decode()), sys.stderr)
+
+
+def _what(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    if not isinstance(error, GpufnError):
+        return str(error)
     lead = ""
     if isinstance(error, InvalidInput) and error.field and not error.message.startswith(f"{error.field} "):
         lead = f"{error.field}: "
@@ -108,7 +124,7 @@ def report(error: Exception) -> None:
         message = message.rstrip(".") + f" (try again in {duration(error.retry_after_s)})"
     if isinstance(error, FunctionNotFound):
         message = message.rstrip(".") + _near(error.message)
-    say(f"gpufn: {message if isinstance(error, FunctionRaised) else voiced(message)}", err=True)
+    return message if isinstance(error, FunctionRaised) else voiced(message)
 
 
 def voiced(message: str) -> str:
