@@ -12,7 +12,7 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Sized
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from gpufn import _transport
 from gpufn._calls import Call
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")  # what a call here returns
-V = TypeVar("V")  # what a remote call returns
+V = TypeVar("V")  # what a remote call returns: of a generator a list of its items
+T = TypeVar("T")  # an item
 
 _END: Any = object()
 
@@ -97,6 +98,10 @@ class Remote(Generic[P, R, V]):
         )  # fmt: skip
         return Call(invocation)
 
+    @overload
+    def stream(self: Remote[P, R, list[T]], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]: ...
+    @overload  # of a generator whose type does not say so, as Iterable[int]
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
         """The items of a generator, as it yields them. Closing the iterator cancels the call."""
         if not self._kind.streams:
@@ -233,6 +238,10 @@ class AsyncRemote(Generic[P, R, V]):
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         return await in_thread(functools.partial(self._remote.spawn, *args, **kwargs))
 
+    @overload
+    def stream(self: AsyncRemote[P, R, list[T]], *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]: ...
+    @overload
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]: ...
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Any]:
         items = _Items(self._remote.stream(*args, **kwargs))
         try:

@@ -6,7 +6,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import cloudpickle
 import pytest
@@ -120,7 +120,7 @@ def test_an_exception_shows_the_remote_traceback() -> None:
 
 def test_items_stream_as_they_are_made() -> None:
     with run_locally():
-        items = count.stream(1_000_000_000)
+        items = assert_type(count.stream(1_000_000_000), Iterator[int])
         assert [next(items), next(items)] == [0, 1]
         items.close()  # type: ignore[attr-defined]
 
