@@ -87,27 +87,14 @@ async def append(
     """Accept the items behind those of `before`. Raises Conflict when that is not the last entry any more; QueueFull,
     BusUnavailable."""
     revision, method = target
-    first = 0 if before is None else before.entry.accepted
-    entry = MapEntry(
-        id=map_id,
-        function=revision.function,
-        revision=revision.number,
-        method=method,
-        submitted_at=now if before is None else before.entry.submitted_at,
-        first=first,
-        accepted=first + len(items.bodies),
-        chunk=1 if before is None else before.entry.chunk + 1,
-        digest=items.digest,
-        is_tried_once=revision.spec.retries is None and (before is None or before.entry.is_tried_once),
-        is_closed=closes,
-    )
+    entry = _entry_behind(before, map_id, target, items, now=now, closes=closes)
     webhook = items.webhook
     if webhook is None and revision.spec.webhook:
         webhook = Webhook(revision.spec.webhook)
     priority = revision.spec.priority if items.priority is None else items.priority
     queue = subjects.async_queue(revision.function, revision.number, priority, items.owner)
     batch: list[tuple[str, bytes]] = []
-    for index, body in enumerate(items.bodies, first):
+    for index, body in enumerate(items.bodies, entry.first):
         message = InvocationMessage(
             id=item_id(map_id, index),
             function=revision.function,
@@ -133,6 +120,26 @@ async def append(
     if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_EACH:
         await streams.purge(bus, subjects.ASYNC, log, keep=_KEPT_CHUNKS)
     return Logged(stored.seq, entry)
+
+
+def _entry_behind(
+    before: Logged | None, map_id: str, target: Target, items: Items, *, now: float, closes: bool
+) -> MapEntry:
+    revision, method = target
+    first = 0 if before is None else before.entry.accepted
+    return MapEntry(
+        id=map_id,
+        function=revision.function,
+        revision=revision.number,
+        method=method,
+        submitted_at=now if before is None else before.entry.submitted_at,
+        first=first,
+        accepted=first + len(items.bodies),
+        chunk=1 if before is None else before.entry.chunk + 1,
+        digest=items.digest,
+        is_tried_once=revision.spec.retries is None and (before is None or before.entry.is_tried_once),
+        is_closed=closes,
+    )
 
 
 async def cancel(bus: Bus, before: Logged) -> Logged:
