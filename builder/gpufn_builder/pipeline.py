@@ -209,6 +209,7 @@ class Pipeline:
         self, identity: EngineIdentity, prepared: Prepared, begin: float, span: float
     ) -> tuple[CandidateResult, MadeEngine]:
         folder = self._folder / identity.backend
+        engine = folder / "engine"
         request = CandidateRequest(
             identity=identity,
             model=str(prepared.model if identity.backend.on_gpu else prepared.cpu_model),
@@ -219,7 +220,7 @@ class Pipeline:
             batched=prepared.batched,
             cases=prepared.cases,
             measured=prepared.measured,
-            folder=str(folder / "engine"),
+            folder=str(engine),
             caches=self._request.caches,
             memory_limit_bytes=self._request.memory_limit_bytes,
             measuring=self._request.measuring,
@@ -236,7 +237,12 @@ class Pipeline:
             timeout_s=max(1.0, self._must_end_at - self._clock()),
             on_told=pass_on,
         )
-        manifest = EngineManifest(
+        return result, MadeEngine(self._manifest(identity, prepared, result, engine), str(engine))
+
+    def _manifest(
+        self, identity: EngineIdentity, prepared: Prepared, result: CandidateResult, folder: Path
+    ) -> EngineManifest:
+        return EngineManifest(
             key=identity.key,
             identity=identity,
             model=self._spec.files[0].name,
@@ -246,7 +252,7 @@ class Pipeline:
             batched=not result.why_alone,
             why_alone=result.why_alone,
             max_batch=self._spec.max_batch,
-            files=tuple(_file(folder / "engine" / name) for name in result.files),
+            files=tuple(_file(folder / name) for name in result.files),
             settings=result.settings,
             accuracy=result.accuracy,
             latency=result.latency,
@@ -256,7 +262,6 @@ class Pipeline:
             gpu_nodes=result.gpu_nodes,
             cpu_nodes=result.cpu_nodes,
         )
-        return result, MadeEngine(manifest, str(folder / "engine"))
 
     @contextmanager
     def _stage(self, stage: BuildStage) -> Iterator[list[str]]:
