@@ -30,7 +30,8 @@ def results(
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait  # noqa: PLC0415
 
     pending: deque[Future[Caught[T]]] = deque()
-    wait_of_all = Wait()
+    left = Wait()
+    run: Callable[..., Caught[T]] = left.run
     pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{name}")
 
     def next_one() -> T | BaseException:
@@ -42,13 +43,13 @@ def results(
 
     try:
         for args in arguments:
-            pending.append(pool.submit(contextvars.copy_context().run, caught, wait_of_all.run, call, *spread(args)))
+            pending.append(pool.submit(contextvars.copy_context().run, run, caught, call, *spread(args)))
             while pending and (len(pending) >= window or _has_one(pending, ordered)):
                 yield next_one()
         while pending:
             yield next_one()
     except KeyboardInterrupt:
-        wait_of_all.leave()  # Python waits for the pool's threads when it ends
+        left.leave()  # Python waits for the pool's threads when it ends
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
