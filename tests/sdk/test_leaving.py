@@ -85,8 +85,8 @@ def test_who_leaves_when_the_answer_is_there_leaves_the_connection_to_the_next_c
             connection.settimeout(30)
             for _ in range(2):
                 request = b""
-                while not request.endswith(b"{}"):  # its head and its body may come apart
-                    request += connection.recv(65_536)
+                while not request.endswith(b"{}") and (data := connection.recv(65_536)):  # they may come apart
+                    request += data
                 connection.sendall(_ANSWER)
 
     thread = threading.Thread(target=answer, daemon=True)
