@@ -107,7 +107,7 @@ class FunctionNotFound(RequestError):
 
 
 class RevisionNotFound(RequestError):
-    """The function has no such revision."""
+    """The function has no such revision, or its record is lost: deploy it again."""
 
     code = "revision_not_found"
 
