@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Union
 import msgspec
 
 from gpufn.errors import InvalidInput
+from gpufn.misfits import misfit
 from gpufn.spec import MethodSpec
 from gpufn_gateway.enum_values import told_values
 
@@ -26,8 +27,6 @@ MAX_DEPTH: Final = 64
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_TROUBLE = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"`([^`]*)`")
 _MOST_TRIED: Final = 1000
 _OF_ANY_NAME = "[...]"  # msgspec's path to a value of a dict
 _SIMPLE: Mapping[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "null": None}
@@ -74,24 +73,20 @@ class Signature:
             raise _too_deep()
 
     def _explain(self, trouble: str, body: bytes) -> InvalidInput:
-        match = _TROUBLE.match(trouble)
-        assert match is not None
-        what, path = match["what"], (match["path"] or "$").removeprefix("$").lstrip(".")
-        name = _FIELD.search(what)
-        if "missing required field" in what and name:
-            field = _join(path, name[1])
-            return InvalidInput(f"{field}: this argument is missing", field=field)
-        if "unknown field" in what and name:
-            field = _join(path, name[1])
-            takes = "" if path else f"; it takes {', '.join(self.names) or 'no arguments'}"
-            return InvalidInput(f"{field}: there is no such argument{takes}", field=field)
+        found = misfit(trouble)
+        path = found.path
+        if found.is_missing:
+            return InvalidInput(f"{path}: this argument is missing", field=path)
+        if found.is_unknown:
+            takes = "" if found.at else f"; it takes {', '.join(self.names) or 'no arguments'}"
+            return InvalidInput(f"{path}: there is no such argument{takes}", field=path)
         if not path:
-            return InvalidInput(f"the body must be a JSON object of keyword arguments: {_plain(what)}")
-        values = told_values(self._schema, path) if "enum value" in what else ""
+            return InvalidInput(f"the body must be a JSON object of keyword arguments: {found.text}")
+        values = told_values(self._schema, path) if "enum value" in found.text else ""
         takes = f"; it takes {values}" if values else ""
         if path.startswith(_OF_ANY_NAME):
             path = self._wrong_keyword(body) + path.removeprefix(_OF_ANY_NAME)
-        return InvalidInput(f"{path}: {_plain(what)}{takes}", field=path)
+        return InvalidInput(f"{path}: {found.text}{takes}", field=path)
 
     def _wrong_keyword(self, body: bytes) -> str:
         """Of a function that takes any: msgspec does not say which. Among so many that it holds nobody up."""
@@ -117,14 +112,6 @@ def depth_of(body: bytes) -> int:
 
 def _too_deep() -> InvalidInput:
     return InvalidInput(f"the body is nested more than {MAX_DEPTH} levels deep")
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _plain(what: str) -> str:
-    return (what[:1].lower() + what[1:]).replace("`", "")
 
 
 def _decoder(schema: Mapping[str, Any]) -> msgspec.json.Decoder[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from gpufn._forms import form_of, made
+from gpufn.misfits import misfit
 
 _CONTAINERS = (list, tuple, set, frozenset, dict, Sequence, Collection, Iterable, Set, Mapping)
 Hook = Callable[[Any, Any], Any]
@@ -136,9 +137,8 @@ def _union(members: tuple[Any, ...]) -> Any:
 
 def _said(error: msgspec.ValidationError) -> str:
     """``Expected `int`, got `str` - at `$.x` `` as ``x: expected int, got str``."""
-    what, _, path = str(error).replace("`", "").partition(" - at ")
-    told = what[:1].lower() + what[1:]
-    return f"{path.removeprefix('$').lstrip('.')}: {told}" if path else told
+    found = misfit(str(error))
+    return f"{found.at}: {found.text}" if found.at else found.text
 
 
 def _has_fields(member: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.responses import Response
 from gpufn import media
 from gpufn.errors import InvalidInput
 from gpufn.ids import is_digest
+from gpufn.misfits import misfit
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.problems import RouteError
@@ -20,8 +20,6 @@ from gpufn_gateway.problems import RouteError
 T = TypeVar("T", bound=msgspec.Struct)
 
 _LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
-_AT = re.compile(r" - at `\$\.?(.*?)`$", re.DOTALL)
-_OF_FIELD = re.compile(r"^Object (?:contains unknown|(missing) required) field `(.*)`$", re.DOTALL)
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -70,15 +68,15 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
 
 
 def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:
-    """msgspec's words, as an invoke tells them (gpufn_runtime.worker.parameters)."""
-    at = _AT.search(text)
-    path, what = (at[1], text[: at.start()]) if at else ("", text)
-    if (found := _OF_FIELD.match(what)) is not None:
-        field = f"{path}.{found[2]}" if path else found[2]
-        takes = "" if path else f"; it takes {', '.join(one.encode_name for one in msgspec.structs.fields(kind))}"
-        return InvalidInput(f"{field}: {'missing' if found[1] else f'there is no such field{takes}'}", field=field)
-    what = what[:1].lower() + what[1:].replace("`", "")
-    return InvalidInput(f"{path or 'the body is a JSON object'}: {what}", field=path or None)
+    """msgspec's words, as an invoke tells them."""
+    found = misfit(text)
+    path = found.path
+    if found.is_missing:
+        return InvalidInput(f"{path}: missing", field=path)
+    if found.is_unknown:
+        names = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+        return InvalidInput(f"{path}: there is no such field{'' if found.at else f'; it takes {names}'}", field=path)
+    return InvalidInput(f"{path or 'the body is a JSON object'}: {found.text}", field=path or None)
 
 
 def whole_number(text: str, most_digits: int) -> int | None:

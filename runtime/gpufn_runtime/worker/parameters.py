@@ -26,12 +26,10 @@ from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
 from gpufn._stand_ins import StandIn, readable
 from gpufn.errors import InvalidInput, RequestError
+from gpufn.misfits import misfit
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
 
-_PATH = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$")
-_MISSING_FIELD = re.compile(r"^Object missing required field `(.+?)`")
-_UNKNOWN_FIELD = re.compile(r"^Object contains unknown field `(.+?)`")
 _QUOTED = re.compile(r"'(\w+)'")
 _NOT_GIVEN: Any = object()
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -209,30 +207,18 @@ class Parameters:
 
     def _refusal(self, text: str, within: str = "") -> InvalidInput:
         """msgspec's ``Expected `str`, got `int` - at `$.texts[0]` `` as ``texts[0]: expected str, got int``."""
-        found = _PATH.search(text)
-        path = found["path"] if found else ""
-        is_key = found is not None and found["key"] is not None
-        text = text[: found.start()] if found else text
-        if within:
-            path = within + (path if not path or path.startswith("[") else f".{path}")
-        if missing := _MISSING_FIELD.match(text):
-            path = f"{path}.{missing[1]}" if path else missing[1]
+        found = misfit(text, within)
+        path = found.path
+        if found.is_missing:
             return InvalidInput(f"{path}: missing", field=path)
-        if unknown := _UNKNOWN_FIELD.match(text):
-            name = f"{path}.{unknown[1]}" if path else unknown[1]
-            known = (
-                "there is no such field"
-                if path
-                else f"there is no such parameter; it takes {described(self.signature)}"
-            )
-            return InvalidInput(f"{name}: {known}", field=name)
-        text = text.replace("`", "")
-        text = text[:1].lower() + text[1:]
-        if is_key:
-            return InvalidInput(f"a key of {path or 'the body'}: {text}", field=path or None)
+        if found.is_unknown:
+            takes = f"parameter; it takes {described(self.signature)}" if not found.at else "field"
+            return InvalidInput(f"{path}: there is no such {takes}", field=path)
+        if found.is_key:
+            return InvalidInput(f"a key of {path or 'the body'}: {found.text}", field=path or None)
         if not path:
-            return InvalidInput(f"the body is a map from parameters to values: {text}")
-        return InvalidInput(f"{path}: {text}", field=path)
+            return InvalidInput(f"the body is a map from parameters to values: {found.text}")
+        return InvalidInput(f"{path}: {found.text}", field=path)
 
 
 def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched: bool) -> Any:
