@@ -14,7 +14,6 @@ import typer
 
 from gpufn import media
 from gpufn.cli._meant import as_json
-from gpufn.cli._names import callable_names
 from gpufn.cli._render import WrongUsage, duration, print_json, say
 from gpufn.cli._visible import visible
 from gpufn.errors import GpufnError, InvalidInput, UnsupportedMediaType
@@ -23,9 +22,6 @@ from gpufn.priority import Priority
 if TYPE_CHECKING:
     from gpufn._views import Answer
 
-Name = Annotated[
-    str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
-]
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object; @FILE is a file, - stdin.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS.")]
 File = Annotated[Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes.")]

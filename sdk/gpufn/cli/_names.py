@@ -1,6 +1,11 @@
-"""The functions there are, for a shell that completes what is typed. Where no gateway tells them there are none."""
+"""Arguments that name a function. A shell completes what is typed to those there are; where no gateway tells them, to
+none."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+import typer
 
 from gpufn.errors import GpufnError
 
@@ -28,3 +33,9 @@ def callable_names(incomplete: str) -> list[str]:
         for method in view.spec.get("methods", ())
     ]
     return [name for name in names if name.startswith(incomplete)]
+
+
+FunctionName = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
+CallableName = Annotated[
+    str, typer.Argument(help="The function, or FUNCTION.METHOD for a class.", autocompletion=callable_names)
+]

@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from gpufn.cli import new_app
-from gpufn.cli._names import function_names
+from gpufn.cli._names import FunctionName
 from gpufn.cli._render import Json, WrongUsage, ago, print_json, print_table, say
 
 app = new_app(help="List the submitted calls that failed for good; show, replay or drop them.")
 
-Name = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
 Id = Annotated[str, typer.Argument(help="The invocation's id, as `gpufn dlq ls` prints it.")]
 MaybeId = Annotated[str | None, typer.Argument(help="The invocation's id, as `gpufn dlq ls` prints it.")]
 All = Annotated[bool, typer.Option("--all", help="All of the function.")]
@@ -49,7 +48,7 @@ def ls(
 
 @app.command()
 def show(
-    name: Name,
+    name: FunctionName,
     id: Id,  # noqa: A002
     payload: Annotated[Path | None, typer.Option(help="Write the call's arguments to this file.")] = None,
     json: Json = False,
@@ -77,7 +76,7 @@ def show(
 
 
 @app.command()
-def replay(name: Name, id: MaybeId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
+def replay(name: FunctionName, id: MaybeId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
     """Submit a dead letter again, as a new call of the revision that serves now."""
     from gpufn._client import Client  # noqa: PLC0415
 
@@ -94,7 +93,7 @@ def replay(name: Name, id: MaybeId = None, every: All = False, json: Json = Fals
 
 
 @app.command()
-def drop(name: Name, id: MaybeId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
+def drop(name: FunctionName, id: MaybeId = None, every: All = False, json: Json = False) -> None:  # noqa: A002
     """Remove a dead letter and its payload."""
     from gpufn._client import Client  # noqa: PLC0415
 

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpufn.cli._names import function_names
+from gpufn.cli._names import FunctionName
 from gpufn.cli._render import Json, ago, as_typed, ask, duration, print_fields, print_json, print_table, say, size, step
 from gpufn.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn._views import FunctionView
     from gpufn.protocol.reports import WorkerCounts
-
-Name = Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)]
 
 
 def ls(json: Json = False) -> None:
@@ -47,7 +45,7 @@ def ls(json: Json = False) -> None:
     )
 
 
-def describe(name: Name, json: Json = False) -> None:
+def describe(name: FunctionName, json: Json = False) -> None:
     """Show one function: its revision, workers and options."""
     from gpufn._client import Client  # noqa: PLC0415
 
@@ -110,7 +108,7 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def scale(
-    name: Name,
+    name: FunctionName,
     min_workers: Annotated[int | None, typer.Option("--min", min=0, help="Always so many; else as deployed.")] = None,
     max_workers: Annotated[int | None, typer.Option("--max", min=0, help="Never more; else as deployed.")] = None,
     json: Json = False,
@@ -136,7 +134,7 @@ def scale(
 
 
 def rollback(
-    name: Name,
+    name: FunctionName,
     revision: Annotated[int | None, typer.Option(help="Which one; left out: the one before the active.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when calls go to it, or at once.")] = True,
     json: Json = False,
@@ -159,7 +157,7 @@ def rollback(
 
 
 def rm(
-    name: Name,
+    name: FunctionName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: Json = False,
 ) -> None:

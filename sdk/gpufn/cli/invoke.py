@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, check_output, show
+from gpufn.cli._call import Arguments, Class, Data, File, Output, body_of, check_output, show
+from gpufn.cli._names import CallableName
 from gpufn.cli._render import Json, print_json_line, step
 from gpufn.cli._waits import told_why
 from gpufn.errors import Forbidden
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def invoke(  # noqa: PLR0917  Typer passes them by name
-    name: Name,
+    name: CallableName,
     arguments: Arguments = None,
     data: Data = None,
     file: File = None,

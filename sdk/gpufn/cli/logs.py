@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from gpufn.cli._names import function_names
+from gpufn.cli._names import FunctionName
 from gpufn.cli._render import Json, print_json_line, say
 
 _MARKS = {"stderr": "! ", "error": "# "}
 
 
 def logs(
-    name: Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)],
+    name: FunctionName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="So many of the last lines.")] = 100,
     json: Json = False,

@@ -12,7 +12,8 @@ import msgspec
 import typer
 
 from gpufn import media
-from gpufn.cli._call import Class, Name
+from gpufn.cli._call import Class
+from gpufn.cli._names import CallableName
 from gpufn.cli._render import Json, WrongUsage, print_json_line, say
 from gpufn.errors import Forbidden, GpufnError
 
@@ -27,7 +28,7 @@ _FAILED = 7  # as of a call that raised
 
 
 def map_(  # noqa: PLR0917  Typer passes them by name
-    name: Name,
+    name: CallableName,
     data: Annotated[
         str, typer.Option("--data", "-d", help="The items: @FILE, or @- for stdin, with a JSON object per line.")
     ],

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpufn import media
-from gpufn.cli._call import Arguments, Class, Data, File, Name, Output, body_of, show
+from gpufn.cli._call import Arguments, Class, Data, File, Output, body_of, show
+from gpufn.cli._names import CallableName
 from gpufn.cli._render import Json, ago, duration, print_fields, print_json, print_table, say, step
 from gpufn.errors import InvocationNotFound, MapNotFound
 from gpufn.priority import Priority
@@ -21,7 +22,7 @@ Id = Annotated[str, typer.Argument(help="The invocation's id, which `gpufn submi
 
 
 def submit(  # noqa: PLR0917  Typer passes them by name
-    name: Name,
+    name: CallableName,
     arguments: Arguments = None,
     data: Data = None,
     file: File = None,

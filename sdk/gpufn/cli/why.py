@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from gpufn.cli._names import function_names
+from gpufn.cli._names import FunctionName
 from gpufn.cli._render import Json, print_fields, print_json
 from gpufn.cli.functions import workers
 from gpufn.priority import Priority
 
 
 def why(
-    name: Annotated[str, typer.Argument(help="The function's name.", autocompletion=function_names)],
+    name: FunctionName,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="And the figures that it was decided from.")] = False,
     json: Json = False,
 ) -> None:
