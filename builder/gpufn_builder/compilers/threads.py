@@ -6,12 +6,12 @@ Two numbers of threads take turns, so that what else the machine does meets both
 - where others have the cores, what its CPU time comes to. A run with two threads then hardly ever has both cores at
   once, and would look slower than one with a single thread, which fits between the others' turns. So: the work spread
   evenly, with all that the spreading costs on top, and no less than the calling thread did itself. That they wait for
-  one another is in it, for they spin (gpufn.ort_threads)
+  one another is in it, for they spin (gpufn.ort_threads); the longer one is without a core the longer the other spins,
+  so here too the run with the least counts
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,7 +56,7 @@ class Trials:
 
     def judge(self, fewer: int, more: int, race: Race) -> tuple[float, float]:
         if fewer == 1:
-            self._work_s = statistics.median(run.cpu_s for run in race.fewer)
+            self._work_s = min(run.cpu_s for run in race.fewer)
         self.were_disturbed |= race.was_disturbed
         taken = self._taken(fewer, race.fewer, race), self._taken(more, race.more, race)
         self.seconds |= dict(zip((fewer, more), taken, strict=True))
@@ -67,7 +67,7 @@ class Trials:
             return min(run.clock_s for run in runs)
         if threads == 1:
             return self._work_s
-        spreading_s = max(0.0, statistics.median(run.cpu_s for run in runs) - self._work_s)
+        spreading_s = max(0.0, min(run.cpu_s for run in runs) - self._work_s)
         return max(min(run.own_s for run in runs), self._work_s / threads + spreading_s)
 
     def notes(self) -> tuple[str, ...]:
