@@ -41,13 +41,15 @@ class CallBodies:
             return await self._large.read(headers, receive)
         return await self._read_inline(headers, receive, may_be_parcel=may_be_parcel)
 
-    async def take(self, headers: Mapping[bytes, bytes], receive: Receive, *, may_be_parcel: bool) -> CallBody:
-        """One that nobody looks into: a parcel is written while it arrives. Raises as BodyReader does."""
+    async def take(
+        self, headers: Mapping[bytes, bytes], receive: Receive, *, function: str, may_be_parcel: bool
+    ) -> CallBody:
+        """One that only `function` looks into: a parcel is written while it arrives. Raises as BodyReader does."""
         parcels = self._parcel_of(headers) if may_be_parcel else None
         if parcels is None:
             return CallBody(await self._read_inline(headers, receive, may_be_parcel=may_be_parcel))
         size = announced_length(headers, self._large.limit_bytes, "a call's arguments")
-        return CallBody(b"", await self._large.in_time(parcels.receive(receive, size)))
+        return CallBody(b"", await self._large.in_time(parcels.receive(receive, size, function=function)))
 
     async def _read_inline(self, headers: Mapping[bytes, bytes], receive: Receive, *, may_be_parcel: bool) -> bytes:
         """What is sent in chunks, too, for nobody knows whether it will be large."""
@@ -59,9 +61,9 @@ class CallBodies:
                 raise PayloadTooLarge(f"{error.message} A larger one needs a length: send Content-Length.") from None
             raise
 
-    def wrap(self, body: bytes, *, may_be_parcel: bool) -> CallBody:
+    def wrap(self, body: bytes, *, function: str, may_be_parcel: bool) -> CallBody:
         if may_be_parcel and self._parcels is not None and self._parcels.is_for(len(body)):
-            return CallBody(b"", self._parcels.keep(body))
+            return CallBody(b"", self._parcels.keep(body, function=function))
         return CallBody(body)
 
     def discard(self, body: CallBody) -> None:

@@ -199,7 +199,7 @@ class Calls:
         if content_type is media.JSON:
             data = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, may_be_parcel=may_be_parcel)
+            body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel)
             return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
         if content_type.startswith("multipart/"):
             raise UnsupportedMediaType(
@@ -210,7 +210,7 @@ class Calls:
             raise UnsupportedMediaType(
                 f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
             )
-        body = await self._bodies.take(headers, receive, may_be_parcel=may_be_parcel)
+        body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=may_be_parcel)
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:

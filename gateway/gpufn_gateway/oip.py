@@ -115,10 +115,11 @@ class Inference:
         check_is_model(target, version)
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
-            body = await self._bodies.take(headers, receive, may_be_parcel=True)
+            body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=True)
         else:
             packed = await self._bodies.read(headers, receive, may_be_parcel=False)
-            body = self._bodies.wrap(await self._unpacked(packed, encoding), may_be_parcel=True)
+            unpacked = await self._unpacked(packed, encoding)
+            body = self._bodies.wrap(unpacked, function=target.name, may_be_parcel=True)
         length = headers.get(_HEADER_LENGTH)
         if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
             self._bodies.discard(body)

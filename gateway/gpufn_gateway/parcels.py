@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gpufn.parcels import LEAST_BYTES, ParcelReader, Parcels
+from gpufn.spares import MOST_BYTES
 from gpufn_gateway.bodies import BodyBudget, Receive, write_body
 
 _LOCK: Final = "lock"
@@ -32,7 +33,7 @@ class GatewayParcels:
     def __init__(self, root: Path, name: str, *, budget: BodyBudget, reaches_all: Callable[[], bool]) -> None:
         self.folder = name
         self._path = root / name
-        self._parcels = Parcels(self._path)
+        self._parcels = Parcels(self._path, spare_bytes=MOST_BYTES)
         self._budget = budget
         self._reaches_all = reaches_all
         self._kept: set[str] = set()
@@ -55,11 +56,11 @@ class GatewayParcels:
         """Whether a body of so many bytes travels as a parcel."""
         return size >= LEAST_BYTES and self._reaches_all()
 
-    async def receive(self, body: Receive, size: int) -> Parcel:
-        """A body of `size` bytes as it arrives. Raises CapacityError when there is no room for it."""
+    async def receive(self, body: Receive, size: int, *, function: str) -> Parcel:
+        """A body of `size` bytes as it arrives, for `function`. Raises CapacityError when there is no room for it."""
         self._budget.take(size)
         try:
-            with self._parcels.writer() as writer:
+            with self._parcels.writer(function) as writer:
                 await write_body(body, writer.write)
                 name = writer.keep()
         except BaseException:
@@ -68,11 +69,11 @@ class GatewayParcels:
         self._kept.add(name)
         return Parcel(name, size)
 
-    def keep(self, body: bytes) -> Parcel:
+    def keep(self, body: bytes, *, function: str) -> Parcel:
         """A body that is here. Raises CapacityError when there is no room for it."""
         self._budget.take(len(body))
         try:
-            name = self._parcels.write([body])
+            name = self._parcels.write([body], function)
         except BaseException:
             self._budget.give_back(len(body))
             raise
@@ -92,6 +93,10 @@ class GatewayParcels:
     def remove(self, name: str) -> None:
         """A result that nobody waits for any more."""
         self._parcels.remove(name)
+
+    def rest(self) -> None:
+        """Give back memory that no body was written to since the last time; every second or so."""
+        self._parcels.spares.drop_unused()
 
     def sweep(self) -> None:
         """Remove results that came for nobody; now and then."""

@@ -50,6 +50,7 @@ async def tick(
                 lane.tick(loop.time())
                 uses.tell()
                 server.sweep(loop.time())
+                parcels.rest()
             if beat % _MINUTE == 0:
                 parcels.sweep()
         except Exception:

@@ -3,7 +3,8 @@
 A parcel is a file in memory (tmpfs), named by its writer. A gateway writes a call's body while it arrives; the runner
 links it into the folder of the worker that runs the call; the worker maps it and reads arrays in place. Results come
 back the same way, and the gateway reads them: a worker may cut its file short at any time, and who has mapped it then
-dies of it. Whoever takes a parcel removes its name; the memory is free when the last map of it is gone.
+dies of it. Whoever takes a parcel removes its name; when the last map of it is gone, the memory is free, or its
+writer's to write again (`gpufn.spares`).
 
     Home.parcels/<gateway>   what one gateway wrote, and results for it
                 /<worker>    what one worker may see
@@ -24,6 +25,7 @@ from gpufn.errors import ArtifactUnavailable, CapacityError, ProtocolMismatch
 from gpufn.ids import new_ulid
 from gpufn.protocol.limits import PARCEL_BYTES
 from gpufn.removal import remove_tree
+from gpufn.spares import Spares
 
 LEAST_BYTES: Final = 256 << 10  # what is smaller is copied in less time than a file is made
 _PART_BYTES: Final = 512 << 10  # read at a time
@@ -31,10 +33,13 @@ _NAME = re.compile(r"[0-9a-z]{26}")
 
 
 class Parcels:
-    """The parcels in one folder, which is made when one is written."""
+    """The parcels in one folder, which is made when one is written. With `spare_bytes`, files that nobody needs any
+    more are written again; whoever asks for that drops the `spares` when they are of no use."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, spare_bytes: int = 0) -> None:
         self.folder = os.fspath(folder)
+        self.spares = Spares(self.folder, spare_bytes)
+        self._has_spares = spare_bytes > 0
 
     def make(self) -> None:
         """The folder, and the one that it is in, for their owner only. Raises CapacityError."""
@@ -44,15 +49,18 @@ class Parcels:
         except OSError as error:
             raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
 
-    def write(self, parts: Iterable[bytes | memoryview]) -> str:
+    def write(self, parts: Iterable[bytes | memoryview], readers: str = "") -> str:
         """A new parcel of `parts`, one after the other; its name. Raises CapacityError when memory is full."""
-        with self.writer() as writer:
+        with self.writer(readers) as writer:
             for part in parts:
                 writer.write(part)
             return writer.keep()
 
-    def writer(self) -> ParcelWriter:
-        """Raises CapacityError."""
+    def writer(self, readers: str = "") -> ParcelWriter:
+        """`readers` names all who may read what is written. Raises CapacityError."""
+        spare = self.spares.take(readers)
+        if spare is not None:
+            return ParcelWriter(self, *spare, readers)
         name = new_ulid()
         try:
             try:
@@ -62,7 +70,7 @@ class Parcels:
                 file = self._create(name)
         except OSError as error:
             raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
-        return ParcelWriter(self, name, file)
+        return ParcelWriter(self, name, file, readers)
 
     def take(self, name: str) -> memoryview:
         """The parcel's bytes, read-only and not copied, and its name is gone. Raises ArtifactUnavailable."""
@@ -137,6 +145,19 @@ class Parcels:
             raise ProtocolMismatch("a parcel is a file")
         return file, found.st_size
 
+    def _publish(self, name: str, file: int, size: int, readers: str) -> str:
+        """What to call a file that is written: a name of its own, where the file may be written again. Raises
+        CapacityError."""
+        if not self._has_spares:
+            return name
+        try:
+            os.ftruncate(file, size)  # it may have been longer before
+            told = self.hand_on(name, self)
+        except (OSError, ArtifactUnavailable) as error:
+            raise CapacityError(f"a large body cannot be kept: {error}") from error
+        self.spares.add(name, size, readers)
+        return told
+
     def _create(self, name: str) -> int:
         # For all to read: a worker in a container is another user, and sees its own folder only; others see none.
         return os.open(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -180,8 +201,9 @@ class ParcelReader:
 class ParcelWriter:
     """A parcel that is being written; on the way out it is removed unless it was kept."""
 
-    def __init__(self, parcels: Parcels, name: str, file: int) -> None:
+    def __init__(self, parcels: Parcels, name: str, file: int, readers: str) -> None:
         self._parcels = parcels
+        self._readers = readers
         self._name = name
         self._file = file
         self._is_kept = False
@@ -190,18 +212,21 @@ class ParcelWriter:
     def write(self, part: bytes | memoryview) -> None:
         """Raises CapacityError when memory is full."""
         left = memoryview(part).cast("B")
-        try:
-            while left:
+        while left:
+            try:
                 written = os.write(self._file, left)
-                self.size += written
-                left = left[written:]
-        except OSError as error:
-            raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
+            except OSError as error:
+                if self._parcels.spares.drop():
+                    continue
+                raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
+            self.size += written
+            left = left[written:]
 
     def keep(self) -> str:
-        """The parcel is whole; its name."""
+        """The parcel is whole; its name. Raises CapacityError."""
+        name = self._parcels._publish(self._name, self._file, self.size, self._readers)
         self._is_kept = True
-        return self._name
+        return name
 
     def __enter__(self) -> ParcelWriter:
         return self

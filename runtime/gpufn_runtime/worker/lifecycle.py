@@ -47,6 +47,7 @@ from gpufn.protocol.frames import (
     StartFailed,
 )
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, RECONNECT_S, WorkerConfig
+from gpufn.spares import MOST_BYTES
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
@@ -62,6 +63,7 @@ from gpufn_runtime.worker.results import Results
 if TYPE_CHECKING:
     from gpufn_runtime.worker.device_errors import DeviceFault
 
+_SPARE_SHARE = 1 / 16  # of its memory, for files of results that are written again
 LAST_CALL_S = 30.0  # what still runs when nobody will hear its result
 
 
@@ -80,7 +82,8 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._link = Link(config.socket, config.worker)
-        parcels = Parcels(config.parcels)
+        parcels = Parcels(config.parcels, spare_bytes=_spare_bytes(config))
+        self._link.on_quiet = parcels.spares.drop
         self._attempts = Attempts(parcels)
         self._output = Output(self._link)
         self._results = Results(self._link, self._attempts, self._output, config.bundle_dir, parcels)
@@ -317,6 +320,13 @@ class Worker:
         if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._after_fork()
+
+
+def _spare_bytes(config: WorkerConfig) -> int:
+    """They count for what it may use."""
+    if config.memory_bytes is None:
+        return MOST_BYTES
+    return min(MOST_BYTES, int(config.memory_bytes * _SPARE_SHARE))
 
 
 def _ignore(*_: object) -> None:

@@ -51,6 +51,7 @@ class Link:
         self._socket: socket.socket | None = None
         self._ready: Ready | None = None
         self._was_ready = False
+        self.on_quiet: Callable[[], object] = lambda: None  # nothing came for a while
         self.is_parents = False  # this process is a child that the user's code forked
         self._has_peer = threading.Event()
         os.register_at_fork(after_in_child=self._forget)
@@ -151,6 +152,7 @@ class Link:
         try:
             data = connection.recv(_READ_BYTES)
         except BlockingIOError:  # nothing came for LONGEST_SLEEP_S
+            self.on_quiet()
             return True
         except OSError:
             data = b""

@@ -60,7 +60,7 @@ def test_on_a_busy_machine_threads_that_spin_while_they_wait_are_not_blamed_for_
 
 
 def test_on_a_busy_machine_what_threads_spin_for_one_without_a_core_is_no_cost_of_sharing() -> None:
-    """ResNet-18 of 26.9 ms, whose two threads take 28 ms of CPU time, and half as much again where one is kept waiting."""
+    """ResNet-18 of 26.9 ms, whose two threads take 28 ms of CPU time, and 43 where one of them is kept waiting."""
     alone = [Run(26.9e-3, 26.9e-3, 26.9e-3)] * 3
     kept_waiting = [Run(29e-3, 16e-3, 43e-3), Run(18e-3, 14.2e-3, 28e-3), Run(29e-3, 16e-3, 43e-3)]
     assert _judged(40e-3, alone, kept_waiting)[0] == 2
