@@ -12,6 +12,8 @@ Two numbers of threads take turns, so that what else the machine does meets both
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Final, NamedTuple
 _WORTH_SHARE: Final = 0.1
 _WORTH_S: Final = 50e-6
 _BUSY_SHARE: Final = 0.2  # of the time: so long its threads wait for a core. On a quiet machine they take some to wake
+_RACES: Final = 3  # before more threads have lost: for seconds at a time a virtual machine's core may be half as fast
 _LEAST_RUNS: Final = 3
 _FIRST_RUNS: Final = 2  # slower, and not counted
 _TASKS: Final = Path("/proc/self/task")
@@ -47,20 +50,21 @@ class Race(NamedTuple):
 
 
 class Trials:
-    """The seconds of a run with so many threads, from races; the first has to be with one."""
+    """The least seconds of a run with so many threads, from races; the first has to be with one."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
         self.were_disturbed = False
-        self._work_s = 0.0  # CPU time of a run with one thread
+        self._work_s = math.inf  # CPU time of a run with one thread
 
     def judge(self, fewer: int, more: int, race: Race) -> tuple[float, float]:
         if fewer == 1:
-            self._work_s = min(run.cpu_s for run in race.fewer)
+            self._work_s = min(self._work_s, *(run.cpu_s for run in race.fewer))
         self.were_disturbed |= race.was_disturbed
-        taken = self._taken(fewer, race.fewer, race), self._taken(more, race.more, race)
-        self.seconds |= dict(zip((fewer, more), taken, strict=True))
-        return taken
+        for threads, runs in ((fewer, race.fewer), (more, race.more)):
+            taken = self._taken(threads, runs, race)
+            self.seconds[threads] = min(taken, self.seconds.get(threads, taken))
+        return self.seconds[fewer], self.seconds[more]
 
     def _taken(self, threads: int, runs: Sequence[Run], race: Race) -> float:
         if not race.was_disturbed:
@@ -80,17 +84,28 @@ class Trials:
 
 
 def choose_threads(cores: int, race: Callable[[int, int], tuple[float, float]]) -> int:
-    """The least number of threads that is about as quick as more. `race` has the seconds of a run with each of two.
+    """The least number of threads that is about as quick as more. `race` has the seconds of a run with each of two, the
+    least that were seen.
 
     >>> choose_threads(4, lambda fewer, more: (8 / fewer, max(8 / more, 3.9)))
     2
     """
     best = 1
     for threads in sorted({count for count in (2, 4, 8, 16, 32, cores) if 1 < count <= cores}):
-        if not _is_worth(*race(best, threads)):
+        if not _wins(functools.partial(race, best, threads)):
             break
         best = threads
     return best
+
+
+def _wins(race: Callable[[], tuple[float, float]]) -> bool:
+    for _ in range(_RACES):
+        before_s, after_s = race()
+        if _is_worth(before_s, after_s):
+            return True
+        if before_s <= _WORTH_S:  # whatever the next one would say
+            break
+    return False
 
 
 def raced(one: Callable[[], None], other: Callable[[], None], trial_s: float) -> Race:
