@@ -95,7 +95,7 @@ class GatewayParcels:
         self._parcels.remove(name)
 
     def rest(self) -> None:
-        """Give back memory that no body was written to since the last time; every second or so."""
+        """Give spare memory back when no body has come since the last time; every second or so."""
         self._parcels.spares.drop_unused()
 
     def sweep(self) -> None:

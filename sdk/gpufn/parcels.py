@@ -39,7 +39,6 @@ class Parcels:
     def __init__(self, folder: str | os.PathLike[str], *, spare_bytes: int = 0) -> None:
         self.folder = os.fspath(folder)
         self.spares = Spares(self.folder, spare_bytes)
-        self._has_spares = spare_bytes > 0
 
     def make(self) -> None:
         """The folder, and the one that it is in, for their owner only. Raises CapacityError."""
@@ -119,6 +118,9 @@ class Parcels:
             os.link(self._path(name), other._path(theirs), follow_symlinks=False)
         except OSError as error:
             raise ArtifactUnavailable(f"a large body is gone: {error.strerror}") from error
+        if not os.path.lexists(self._path(name)):  # since when? Its writer may be writing it again
+            other.remove(theirs)
+            raise ArtifactUnavailable("a large body is gone")
         return theirs
 
     def remove(self, name: str) -> None:
@@ -148,13 +150,14 @@ class Parcels:
     def _publish(self, name: str, file: int, size: int, readers: str) -> str:
         """What to call a file that is written: a name of its own, where the file may be written again. Raises
         CapacityError."""
-        if not self._has_spares:
+        if not self.spares.are_kept:
             return name
+        told = new_ulid()
         try:
             os.ftruncate(file, size)  # it may have been longer before
-            told = self.hand_on(name, self)
-        except (OSError, ArtifactUnavailable) as error:
-            raise CapacityError(f"a large body cannot be kept: {error}") from error
+            os.link(self._path(name), self._path(told), follow_symlinks=False)
+        except OSError as error:
+            raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
         self.spares.add(name, size, readers)
         return told
 

@@ -75,6 +75,7 @@ async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
     bodies.discard(body)
     assert body.parcel.name not in files_in(tmp_path / "gw-1")
     parcels.rest()
+    parcels.rest()
     assert files_in(tmp_path / "gw-1") == set()
 
 
@@ -92,7 +93,7 @@ async def test_the_memory_of_a_call_that_ended_is_written_again_for_the_same_fun
     assert inode_of("mine") == first
     assert inode_of("theirs") != first
     parcels.rest()
-    assert inode_of("mine") == first, "files that were used lately stay"
+    assert inode_of("mine") == first, "a body came lately"
     parcels.rest()
     parcels.rest()
     assert files_in(tmp_path / "gw-1") == set()

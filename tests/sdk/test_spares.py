@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
 from gpufn import spares
-from gpufn.errors import CapacityError
+from gpufn.errors import ArtifactUnavailable, CapacityError
 from gpufn.parcels import Parcels
 
 BODY = b"x" * 5000
@@ -86,13 +87,53 @@ def test_the_oldest_go_beyond_a_bound_and_what_is_in_use_stays(parcels: Parcels)
         assert len(parcels.take(name)) == BOUND // 4
 
 
-def test_they_are_a_small_part_of_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container has 64 MiB of it unless it is told otherwise."""
-    monkeypatch.setattr(spares, "_share_bytes", lambda folder: len(BODY))
+def test_they_are_a_part_of_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has 64 MiB of it unless it is told otherwise, and other processes keep some too."""
+    monkeypatch.setattr(spares, "_free_bytes", lambda folder: 4 * len(BODY))
     parcels = Parcels(tmp_path, spare_bytes=BOUND)
     for name in [parcels.write([BODY]), parcels.write([BODY])]:
         parcels.remove(name)
     assert len(os.listdir(tmp_path)) == 1
+
+
+def test_one_that_is_too_large_to_be_kept_costs_no_other(parcels: Parcels) -> None:
+    parcels.remove(parcels.write([BODY]))
+    small = os.listdir(parcels.folder)
+    parcels.remove(parcels.write([bytes(2 * BOUND)], "others"))
+    assert os.listdir(parcels.folder) == small
+
+
+def test_a_link_that_comes_too_late_is_no_way_to_what_is_written_next(
+    parcels: Parcels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has looked the name up and waits for the other folder; meanwhile the call ends."""
+    worker = Parcels(tmp_path / "w-1")
+    worker.make()
+    told = parcels.write([BODY])
+    link = os.link
+
+    def late(source: str, target: str, **options: bool) -> None:
+        monkeypatch.undo()
+        parcels.remove(told)
+        (own,) = os.listdir(parcels.folder)
+        parcels.write([b"another call's"])
+        link(os.path.join(parcels.folder, own), target, **options)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(ArtifactUnavailable):
+        parcels.hand_on(told, worker)
+    assert os.listdir(worker.folder) == []
+
+
+def test_a_reader_that_leases_its_file_keeps_nobody_waiting(parcels: Parcels) -> None:
+    """Else the kernel has its writer wait for 45 s."""
+    name = parcels.write([BODY])
+    with open(os.path.join(parcels.folder, name), "rb") as file:
+        parcels.remove(name)
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert bytes(parcels.take(parcels.write([b"y"]))) == b"y"
+        assert file.read() == BODY
 
 
 def test_full_memory_takes_the_spare_files_first(
@@ -128,6 +169,7 @@ def test_where_files_know_no_leases_each_is_new(parcels: Parcels, monkeypatch: p
     first = parcels.take(parcels.write([BODY]))
     second = parcels.take(parcels.write([b"y"]))
     assert (bytes(first), bytes(second)) == (BODY, b"y")
+    assert os.listdir(parcels.folder) == [], "nothing is kept that cannot be used"
 
 
 def test_one_that_was_removed_meanwhile_is_forgotten(parcels: Parcels) -> None:
