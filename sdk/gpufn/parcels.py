@@ -150,15 +150,16 @@ class Parcels:
     def _publish(self, name: str, file: int, size: int, readers: str) -> str:
         """What to call a file that is written: a name of its own, where the file may be written again. Raises
         CapacityError."""
-        if not self.spares.are_kept:
-            return name
-        told = new_ulid()
+        told = name
         try:
             os.ftruncate(file, size)  # it may have been longer before
-            os.link(self._path(name), self._path(told), follow_symlinks=False)
+            if self.spares.are_kept:
+                told = new_ulid()
+                os.link(self._path(name), self._path(told), follow_symlinks=False)
         except OSError as error:
             raise CapacityError(f"a large body cannot be kept: {error.strerror}") from error
-        self.spares.add(name, size, readers)
+        if told != name:
+            self.spares.add(name, size, readers)
         return told
 
     def _create(self, name: str) -> int:

@@ -172,6 +172,23 @@ def test_where_files_know_no_leases_each_is_new(parcels: Parcels, monkeypatch: p
     assert os.listdir(parcels.folder) == [], "nothing is kept that cannot be used"
 
 
+def test_nothing_is_left_of_what_a_file_was_though_leases_end_meanwhile(
+    parcels: Parcels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parcels.take(parcels.write([BODY]))
+    with parcels.writer() as writer:
+        writer.write(b"short")
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+        for _ in range(2):
+            parcels.take(parcels.write([b"another thread's"]))
+        assert not parcels.spares.are_kept
+        assert bytes(parcels.take(writer.keep())) == b"short"
+
+
 def test_one_that_was_removed_meanwhile_is_forgotten(parcels: Parcels) -> None:
     parcels.remove(parcels.write([BODY]))
     for name in os.listdir(parcels.folder):
