@@ -50,14 +50,6 @@ class Store:
         self._leases = leases
         self._clock = clock
 
-    @classmethod
-    async def open(cls, bus: Bus, clock: Clock) -> Store:
-        """Buckets are created if they are absent."""
-        for bucket in (subjects.MODEL_FILES, subjects.ENGINE_FILES):
-            await objects.ensure_bucket(bus, bucket)
-        engines = await KeyValue.open(bus, subjects.ENGINES)
-        return cls(bus, engines, await KeyValue.open(bus, subjects.LEASES), clock)
-
     async def find(self, key: str) -> EngineManifest | None:
         """The engine of this EngineKey, if it was built and all of it is there. It is written anew, so that whoever was
         about to remove it does not; one that has lost a file is removed."""
@@ -121,14 +113,14 @@ class Store:
         return True
 
     async def _put(self, file: ModelFile, folder: Path) -> None:
-        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name)
+        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name, purges=False)
         if await self._patiently(put) != file.digest:
             raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
 
     async def put_report(self, data: bytes) -> str:
         """In either form; its digest. Raises BuildFailed(stage="publish")."""
         try:
-            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data))
+            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data, purges=False))
         except GpufnError as error:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 
@@ -138,7 +130,7 @@ class Store:
 
         A lease that is lost on the way is taken again; two that build at once publish one engine all the same.
         """
-        lease = Lease(self._leases, f"build.{key}", holder, ttl_s=_LEASE_TTL_S)
+        lease = Lease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
         try:
             if not await lease.try_acquire(self._clock.monotonic()):
                 waits()

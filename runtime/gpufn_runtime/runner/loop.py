@@ -14,7 +14,7 @@ import logging
 import msgspec
 
 from gpufn.beats import Beats
-from gpufn.bus import doorbells, streams
+from gpufn.bus import doorbells
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
@@ -85,7 +85,7 @@ class Runner:
         self._queues = Queues(self._attempts)
         self._lane = Lane(home.lane_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
-        self._caller = Caller(bus, name=name, clock=clock)
+        self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._supervision = Supervision(bus, node, clock)
         self._parcels = NodeParcels(home.parcels)
         self._removals = Tasks("removal of parcels")
@@ -111,7 +111,6 @@ class Runner:
 
     async def run(self) -> None:
         """Until cancelled; then let what ended be kept."""
-        await streams.ensure_streams(self._bus)
         self._caller.start()
         self._supervision.start()
         self._circuits.start()
