@@ -63,7 +63,7 @@ class Deployment(msgspec.Struct, frozen=True):
 class Api(Protocol):
     """What is asked of a Client."""
 
-    def function(self, name: str) -> FunctionView: ...
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
     def nodes(self) -> list[dict[str, Any]]: ...
     def revision(self, name: str, number: int) -> RevisionProgress: ...
@@ -238,7 +238,7 @@ def wait_until_it_serves(
 def _serving_alone(api: Api, name: str) -> FunctionView | None:
     """What there is, when its active revision serves: one that does not start is worth another try."""
     try:
-        view = api.function(name)
+        view = api.function(name, env_values=True)  # to compare them
     except (FunctionNotFound, Forbidden):
         return None
     return view if view.active == view.serving and view.start_error is None else None

@@ -108,7 +108,7 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"min_workers": 5}, "min_workers=5 is more than max_workers=4"),
         ({"batch": 8}, "batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not 8"),
         ({"retries": "many"}, "retries is a number or a Retry"),
-        ({"env": {"A": 1}}, "env: names and values are text, not 'A': 1"),
+        ({"env": {"A": 1}}, "env: names and values are text, not 'A': int"),
         ({"env": {"GPUFN_X": "1"}}, "GPUFN_X is set by gpufn itself"),
         ({"name": "models"}, "'models' is a word of the protocols that the gateway speaks: choose another name"),
         ({"name": "No Good"}, "'No Good' is not a function name"),
