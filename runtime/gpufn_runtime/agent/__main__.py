@@ -154,6 +154,7 @@ async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at
         clock=clock,
         default_image=settings.default_image,
         open_files=files_at_first,
+        supervisor_fifo=settings.supervisor_fifo,
         park_bytes=settings.park_bytes,
         stop_grace_s=settings.stop_grace_s,
     )

@@ -33,6 +33,8 @@ class AgentSettings:
     GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
     GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
     GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
+    GPUFN_SUPERVISOR_FIFO  a FIFO that the agent's supervisor holds open for writing: workers end with it; set by
+                          `gpufn up`
     GPUFN_DOCKER_HOST     the Docker daemon; DOCKER_HOST, or unix:///var/run/docker.sock, when not given
     """
 
@@ -49,6 +51,7 @@ class AgentSettings:
     base_image: str = "python:{python}-slim"
     build_network: str = ""
     docker_host: str = "unix:///var/run/docker.sock"
+    supervisor_fifo: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -69,6 +72,7 @@ class AgentSettings:
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
+            supervisor_fifo=environ.get("GPUFN_SUPERVISOR_FIFO", ""),
         )
 
 
