@@ -44,6 +44,7 @@ from gpufn_runtime.runner.queues import Queues
 from gpufn_runtime.runner.relay import Relay
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.starts import Starts
 from gpufn_runtime.runner.supervision import Supervision
 from gpufn_runtime.runner.whereabouts import Whereabouts
 from gpufn_runtime.runner.worker_link import WorkerLink
@@ -90,7 +91,8 @@ class Runner:
         self._parcels = NodeParcels(home.parcels)
         self._removals = Tasks("removal of parcels")
         self._meter = Meter(usage, node, clock)
-        self._settler = Settler(bus, clock, self._parcels)
+        self._starts = Starts(bus, node, clock)
+        self._settler = Settler(bus, clock, self._parcels, self._starts)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
@@ -252,6 +254,7 @@ class Runner:
             revision,
             clock=self._clock,
             settler=self._settler,
+            starts=self._starts,
             supervision=self._supervision,
             nested=self._nested,
             departed=self._departed,

@@ -141,6 +141,10 @@ def checkpoint(invocation: str) -> str:
     return f"{PREFIX}.ckp.{invocation}"
 
 
+def start_note(invocation: str) -> str:
+    return f"{PREFIX}.ckp.{invocation}.start"
+
+
 def progress(invocation: str) -> str:
     """Where a call that runs says how far it is: core NATS, a Progress each time."""
     return f"{PREFIX}.prg.{invocation}"
