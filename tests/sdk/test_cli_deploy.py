@@ -68,6 +68,39 @@ def test_deploy_says_which_revision_serves(  # noqa: PLR0917
     assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
 
 
+def test_deploy_names_the_arguments_that_changed(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": APP["app.py"].replace("x: int", "x: int, mark: str = '!'")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    assert result.stderr == 'gpufn: warning: the arguments of f changed: mark is added, default "!"\n'
+
+
+def test_deploy_sends_where_the_function_comes_from(gateway: StubGateway, project: Project) -> None:
+    project({**APP, "pyproject.toml": ""})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    assert command("deploy", "app.py", "--replace", "--no-check").exit_code == 0
+    sent = next(request for request in gateway.requests if request.method == "POST").json
+    assert (sent["source"]["file"], sent["replace"], sent["check"]) == ("app.py", True, False)
+
+
+def test_a_function_of_another_file_is_refused_and_the_others_of_the_file_are_deployed(
+    gateway: StubGateway, project: Project
+) -> None:
+    project({"app.py": APP["app.py"] + APP["app.py"].partition("\n")[2].replace("def f", "def g")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "f@3 is from b.py"}, status=409)
+    gateway.on("POST /v1/functions", VIEW | {"name": "g", "serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    assert (result.exit_code, result.stderr) == (1, "gpufn: f@3 is from b.py\n")
+    assert result.stdout.startswith("g@3  ")
+
+
 def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
     project({"app.py": "print('imported')\n" + APP["app.py"]})
     gateway.on("GET /v1/nodes", {"nodes": []})
