@@ -2,7 +2,7 @@
 
 | content type | who speaks it | what it keeps |
 |---|---|---|
-| `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN `"NaN"`, infinity `"Infinity"` |
+| `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities text |
 | `application/msgpack` | anybody | the same map, with bytes as they are |
 | `application/vnd.gpufn.msgpack` | the SDK, the worker | Python values: tuples, sets, arrays, dataclasses, pickles |
 | anything else | anybody | bytes |
