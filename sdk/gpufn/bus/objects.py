@@ -78,13 +78,17 @@ async def put(bus: Bus, bucket: str, data: bytes) -> str:
     return digest
 
 
-async def put_file(bus: Bus, bucket: str, path: Path) -> str:
-    """Store a file unless its bytes are there; returns their digest. Raises OSError when it cannot be read."""
+async def put_file(bus: Bus, bucket: str, path: Path) -> tuple[str, bool]:
+    """Store a file unless its bytes are there. Return their digest, and whether this call stored them.
+
+    Raises OSError when the file cannot be read.
+    """
     size, digest = await asyncio.to_thread(_size_and_digest, path)
-    if not await touch(bus, bucket, digest):
+    is_new = not await touch(bus, bucket, digest)
+    if is_new:
         async with contextlib.aclosing(_parts_of_file(path)) as parts:
             await put_stream(bus, bucket, digest, size, parts)
-    return digest
+    return digest, is_new
 
 
 async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
