@@ -40,12 +40,16 @@ DATATYPES: dict[str, int] = {
 }  # fmt: skip
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
-    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic."""
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic.
+
+    `default` is the value of an input that a caller may leave out: its elements, little-endian and row-major.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    default: bytes | None = None
 
 
 class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

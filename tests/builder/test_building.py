@@ -81,6 +81,29 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     assert list((tmp_path / "builds").iterdir()) == []
 
 
+async def test_a_model_with_an_optional_input_is_checked_with_its_default(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    threshold = models.constant("threshold", 0.5)
+    proto = models.model(
+        [models.node("Add", "x threshold", "y")],
+        [models.value("x", ["N", 4]), models.value("threshold", [])],
+        [models.value("y", ["N", 4])],
+        [threshold],
+    )
+    ended = await building.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    default = np.array(0.5, np.float32).tobytes()
+    assert [(spec.name, spec.default) for spec in manifest.inputs] == [("x", None), ("threshold", default)]
+    golden = next(file for file in manifest.files if file.name == "golden.npz")
+    await objects.get_file(bus, subjects.ENGINE_FILES, golden.digest, tmp_path / golden.name)
+    with np.load(tmp_path / golden.name) as sample:
+        assert sample["in.threshold"] == np.float32(0.5)
+
+
 async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:

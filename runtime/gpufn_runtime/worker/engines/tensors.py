@@ -42,7 +42,13 @@ def described(spec: TensorSpec) -> str:
     >>> described(TensorSpec("images", "FP32", (-1, 3, 224, 224)))
     'images FP32[-1,3,224,224]'
     """
-    return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]"
+    optional = "" if spec.default is None else " (optional)"
+    return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]{optional}"
+
+
+def default_of(spec: TensorSpec) -> Array | None:
+    """Return the value of an input that the caller left out, or None if the caller has to send it."""
+    return None if spec.default is None else np.frombuffer(spec.default, dtype_of(spec.datatype)).reshape(spec.shape)
 
 
 def as_array(spec: TensorSpec, value: Any) -> Array:

@@ -183,6 +183,20 @@ def test_values_that_the_model_refuses_are_the_callers_fault_and_named(start: St
     assert (kind, error.error_type) == ("raised", "InvalidInput"), "the function chose the value"
 
 
+def test_an_input_with_a_default_may_be_left_out(start: Start, tmp_path: Path) -> None:
+    x = np.array([1, 2], np.float32)
+    half = np.array(0.5, np.float32)
+    engine = write_engine(
+        tmp_path / "add", {"x": x, "by": half}, {"y": x + half}, nodes=[("Add", ["x", "by"], ["y"])],
+        inputs=[tensor("x", "FP32", -1), TensorSpec("by", "FP32", (), half.tobytes())],
+        outputs=[tensor("y", "FP32", -1)], batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    assert worker.call(b'{"x": [1, 2]}') == b'{"y":[1.5,2.5]}'
+    assert worker.call(b'{"x": [1, 2], "by": 3}') == b'{"y":[4.0,5.0]}'
+    assert worker.failure(b'{"by": 3}')[1].field == "x"
+
+
 def test_numbers_that_json_lacks_are_texts_both_ways(model: Any) -> None:
     answer = model.call(b'{"x": [["NaN", 1], ["Infinity", "-Infinity"]]}')
     assert answer == b'{"y":[["NaN",-1.0],["-Infinity","Infinity"]]}'
