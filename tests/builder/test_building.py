@@ -18,7 +18,7 @@ from gpufn.bus import objects
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.engine import Backend, BuildStage, BuildState, EngineManifest
-from gpufn.errors import BuildFailed, BusUnavailable
+from gpufn.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
@@ -44,6 +44,10 @@ def _key(spec: Any) -> str:
 
 async def _report(bus: Any, ended: Ended) -> Any:
     return json.loads(await objects.get(bus, subjects.ENGINE_FILES, ended.report))
+
+
+async def _engine_files(bus: Any) -> set[str]:
+    return {blob.digest for blob in await objects.blobs(bus, subjects.ENGINE_FILES)}
 
 
 async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_there(
@@ -75,6 +79,29 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     assert [(row["backend"], row["key"]) for row in report["candidates"]] == [("onnxruntime-cpu", manifest.key)]
     assert (await objects.get(bus, subjects.ENGINE_FILES, ended.page)).startswith(b"<!doctype html>")
     assert list((tmp_path / "builds").iterdir()) == []
+
+
+async def test_a_model_with_an_optional_input_is_checked_with_its_default(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    threshold = models.constant("threshold", 0.5)
+    proto = models.model(
+        [models.node("Add", "x threshold", "y")],
+        [models.value("x", ["N", 4]), models.value("threshold", [])],
+        [models.value("y", ["N", 4])],
+        [threshold],
+    )
+    ended = await building.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    default = np.array(0.5, np.float32).tobytes()
+    assert [(spec.name, spec.default) for spec in manifest.inputs] == [("x", None), ("threshold", default)]
+    golden = next(file for file in manifest.files if file.name == "golden.npz")
+    await objects.get_file(bus, subjects.ENGINE_FILES, golden.digest, tmp_path / golden.name)
+    with np.load(tmp_path / golden.name) as sample:
+        assert sample["in.threshold"] == np.float32(0.5)
 
 
 async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
@@ -459,11 +486,32 @@ async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_p
     await building.run(bench.build_of(spec), CPU, _ignore)
     first = await store.find(_key(spec))
     assert first is not None
+    reports = await _engine_files(bus) - {file.digest for file in first.files}
     for file in first.files:
         (tmp_path / file.name).write_bytes(bytes(file.size))
     with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx is not what the manifest names"):
         await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
     assert await store.find("0" * 64) is None
+    assert await _engine_files(bus) == {file.digest for file in first.files} | reports
+
+
+async def test_an_engine_that_cannot_be_stored_whole_leaves_none_of_its_files(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats, "builder")
+    building, store = await bench.open_building(bus, tmp_path)
+    spec = await bench.upload(bus, bench.scaled(14))
+
+    before = await _engine_files(bus)
+
+    async def refused(key: str, value: bytes) -> int:
+        raise ArtifactUnavailable("insufficient storage resources available")
+
+    monkeypatch.setattr(store._engines, "create", refused)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert ended.error.stage == "publish"
+    assert await _engine_files(bus) - before == {ended.report, ended.page}
 
 
 async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_again(

@@ -410,6 +410,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},
         {"GPUFN_BUILD_MEMORY": "much"},
+        {"GPUFN_BUILD_MEMORY": "16"},
         {"GPUFN_BUILD_MEASURE": "long"},
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},

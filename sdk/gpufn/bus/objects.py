@@ -83,15 +83,18 @@ async def put(bus: Bus, bucket: str, data: bytes, *, purges: bool = True) -> str
     return digest
 
 
-async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) -> str:
-    """Store a file unless its bytes are there; returns their digest. Raises OSError when it cannot be read.
+async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) -> tuple[str, bool]:
+    """Store a file unless its bytes are there. Return their digest, and whether this call stored them.
 
-    `purges` False: for a role that may not purge a stream. `remove_unfinished` removes what a failed upload leaves."""
+    `purges` False: for a role that may not purge a stream. `remove_unfinished` removes what a failed upload leaves.
+    Raises OSError when the file cannot be read.
+    """
     size, digest = await asyncio.to_thread(_size_and_digest, path)
-    if not await touch(bus, bucket, digest):
+    is_new = not await touch(bus, bucket, digest)
+    if is_new:
         async with contextlib.aclosing(_parts_of_file(path)) as parts:
             await _put(bus, bucket, digest, size, parts, purges=purges)
-    return digest
+    return digest, is_new
 
 
 async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
@@ -249,6 +252,13 @@ async def delete(bus: Bus, bucket: str, digest: str) -> None:
         await streams.purge(bus, stream_of(bucket), there.subject)
         if (info := blob_info.read(there)) is not None:
             await streams.purge(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}")
+
+
+async def withdraw(bus: Bus, bucket: str, digest: str) -> None:
+    """Delete a blob's description. `remove_unfinished` removes the chunks, for roles that may not purge a stream."""
+    there = await _description(bus, bucket, digest)
+    if there is not None:
+        await streams.delete_message(bus, stream_of(bucket), there.seq)
 
 
 async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:

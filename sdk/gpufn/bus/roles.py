@@ -197,6 +197,7 @@ _PERMISSIONS = {
             *_read_store(subjects.MODEL_FILES),
             *_api(f"OBJ_{subjects.MODEL_FILES}", "STREAM.MSG.DELETE"),  # of a file that is damaged
             *_read_store(subjects.ENGINE_FILES),
+            *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # of an engine that could not be published
         ],
         subscribe=[*_inboxes("builder"), subjects.NODE_REPORTS, f"{_P}.ctl.builder.*"],
     ),
