@@ -206,7 +206,7 @@ def _retries_of(name: str) -> Retry | None:
 
 def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
     """Make attempts as the runner would, without its delays between them."""
-    for number in itertools.count(1):
+    for retried in itertools.count():
         try:
             return attempt()
         except GpufnError:
@@ -214,7 +214,7 @@ def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
         except Exception as error:
             names = tuple(base.__qualname__ for base in type(error).__mro__)
             info = ErrorInfo("function_raised", "", error_bases=names)
-            if settlement_for(Outcome(OutcomeKind.RAISED, info), retries, number) is not Settlement.RETRY:
+            if settlement_for(Outcome(OutcomeKind.RAISED, info), retries, retried) is not Settlement.RETRY:
                 raise
     raise AssertionError("attempts are counted without end")
 

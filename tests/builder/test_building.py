@@ -84,8 +84,8 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
 async def test_a_model_with_an_optional_input_is_checked_with_its_default(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     threshold = models.constant("threshold", 0.5)
     proto = models.model(
         [models.node("Add", "x threshold", "y")],
@@ -498,8 +498,8 @@ async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_p
 async def test_an_engine_that_cannot_be_stored_whole_leaves_none_of_its_files(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(14))
 
     before = await _engine_files(bus)

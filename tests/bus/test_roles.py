@@ -86,7 +86,7 @@ EXPECTED = {
         "KV_gpufn_builds": FOLLOW,
         "KV_gpufn_engines": FOLLOW,
         "KV_gpufn_leases": "ig",
-        "OBJ_gpufn_engine_files": "igd",
+        "OBJ_gpufn_engine_files": "igxd",
         "OBJ_gpufn_models": "igxd",
     },
 }

@@ -426,7 +426,7 @@ def test_a_class_can_be_extended() -> None:
 def test_a_local_call_is_tried_again_as_its_function_says(error: Exception, attempts: int) -> None:
     began: list[None] = []
 
-    @gpu_function(retries=Retry(2, delay_s=3600, on=(OSError,)))
+    @gpu_function(name=f"flaky-{type(error).__name__.lower()}", retries=Retry(2, delay_s=3600, on=(OSError,)))
     def flaky() -> None:
         began.append(None)
         raise error
