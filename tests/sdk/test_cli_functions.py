@@ -88,7 +88,9 @@ def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
     }
     assert (fields.get("priority"), fields.get("env")) == ("low", "HF_HOME, TOKEN")
     assert fields.get("image") == "Python 3.12 with libgl1, torch"
-    gateway.on("GET /v1/functions/f?env=values", VIEW | {"spec": spec | {"env": {"TOKEN": "hush"}}, "env": ["TOKEN"]})
+    gateway.answers.clear()
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec | {"env": {"TOKEN": "hush"}}, "env": ["TOKEN"]})
     assert "TOKEN=hush" in command("describe", "f", "--env-values").stdout
 
 
