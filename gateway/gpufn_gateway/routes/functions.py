@@ -257,6 +257,7 @@ class FunctionRoutes:
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
             "spec": _spec_view(revision.spec, has_env_values) if revision else {},
+            "env": list(revision.spec.env) if revision else [],
             "workers": status.workers,
             "queued": status.queued,
             "running": status.running,
@@ -284,10 +285,10 @@ def _env_values(request: Request) -> bool:
 
 
 def _spec_view(spec: FunctionSpec, has_env_values: bool) -> dict[str, Any]:
-    """Without the values of `env`, which may be secrets: a list of its names takes their place."""
+    """Without `env` unless its values were requested: they may be secrets."""
     view: dict[str, Any] = msgspec.to_builtins(spec)
     if not has_env_values:
-        view["env"] = list(spec.env)
+        del view["env"]
     return view
 
 
