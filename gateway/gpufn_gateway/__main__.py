@@ -2,7 +2,7 @@
 
 Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → what answers and
           what works in the background → listen, and say where on stdout
-Shutdown  1. stop listening; calls in flight get `shutdown_timeout_s`   2. the controller gives up its lease
+Shutdown  1. stop listening; what is under way ends (`stopping`)   2. the controller gives up its lease
           3. ticks and watches stop   4. the bus is closed
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvloop
 from starlette.routing import Route
 
-from gpufn import open_files
+from gpufn import open_files, shutdown
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.selfcheck import check_server
@@ -71,6 +71,7 @@ from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.stopping import Stopping
 from gpufn_gateway.storage import Storage
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
@@ -109,10 +110,16 @@ class _Opened:
 async def main(settings: GatewaySettings) -> None:
     tell_watchdog()
     async with contextlib.AsyncExitStack() as stack:
-        gateway = _Gateway(await _open(settings, stack))
+        opened = await _open(settings, stack)
+        gateway = _Gateway(opened)
         listener = listen(settings)
         stack.callback(listener.close)
-        server = Server(gateway.app(), settings)
+        stopping = Stopping(
+            opened.caller,
+            grace_s=lambda: shutdown.grace_s(Home.from_env(), settings.grace_s),
+            others_s=settings.shutdown_timeout_s,
+        )
+        server = Server(gateway.app(), stopping)
         for name, duty in gateway.duties(server):
             stack.push_async_callback(_cancel, asyncio.create_task(duty, name=name))
         stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))

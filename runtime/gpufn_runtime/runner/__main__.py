@@ -6,10 +6,12 @@ import asyncio
 import logging
 import sys
 
+from gpufn import shutdown
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
 from gpufn.clock import SystemClock
+from gpufn.home import Home
 from gpufn.ids import new_ulid
 from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
@@ -22,6 +24,8 @@ log = logging.getLogger("gpufn.runner")
 _BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
+_AGENT_BEGINS_S = 0.3  # an agent that is told to stop together with us has said so by then
+_LOOK_S = 0.1
 
 
 async def serve(settings: RunnerSettings) -> None:
@@ -42,9 +46,17 @@ async def serve(settings: RunnerSettings) -> None:
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
         log.info("runs node %s", settings.node)
-        await until_told(runner.run(), "runner")
+        await until_told(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
     finally:
         await bus.close()
+
+
+async def _agent_has_stopped(home: Home) -> None:
+    """Both may be told to stop at once, as with their node: the agent's workers finish their calls, or their calls are
+    handed back, with our help. An agent that goes on has workers that wait for our successor."""
+    await asyncio.sleep(_AGENT_BEGINS_S)
+    while shutdown.is_under_way(home):  # noqa: ASYNC110  another process's file
+        await asyncio.sleep(_LOOK_S)
 
 
 def main() -> int:
