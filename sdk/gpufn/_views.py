@@ -14,7 +14,7 @@ from gpufn.priority import Priority
 from gpufn.protocol.messages import Progress
 from gpufn.protocol.records import AttemptRecord, KeyLimits
 from gpufn.protocol.reports import NextRevision, Waiting, WorkerCounts
-from gpufn.revision import RevisionState
+from gpufn.revision import Check, RevisionState, Source
 from gpufn.schedule import Missed
 from gpufn.usage import Usage
 
@@ -40,6 +40,9 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     cold_start_s: float | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
+    check: Check | None = None  # of the active revision
+    source: Source | None = None  # of the active revision
+    deployed_at: float | None = None  # the active revision
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
@@ -159,6 +162,8 @@ class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     state: RevisionState
+    active: bool = False
+    check: Check | None = None
     builds: tuple[BuildView, ...] = ()
     error: ErrorInfo | None = None
 

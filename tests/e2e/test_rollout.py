@@ -119,6 +119,18 @@ class Project:
         view = json.loads(self.platform.gpufn("deploy", self._file, "--json", *options))[0]
         assert view["active"] == version
 
+    def try_deploy(self, source: str, version: int) -> tuple[int, str]:
+        """The exit code and what the command wrote to standard error."""
+        self._file.write_text(source.format(name=self.name, version=version))
+        ended = self.platform.try_gpufn("deploy", self._file)
+        return ended.returncode, ended.stderr
+
+    def wait_for_workers(self, count: int) -> None:
+        give_up_at = time.monotonic() + WITHIN_S
+        while sum(self.view()["workers"].values()) != count:
+            assert time.monotonic() < give_up_at, self.view()
+            time.sleep(0.05)
+
     def view(self) -> dict[str, Any]:
         view: dict[str, Any] = self.platform.client.get(f"/v1/functions/{self.name}").json()
         return view
@@ -154,7 +166,7 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
     with Load(project.platform, project.name) as load:
         load.wait_for(1)
         load.cold.clear()
-        project.deploy(CANNOT_START, 2, "--no-wait")
+        project.deploy(CANNOT_START, 2, "--no-wait", "--no-check")
         load.wait_until(lambda: (project.view()["next"] or {}).get("start_error") is not None)
         assert (project.view()["next"]["revision"], project.view()["serving"]) == (2, 1)
         assert "weights.txt" in project.view()["next"]["start_error"]["message"]
@@ -163,6 +175,53 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
         load.wait_for(3)
     assert (load.failed, load.cold) == ([], [])
     assert 2 not in load.versions
+
+
+def test_a_deploy_that_cannot_start_fails_while_the_old_revision_has_no_worker(project: Project) -> None:
+    project.platform.gpufn("scale", project.name, "--max", "0")
+    project.wait_for_workers(0)
+    project.platform.gpufn("scale", project.name)
+    code, told = project.try_deploy(CANNOT_START, 2)
+    assert code == 1
+    assert f"{project.name}@2 does not start, {project.name}@1 still serves: FileNotFoundError" in told
+    assert 'rolling.py, line 5: WEIGHTS = (Path(__file__).parent / "weights.txt").read_text()' in told
+    assert (project.view()["active"], project.view()["serving"]) == (1, 1)
+    assert project.platform.client.get(f"/v1/functions/{project.name}/revisions/2").json()["state"] == "failed"
+    assert project.platform.invoke(project.name, {"number": 1}) == [1, 1]
+
+
+def test_calls_of_a_function_whose_first_deploy_failed_get_the_reason_at_once(
+    platform: Platform, tmp_path: Path
+) -> None:
+    (tmp_path / "weights.txt").touch()
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    code, told = project.try_deploy(CANNOT_START, 1)
+    assert (code, "does not start" in told) == (1, True)
+    answer = platform.client.post(f"/v1/functions/{project.name}/invoke", json={"number": 1})
+    assert (answer.status_code, answer.json()["code"]) == (503, "function_start_failed")
+    assert "weights.txt" in answer.json()["detail"]
+    project.deploy(SERVES, 2)
+    assert platform.invoke(project.name, {"number": 1}) == [2, 1]
+
+
+def test_a_deploy_starts_a_worker_unless_it_is_not_to_be_checked(platform: Platform, tmp_path: Path) -> None:
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    project.deploy(SERVES, 1)
+    assert platform.ready_workers(project.name) == 1
+    (tmp_path / "weights.txt").touch()
+    unchecked = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    unchecked.deploy(CANNOT_START, 1, "--no-check")
+    assert platform.ready_workers(unchecked.name) == 0
+
+
+def test_a_deploy_that_cannot_start_fails_under_load_and_no_caller_notices(project: Project) -> None:
+    with Load(project.platform, project.name) as load:
+        load.wait_for(1)
+        load.cold.clear()
+        code, told = project.try_deploy(CANNOT_START, 2)
+        assert (code, "weights.txt" in told) == (1, True)
+        load.wait_for_more(50)
+    assert (load.failed, load.cold, project.view()["active"]) == ([], [], 1)
 
 
 def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:

@@ -43,7 +43,7 @@ class _Api:
         self._nodes = nodes
         self.did: list[str] = []
 
-    def function(self, name: str) -> FunctionView:
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView:
         view = self._views.pop(0) if len(self._views) > 1 else self._views[0]
         if view is None:
             raise FunctionNotFound
@@ -67,7 +67,7 @@ class _Api:
         sent(path.stat().st_size // 2)
         return True
 
-    def create_revision(self, spec: FunctionSpec, bundle: str) -> FunctionView | Building:
+    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | Building:
         self.did.append(f"create {spec.name}")
         return _view(3, 3)
 
@@ -112,7 +112,7 @@ def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: 
 
 def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
     class _Builds(_Api):
-        def create_revision(self, spec: FunctionSpec, bundle: str) -> Building:
+        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> Building:
             return Building(function="f", revision=3, builds=("b1",))
 
     deployment = deploy(_Builds(None), _WANTED)
@@ -241,7 +241,7 @@ def test_the_wait_ends_with_the_reason(view: FunctionView, kind: type[Exception]
 
 def test_a_key_that_may_not_read_does_not_wait() -> None:
     class _Blind(_Api):
-        def function(self, name: str) -> FunctionView:
+        def function(self, name: str, *, env_values: bool = False) -> FunctionView:
             raise Forbidden
 
     assert _wait(_Blind(None), _view(2, 1)).serving == 1

@@ -15,17 +15,17 @@ from gpufn import media
 from gpufn.bus import history, queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
-from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
+from gpufn.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn.revision import Function, Revision
-from gpufn.spec import function_name, spec_from_json
+from gpufn.revision import Function, Revision, Source
+from gpufn.spec import FunctionSpec, function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
-from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.deploys import Deploys, How
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
@@ -50,6 +50,9 @@ _log_line = msgspec.msgpack.Decoder(LogLine)
 class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
     spec: msgspec.Raw
     bundle: str
+    check: bool = True
+    source: Source | None = None
+    replace: bool = False
 
 
 class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,8 +104,9 @@ class FunctionRoutes:
 
     async def index(self, request: Request) -> Response:
         principal_of(request).need(READ)
+        has_values = _env_values(request)
         functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
-        return json_answer({"functions": [self._view(function) for function in functions]})
+        return json_answer({"functions": [self._view(function, has_values) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
@@ -115,14 +119,16 @@ class FunctionRoutes:
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
+        source = wanted.source and msgspec.structs.replace(wanted.source, key=principal.id)
+        how = How(check=wanted.check, source=source, replace=wanted.replace)
         if spec.models:
-            return self._building(await self._deploys.build(spec, bundle))
-        function = await self._deploys.deploy(spec, bundle)
+            return self._building(await self._deploys.build(spec, bundle, how))
+        function = await self._deploys.deploy(spec, bundle, how)
         return json_answer(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        return json_answer(self._view(self._function(request)))
+        return json_answer(self._view(self._function(request), _env_values(request)))
 
     async def delete(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
@@ -151,6 +157,8 @@ class FunctionRoutes:
                 "builds": [build_view(self._builds, known[build]) for build in revision.builds if build in known],
                 "engines": revision.engines,
                 "error": revision.error,
+                "check": revision.check,
+                "source": revision.source,
             }
         )
 
@@ -236,7 +244,7 @@ class FunctionRoutes:
         told = self._registry.status(function.name)
         return told or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
-    def _view(self, function: Function) -> dict[str, Any]:
+    def _view(self, function: Function, has_env_values: bool = False) -> dict[str, Any]:
         """A FunctionView (docs/http.md). What the controller has not told is null."""
         status = self._status(function)
         revision = self._registry.revisions.get(function.name, {}).get(function.active)
@@ -248,7 +256,7 @@ class FunctionRoutes:
             "updated_at": function.updated_at,
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
-            "spec": revision.spec if revision else {},
+            "spec": _spec_view(revision.spec, has_env_values) if revision else {},
             "workers": status.workers,
             "queued": status.queued,
             "running": status.running,
@@ -259,7 +267,28 @@ class FunctionRoutes:
             "cold_start_s": status.cold_start_s,
             "start_error": status.start_error,
             "next": status.next,
+            "check": revision.check if revision else None,
+            "source": revision.source if revision else None,
+            "deployed_at": revision.created_at if revision else None,
         }
+
+
+def _env_values(request: Request) -> bool:
+    """True for `?env=values`. Raises InvalidInput, and Forbidden for a key that may only read."""
+    asked = request.query_params.get("env", "names")
+    if asked not in ("names", "values"):
+        raise InvalidInput(f"env is names or values, not {asked[:40]!r}", field="env")
+    if asked == "values":
+        principal_of(request).need(DEPLOY)
+    return asked == "values"
+
+
+def _spec_view(spec: FunctionSpec, has_env_values: bool) -> dict[str, Any]:
+    """Without the values of `env`, which may be secrets: a list of its names takes their place."""
+    view: dict[str, Any] = msgspec.to_builtins(spec)
+    if not has_env_values:
+        view["env"] = list(spec.env)
+    return view
 
 
 def _revision_view(revision: Revision, function: Function | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting, bus_url, node_name, size, whole_number, yes_or_no
+from gpufn.settings import InvalidSetting, bus_url, node_name, process_memory, whole_number, yes_or_no
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 _MOST_TEMPLATES = 1000
@@ -79,7 +79,7 @@ class AgentSettings:
 def _size(environ: Mapping[str, str], name: str) -> int | None:
     if not (text := environ.get(name, "")):
         return None
-    return 0 if text == "0" else size(name, text)
+    return 0 if text == "0" else process_memory(name, text, "a worker")
 
 
 def _default_image(launcher: str) -> ImageSpec | None:
