@@ -21,6 +21,7 @@ from gpufn import open_files
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.engine import EngineManifest
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
@@ -30,7 +31,6 @@ from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
 from gpufn.watchdog import tell_watchdog
-from gpufn_runtime.agent import node_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -103,7 +103,7 @@ async def _serve(settings: AgentSettings, files_at_first: int) -> None:
     if bus is None:
         return
     try:
-        await node_name.claim(bus, settings.node, settings.home)
+        await claim_node(bus, "agent", settings.node, settings.home)
         if await _there_is_a_gateway(bus, stop):
             await _work(settings, bus, stop, hurry, files_at_first)
     finally:

@@ -10,6 +10,7 @@ from gpufn import shutdown
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.home import Home
 from gpufn.ids import new_ulid
@@ -31,6 +32,7 @@ _LOOK_S = 0.1
 async def serve(settings: RunnerSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", patience_s=_BUS_PATIENCE_S)
     try:
+        await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()
         await streams.wait_for(bus, (*_STREAMS, *map(stream_of, _BUCKETS), objects.stream_of(subjects.RESULT_FILES)))
         runner = Runner(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpufn import values
-from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol import frames
@@ -74,6 +74,9 @@ class Results:
             self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
         if fault is not None and fault.is_lost:
             self._end(attempt, OutcomeKind.LOST, started, DeviceFailed(fault.describe()).info())
+            return
+        if isinstance(error, BusUnavailable):  # of a call that the function made: the platform failed, not its code
+            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()))
             return
         ours = isinstance(error, ResultNotEncodable) and not error.traceback
         info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
