@@ -371,7 +371,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
     )
     first = json.loads(picky.gpufn("deploy", tmp_path / "busy.py", "--json"))[0]
     bundle = picky.client.get("/v1/functions/busy/revisions").json()["revisions"][0]["bundle"]
-    request = {"spec": first["spec"], "bundle": bundle}
+    request = {"spec": first["spec"], "bundle": bundle, "replace": True}  # a client that names no source
     statuses: list[int] = []
     gate = threading.Barrier(8)
 

@@ -224,6 +224,35 @@ def test_a_deploy_that_cannot_start_fails_under_load_and_no_caller_notices(proje
     assert (load.failed, load.cold, project.view()["active"]) == ([], [], 1)
 
 
+TWO = """
+from gpufn import gpu_function, method
+
+@gpu_function(name="{name}-counts", idle_timeout=600)
+class Counts:
+    total = 0
+
+    @method
+    def add(self) -> int:
+        self.total += 1
+        return self.total
+
+@gpu_function(name="{name}")
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+def test_a_change_of_one_function_keeps_the_workers_of_the_others(platform: Platform, tmp_path: Path) -> None:
+    name = f"rolls-{next(_numbers)}"
+    file = tmp_path / "rolling.py"
+    for version in (1, 2):
+        file.write_text(TWO.format(name=name, version=version))
+        told = platform.gpufn("deploy", file)
+        assert ("counts@1" in told, f"{name}@{version} " in told, "unchanged" in told) == (True, True, version == 2)
+        assert platform.invoke(name, {"number": 7}) == [version, 7]
+        assert platform.invoke(f"{name}-counts.add") == version, "the instance has lost its state"
+
+
 def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:
     """They were accepted for that revision: a new one does not strand them."""
     client = project.platform.client

@@ -87,7 +87,8 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     calls stay with the old one until it is ready; a revision that cannot be built or start takes no calls, and the
     command fails. Where no node has room for that worker now, the command says so, and does not fail. Each function of
     a file is deployed on its own: a failure of one does not stop the others. A function that came from another file or
-    project is replaced only with --replace.
+    project is replaced only with --replace. One whose code and options did not change keeps its revision and its
+    workers, although other functions of the file changed; --force deploys it again.
 
     A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
