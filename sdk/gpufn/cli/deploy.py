@@ -90,6 +90,9 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     project is replaced only with --replace. One whose code and options did not change keeps its revision and its
     workers, although other functions of the file changed; --force deploys it again.
 
+    Packages that the file imports and that are not installed here get stand-ins, to read names, options and
+    signatures. Type hints of these packages accept any argument at the gateway, and are checked in the worker.
+
     A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
     """
@@ -145,8 +148,11 @@ def _of_file(
         check_globs(path.parent, include)
     # What the file prints is no result of ours: with --json a program reads those.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
-        functions = _chosen(_bundle.load(path).functions, names, path)
+        project = _bundle.load(path, to_run=False)
+        functions = _chosen(project.functions, names, path)
         deployables = list(_deployment.deployables(functions, include))
+    if project.missing:
+        say(f"gpufn: warning: {file} is read without {', '.join(project.missing)}: not installed here", err=True)
     yield deployables
 
 
