@@ -69,7 +69,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class Api(Protocol):
-    """What is asked of a Client."""
+    """The methods of a Client that a deploy needs."""
 
     def function(self, name: str) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...

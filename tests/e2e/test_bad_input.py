@@ -339,7 +339,10 @@ def test_a_deploy_without_its_bundle(picky: Platform) -> None:
     ("source", "said"),
     [
         ("def broken(:\n    pass\n", "line 1, `def broken(:`: SyntaxError: invalid syntax"),
-        ("import os\nimport os.pathh\n", "line 2, `import os.pathh`: ModuleNotFoundError: No module named 'os.pathh'"),
+        (
+            "import os\nimport json.gone\n",
+            "line 2, `import json.gone`: ModuleNotFoundError: No module named 'json.gone'",
+        ),
         ("def helper():\n    return 1 / 0\nhelper()\n", "line 2, `return 1 / 0`: ZeroDivisionError: division by zero"),
         (
             "from gpufn import gpu_function\n@gpu_function(gpus=1)\ndef f() -> None: ...\n",
