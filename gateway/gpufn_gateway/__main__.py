@@ -33,7 +33,8 @@ from gpufn.settings import InvalidSetting
 from gpufn.watchdog import tell_watchdog
 from gpufn_gateway.app import App
 from gpufn_gateway.artifacts import Artifacts
-from gpufn_gateway.auth import Access, NotProtected, is_loopback
+from gpufn_gateway.auth import Access, NotProtected
+from gpufn_gateway.authority import is_loopback
 from gpufn_gateway.bodies import BodyBudget
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds import Builds

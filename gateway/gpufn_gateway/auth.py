@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -21,6 +20,7 @@ from gpufn.ids import new_ulid
 from gpufn.protocol import subjects
 from gpufn.protocol.records import ApiKey, KeyLimits
 from gpufn.protocol.subjects import is_function_name
+from gpufn_gateway import authority
 from gpufn_gateway.quotas import check as check_limits
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
@@ -143,7 +143,8 @@ class Access:
         return self._principals[key_id]
 
     def _check_host(self, host: bytes) -> None:
-        if not is_loopback(_without_port(host.decode("ascii", "replace"))):
+        named = authority.parse(host)
+        if named is None or not authority.is_loopback(named.host):
             raise Forbidden("Without API keys this gateway answers under localhost and 127.0.0.1 only.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)
@@ -164,15 +165,6 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
     return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label, limits), secret
 
 
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def _check_scope(scope: str) -> None:
     kind, colon, function = scope.partition(":")
     if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL, HI) or (kind == "invoke" and colon and is_function_name(function)):
@@ -180,9 +172,3 @@ def _check_scope(scope: str) -> None:
     raise InvalidInput(
         f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, deploy, read or admin", field="scopes"
     )
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]

@@ -19,7 +19,7 @@ _BUFFER_BYTES: Final = 256 << 10
 class Owner(Protocol):
     """The HTTP protocol of a connection."""
 
-    def data_came(self) -> None: ...
+    def data_came(self, count: int) -> None: ...
     def body_ended(self) -> None: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
@@ -86,7 +86,7 @@ class _Reading(asyncio.BufferedProtocol):
         return self._buffer[: self.left]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._owner.data_came()
+        self._owner.data_came(nbytes)
         self.left -= nbytes
         try:
             self._write(self._buffer[:nbytes])

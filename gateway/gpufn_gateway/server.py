@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import json
 import signal
@@ -16,6 +17,7 @@ import uvicorn
 from gpufn.settings import InvalidSetting
 from gpufn_gateway import protocol
 from gpufn_gateway.app import App
+from gpufn_gateway.connection_limit import ConnectionLimit
 from gpufn_gateway.settings import GatewaySettings
 
 
@@ -23,10 +25,11 @@ class Server(uvicorn.Server):
     """SIGTERM and SIGINT end it in order: calls in flight get `shutdown_timeout_s`. A second one ends it at once."""
 
     def __init__(self, app: App, settings: GatewaySettings) -> None:
+        limit = ConnectionLimit(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol.GuardedProtocol,
+                http=functools.partial(protocol.GuardedProtocol, limit=limit),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

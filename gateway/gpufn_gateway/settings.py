@@ -23,6 +23,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: of all bodies that are being received; beyond it, 503
     max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model
     max_parcels_bytes: int = 2 << 30  # GPUFN_MAX_PARCELS_BYTES: of all large bodies of calls under way; beyond it, 503
+    max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
     kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to

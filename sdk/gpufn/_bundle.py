@@ -197,12 +197,20 @@ def can_be_imported(function: AnyFunction) -> bool:
     return function.raw.__module__ != "__main__" and getattr(module, function.raw.__qualname__, None) is function
 
 
-def _import_name(file: Path) -> tuple[Path, str]:
-    """Where imports start, and what the file is called from there: the folder above the outermost package."""
-    root, names = file.parent, [file.stem] if file.stem != "__init__" else []
+def import_root(file: Path) -> Path:
+    """Return the folder that the file's imports start from: its own, or the folder above its outermost package."""
+    root = file.parent
     while (root / "__init__.py").is_file():
-        names.insert(0, root.name)
         root = root.parent
+    return root
+
+
+def _import_name(file: Path) -> tuple[Path, str]:
+    """Return the file's import root and its module name there."""
+    root = import_root(file)
+    names = list(file.relative_to(root).with_suffix("").parts)
+    if names[-1] == "__init__":
+        names.pop()
     if not all(name.isidentifier() for name in names):
         raise InvalidBundle(f"{'.'.join(names)} cannot be imported: use letters, digits and underscores in the name")
     return root, ".".join(names)

@@ -77,9 +77,11 @@ class Client(CallRequests, MapRequests, ModelRequests):
         """Every deployed function, by name."""
         return self._json(Functions, "GET", "/v1/functions").functions
 
-    def function(self, name: str) -> FunctionView:
-        """One function. Raises FunctionNotFound."""
-        return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}")
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView:
+        """One function. `spec["env"]` lists the names of its environment variables; `env_values` requests their values
+        as well, which needs the scope deploy. Raises FunctionNotFound, Forbidden."""
+        query = "?env=values" if env_values else ""
+        return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}{query}")
 
     def create_revision(
         self,

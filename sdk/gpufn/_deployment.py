@@ -71,7 +71,7 @@ class Deployment(msgspec.Struct, frozen=True):
 class Api(Protocol):
     """The methods of a Client that a deploy needs."""
 
-    def function(self, name: str) -> FunctionView: ...
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
     def nodes(self) -> list[dict[str, Any]]: ...
     def revision(self, name: str, number: int) -> RevisionProgress: ...
@@ -285,7 +285,7 @@ def wait_until_it_serves(
 
 def _known(api: Api, name: str) -> FunctionView | None:
     try:
-        return api.function(name)
+        return api.function(name, env_values=True)  # to compare them
     except (FunctionNotFound, Forbidden):
         return None
 

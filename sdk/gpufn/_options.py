@@ -331,10 +331,10 @@ def _env(env: Any) -> dict[str, str]:
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise InvalidSpec(f"env is a dict of names and values, not {env!r}")
+        raise InvalidSpec(f"env is a dict of names and values, not {type(env).__name__}")
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidSpec(f"env: names and values are text, not {name!r}: {value!r}")
+            raise InvalidSpec(f"env: names and values are text, not {name!r}: {type(value).__name__}")
     return dict(env)
 
 

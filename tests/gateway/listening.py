@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
 
+from gpufn_gateway.connection_limit import ConnectionLimit
 from gpufn_gateway.protocol import GuardedProtocol
 
 
@@ -19,10 +21,11 @@ class Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[tuple[Server, int]]:
+async def serving(app: Any, limit: ConnectionLimit | None = None) -> AsyncIterator[tuple[Server, int]]:
     """The server and its port."""
+    http: Any = GuardedProtocol if limit is None else functools.partial(GuardedProtocol, limit=limit)
     config = uvicorn.Config(
-        app, port=0, http=GuardedProtocol, ws="none", lifespan="off", log_config=None, access_log=False,
+        app, port=0, http=http, ws="none", lifespan="off", log_config=None, access_log=False,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     server = Server(config)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpufn.errors import Conflict, Forbidden, InvalidInput, Unauthorized
-from gpufn_gateway.auth import Access, NotProtected, Principal, is_loopback, new_key
+from gpufn_gateway.auth import Access, NotProtected, Principal, new_key
 
 GOOD = b'{"texts":["a"]}'
 URL = "/v1/functions/embed/invoke"
@@ -79,6 +79,12 @@ async def test_scopes_decide(
         ("localhost.evil.example:8090", None, False),
         ("127.0.0.1.nip.io", None, False),
         ("", None, False),
+        ("[::1].evil.com", None, False),
+        ("localhost:80:evil", None, False),
+        ("localhost:", None, True),
+        ("localhost:evil", None, False),
+        ("[localhost]", None, False),
+        ("::1", None, False),
         ("192.168.1.1:8090", None, False),
         ("localhost:8090", "http://evil.example", False),
         ("localhost:8090", "http://localhost:3000", False),
@@ -168,18 +174,3 @@ def test_a_principal_may_what_its_scopes_say() -> None:
         Principal("k", frozenset({"invoke:a"})).need_invoke("b")
     with pytest.raises(Forbidden, match="'deploy'"):
         Principal("k", frozenset({"read"})).need("deploy")
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("localhost", True),
-        ("127.0.0.1", True),
-        ("::1", True),
-        ("0.0.0.0", False),
-        ("example.org", False),
-        ("::", False),
-    ],
-)
-def test_loopback_is_recognised(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
+from gpufn_gateway.connection_limit import ConnectionLimit
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocol import MAX_HEAD_BYTES, sweep
 from tests.gateway.listening import Server, serving
@@ -70,16 +71,107 @@ async def test_a_head_without_end_is_refused() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("earlier", [b"", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\na"])
+async def test_a_large_head_in_one_burst_is_refused(earlier: bytes) -> None:
+    async with reading() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(earlier + b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 100_000 + b"\r\n\r\n")
+        assert b"HTTP/1.1 431 Request Header Fields Too Large\r\n" in await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"GET /\r\n\r\n", b"HTTP/0.9 is not served"),
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", b"HTTP/2.0 is not served"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"no Host field"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", b"several Host fields"),
+        (b"GET / HTTP/1.1\r\nhost: [::1].evil.com\r\n\r\n", b"The Host field"),
+        (b"GET / HTTP/1.1\r\nhost: localhost:80:evil\r\n\r\n", b"The Host field"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", b"not a valid"),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", b"not a valid"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: a\r\n b\r\n\r\n", b"not a valid"),
+    ],
+)
+async def test_a_head_that_breaks_the_rules_is_a_problem(head: bytes, said: bytes) -> None:
+    async with reading() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert said in answer
+        writer.close()
+
+
+async def test_a_refused_client_that_sends_a_byte_now_and_then_is_hung_up_on() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serving(app) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        (connection,) = await connections(server, 1)
+        now = asyncio.get_running_loop().time()
+        swept = []
+        for seconds in (0, 3, 6, 9, 12):
+            received = connection._received
+            writer.write(b"a")
+            await until(lambda: connection._received > received)  # noqa: B023  it is awaited here
+            swept.append(sweep([connection], now + seconds))
+        assert swept == [0, 0, 0, 0, 1]
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_empty_lines_do_not_keep_a_connection() -> None:
+    async with reading() as (server, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        (connection,) = await connections(server, 1)
+        writer.write(b"\r\n")
+        await until(lambda: connection._received)
+        assert sweep([connection], connection._connected_at + 31) == 1
+        writer.close()
+
+
+async def test_an_address_has_so_many_connections_and_no_more() -> None:
+    limit = ConnectionLimit(2)
+    async with serving(_refuse_all, limit=limit) as (server, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await connections(server, 2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"GPUFN_MAX_CONNECTIONS_PER_ADDRESS" in answer
+        writer.close()
+        clients.pop()[1].close()
+        await until(lambda: len(server.server_state.connections) == 1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+        for each in (writer, clients[0][1]):
+            each.close()
+
+
+async def _refuse_all(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
 async def test_clients_that_stall_are_hung_up_on() -> None:
     async with reading() as (server, port):
-        started = [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\nab"]
+        started = [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab"]
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in started]
         for (_, writer), piece in zip(clients, started, strict=True):
             writer.write(piece)
         known = await connections(server, len(started))
         await until(lambda: sum(each._phase.name != "BETWEEN" for each in known) == 2)
         now = asyncio.get_running_loop().time()
-        assert [sweep(known, now + seconds) for seconds in (5, 15)] == [0, 2]
+        assert [sweep(known, now + seconds) for seconds in (0, 5, 15)] == [0, 0, 2]
         assert sweep([each for each in known if not each.transport.is_closing()], now + 35) == 1
         for reader, writer in clients:
             assert await reader.read() == b""
@@ -204,7 +296,7 @@ async def test_requests_that_come_ahead_of_their_turn_wait_with_their_client() -
     count, in_one_read = 400, (256 << 10) // 4096
     async with serving(app) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write((b"GET / HTTP/1.1\r\nx: " + b"a" * 4096 + b"\r\n\r\n") * count)
+        writer.write((b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 4096 + b"\r\n\r\n") * count)
         for _ in range(count):
             await reader.readuntil(b"\r\n\r\nok")
         writer.close()

@@ -11,6 +11,7 @@ from gpufn import gpu_function
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import NextRevision, Waiting, WaitReason
 from gpufn.spec import MethodSpec
+from gpufn_gateway.auth import new_key
 
 
 async def test_who_looks_at_the_address_itself_is_shown_on(gateway: Any) -> None:
@@ -40,6 +41,31 @@ async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: A
         "embed", 0.5, None, "burst",
     )  # fmt: skip
     assert (await gateway.get("/v1/functions")).json() == {"functions": [view]}
+
+
+async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, problem: Any) -> None:
+    gateway.deploy(make.spec(env={"TOKEN": "secret"}), 2)
+    keys = {}
+    for scope in ("read", "deploy", "admin"):
+        made, secret = new_key("", (scope,), 0.0)
+        gateway.access.put(made)
+        keys[scope] = f"Bearer {secret}"
+    shown = ("", "/embed", "/embed/revisions", "/embed/why")
+    for path in (*(f"/v1/functions{each}" for each in shown), "/openapi.json"):
+        for key in keys.values():
+            answer = await gateway.get(path, authorization=key)
+            assert (answer.status_code, b"secret" in answer.content) == (200, False), path
+    view = (await gateway.get("/v1/functions/embed", authorization=keys["read"])).json()
+    assert view["spec"]["env"] == ["TOKEN"]
+    asked = "/v1/functions/embed?env=values"
+    assert problem(await gateway.get(asked, authorization=keys["read"])) == (403, "forbidden")
+    assert problem(await gateway.get("/v1/functions?env=values", authorization=keys["read"])) == (403, "forbidden")
+    assert problem(await gateway.get("/v1/functions?env=x", authorization=keys["admin"])) == (422, "invalid_input")
+    for scope in ("deploy", "admin"):
+        view = (await gateway.get(asked, authorization=keys[scope])).json()
+        assert view["spec"]["env"] == {"TOKEN": "secret"}
+        listed = (await gateway.get("/v1/functions?env=values", authorization=keys[scope])).json()
+        assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "secret"}
 
 
 async def test_what_is_unknown_is_null(gateway: Any) -> None:

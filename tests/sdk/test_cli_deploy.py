@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,18 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
     result = command("deploy", "app.py")
     assert result.stderr == "gpufn: warning: calls of f will wait: no node has the GPU 'H100'\n"
     assert result.exit_code == 0
+
+
+def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
+    gateway: StubGateway, project: Project
+) -> None:
+    project({"pack/__init__.py": "", "pack/app.py": APP["app.py"], "data/words.txt": "w", "pack/data/other.txt": "o"})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    assert command("deploy", "pack/app.py", "--include", "data/*").exit_code == 0
+    refused = command("deploy", "pack/app.py", "--include", "other/*")
+    assert refused.stderr.strip().endswith(str(Path.cwd()))
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
         "schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"},
         "webhook": "https://example.org/done",
         "priority": "low",
-        "env": {"HF_HOME": "/data", "TOKEN": "hush"},
+        "env": ["HF_HOME", "TOKEN"],
         "image": {"python": "3.12", "apt": ["libgl1"], "pip": ["torch"]},
     }
     gateway.on("GET /v1/functions/f", VIEW | {"spec": spec})

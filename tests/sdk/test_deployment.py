@@ -43,7 +43,7 @@ class _Api:
         self._nodes = nodes
         self.did: list[str] = []
 
-    def function(self, name: str) -> FunctionView:
+    def function(self, name: str, *, env_values: bool = False) -> FunctionView:
         view = self._views.pop(0) if len(self._views) > 1 else self._views[0]
         if view is None:
             raise FunctionNotFound
@@ -241,7 +241,7 @@ def test_the_wait_ends_with_the_reason(view: FunctionView, kind: type[Exception]
 
 def test_a_key_that_may_not_read_does_not_wait() -> None:
     class _Blind(_Api):
-        def function(self, name: str) -> FunctionView:
+        def function(self, name: str, *, env_values: bool = False) -> FunctionView:
             raise Forbidden
 
     assert _wait(_Blind(None), _view(2, 1)).serving == 1

@@ -15,13 +15,13 @@ from gpufn import media
 from gpufn.bus import history, queues, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.feed import StoredMessage
-from gpufn.errors import BusUnavailable, InvalidSpec, UnsupportedMediaType
+from gpufn.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn.revision import Function, Revision, Source
-from gpufn.spec import function_name, spec_from_json
+from gpufn.spec import FunctionSpec, function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
@@ -105,8 +105,9 @@ class FunctionRoutes:
 
     async def index(self, request: Request) -> Response:
         principal_of(request).need(READ)
+        has_values = _env_values(request)
         functions = sorted(self._registry.functions.values(), key=lambda function: function.name)
-        return json_answer({"functions": [self._view(function) for function in functions]})
+        return json_answer({"functions": [self._view(function, has_values) for function in functions]})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
@@ -128,7 +129,7 @@ class FunctionRoutes:
 
     async def show(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        return json_answer(self._view(self._function(request)))
+        return json_answer(self._view(self._function(request), _env_values(request)))
 
     async def delete(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
@@ -244,7 +245,7 @@ class FunctionRoutes:
         told = self._registry.status(function.name)
         return told or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
-    def _view(self, function: Function) -> dict[str, Any]:
+    def _view(self, function: Function, has_env_values: bool = False) -> dict[str, Any]:
         """A FunctionView (docs/http.md). What the controller has not told is null."""
         status = self._status(function)
         revision = self._registry.revisions.get(function.name, {}).get(function.active)
@@ -256,7 +257,7 @@ class FunctionRoutes:
             "updated_at": function.updated_at,
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
-            "spec": revision.spec if revision else {},
+            "spec": _spec_view(revision.spec, has_env_values) if revision else {},
             "workers": status.workers,
             "queued": status.queued,
             "running": status.running,
@@ -271,6 +272,24 @@ class FunctionRoutes:
             "source": revision.source if revision else None,
             "deployed_at": revision.created_at if revision else None,
         }
+
+
+def _env_values(request: Request) -> bool:
+    """True for `?env=values`. Raises InvalidInput, and Forbidden for a key that may only read."""
+    asked = request.query_params.get("env", "names")
+    if asked not in ("names", "values"):
+        raise InvalidInput(f"env is names or values, not {asked[:40]!r}", field="env")
+    if asked == "values":
+        principal_of(request).need(DEPLOY)
+    return asked == "values"
+
+
+def _spec_view(spec: FunctionSpec, has_env_values: bool) -> dict[str, Any]:
+    """Without the values of `env`, which may be secrets: a list of its names takes their place."""
+    view: dict[str, Any] = msgspec.to_builtins(spec)
+    if not has_env_values:
+        view["env"] = list(spec.env)
+    return view
 
 
 def _revision_view(revision: Revision, function: Function | None) -> dict[str, Any]:

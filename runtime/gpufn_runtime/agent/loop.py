@@ -92,6 +92,7 @@ class Agent:
         clock: Clock,
         default_image: ImageSpec | None = None,
         open_files: int | None = None,
+        supervisor_fifo: str = "",
         park_bytes: int | None = None,
         stop_grace_s: float = 10.0,
         kill_after_s: float = reconcile.KILL_AFTER_S,
@@ -124,7 +125,7 @@ class Agent:
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
         )
-        orders = Orders(home, devices, default_image, open_files)
+        orders = Orders(home, devices, default_image, open_files, supervisor_fifo)
         self._preparation = Preparation(
             functions=functions,
             revisions=revisions,

@@ -11,7 +11,7 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting, bus_url, node_name, size, whole_number, yes_or_no
+from gpufn.settings import InvalidSetting, bus_url, node_name, process_memory, whole_number, yes_or_no
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 _MOST_TEMPLATES = 1000
@@ -33,6 +33,8 @@ class AgentSettings:
     GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
     GPUFN_BASE_IMAGE      the image that has a version of Python; python:{python}-slim when not given
     GPUFN_BUILD_NETWORK   Docker's network for building images; its own when not given
+    GPUFN_SUPERVISOR_FIFO  a FIFO that the agent's supervisor holds open for writing: workers end with it; set by
+                          `gpufn up`
     GPUFN_DOCKER_HOST     the Docker daemon; DOCKER_HOST, or unix:///var/run/docker.sock, when not given
     """
 
@@ -49,6 +51,7 @@ class AgentSettings:
     base_image: str = "python:{python}-slim"
     build_network: str = ""
     docker_host: str = "unix:///var/run/docker.sock"
+    supervisor_fifo: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -69,13 +72,14 @@ class AgentSettings:
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
+            supervisor_fifo=environ.get("GPUFN_SUPERVISOR_FIFO", ""),
         )
 
 
 def _size(environ: Mapping[str, str], name: str) -> int | None:
     if not (text := environ.get(name, "")):
         return None
-    return 0 if text == "0" else size(name, text)
+    return 0 if text == "0" else process_memory(name, text, "a worker")
 
 
 def _default_image(launcher: str) -> ImageSpec | None:

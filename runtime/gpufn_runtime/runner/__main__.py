@@ -6,13 +6,13 @@ import asyncio
 import logging
 import sys
 
+from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
+from gpufn.bus.kv import KeyValue, stream_of
 from gpufn.clock import SystemClock
 from gpufn.ids import new_ulid
 from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
-from gpufn.usage import KEPT_S
 from gpufn_runtime.runner.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
@@ -20,18 +20,21 @@ from gpufn_runtime.runner.settings import RunnerSettings
 log = logging.getLogger("gpufn.runner")
 
 _BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+_STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
+_BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
 
 
 async def serve(settings: RunnerSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", patience_s=_BUS_PATIENCE_S)
     try:
         clock = SystemClock()
+        await streams.wait_for(bus, (*_STREAMS, *map(stream_of, _BUCKETS), objects.stream_of(subjects.RESULT_FILES)))
         runner = Runner(
             bus,
-            assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
-            functions=await KeyValue.open(bus, subjects.FUNCTIONS),
-            revisions=await KeyValue.open(bus, subjects.REVISIONS),
-            usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=KEPT_S),
+            assignments=KeyValue(bus, subjects.ASSIGNMENTS),
+            functions=KeyValue(bus, subjects.FUNCTIONS),
+            revisions=KeyValue(bus, subjects.REVISIONS),
+            usage=KeyValue(bus, subjects.USAGE),
             name=new_ulid()[-16:],
             node=settings.node,
             home=settings.home,

@@ -15,7 +15,7 @@ from gpufn.protocol import frames
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
-from gpufn_runtime.worker.failures import bounded, describe
+from gpufn_runtime.worker.failures import Rejected, bounded, describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.output import Output
 
@@ -64,6 +64,9 @@ class Results:
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+        if isinstance(error, Rejected):
+            self.rejected(attempt, error.reason, started)
+            return
         if isinstance(error, MemoryError):
             _let_go(error)
         fault = self.fault_of(error)

@@ -9,14 +9,13 @@ Before the platform was ready once, a process that says that its configuration i
 everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
 everything is tried again and again, and the bus is asked each second whether it has to be started again.
 
-Nothing outlives us, not even `kill -9`: children get PR_SET_PDEATHSIG, and a fork of ours, the guard, ends nats-server,
-which is not our child to configure.
+Nothing outlives us, not even `kill -9`: the kernel ends our children when we end (`gpufn.parent_death`), and the
+workers when a FIFO is closed that we hold open (`gpufn.supervisor_fifo`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import select
@@ -31,10 +30,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from gpufn.cli._guard import guard
 from gpufn.cli._watchdog import Watchdog
 from gpufn.errors import BusUnavailable, PlatformError
 from gpufn.exits import EXIT_CONFIGURATION
+from gpufn.parent_death import end_with_parent
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
@@ -46,8 +45,6 @@ _BUS_CHECK_S = 1.0
 _MAX_EARLY_ENDS = 3
 _LOG_BYTES = 10 << 20
 _LAST_LINES = 15
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Bus(Protocol):
@@ -114,22 +111,21 @@ class Supervisor:
         """Start everything and return after a signal, when all is stopped. PlatformError: it could not start."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self._watchdog = Watchdog(self.silent_s)
-        with guard() as tell_guard, self._signal_pipe() as wake, contextlib.closing(self._watchdog):
+        with self._signal_pipe() as wake, contextlib.closing(self._watchdog):
             try:
                 if self.start_bus is not None:
                     self._start_bus()
-                    tell_guard(self._children["nats"].pid)
                 for program in self.programs:
                     self._children[program.name] = _Child(program.name)
                     self._start(program)
                 self._changed()
-                self._watch(wake, tell_guard)
+                self._watch(wake)
             finally:
                 self._stop(wake)
 
     # Watching
 
-    def _watch(self, wake: socket.socket, tell_guard: Callable[[int], None]) -> None:
+    def _watch(self, wake: socket.socket) -> None:
         give_up = time.monotonic() + self.ready_timeout_s
         while not self._signals:
             self._wait(wake, self._pause())
@@ -137,7 +133,7 @@ class Supervisor:
                 if child.is_running and _has_ended(child.pidfd):
                     self._ended(child)
                 if not child.is_running and time.monotonic() >= child.start_at and not self._signals:
-                    self._start_again(child, tell_guard)
+                    self._start_again(child)
             self._end_hung()
             if self._is_ready and not self._signals:
                 self._check_bus()
@@ -214,13 +210,12 @@ class Supervisor:
         self.say(f"{child.name} {_how(code)}; it starts again in {child.pause_s:g} s (log: {self._log(child.name)})")
         self._changed()
 
-    def _start_again(self, child: _Child, tell_guard: Callable[[int], None]) -> None:
+    def _start_again(self, child: _Child) -> None:
         try:
             if child.process is not None:
                 self._start(next(program for program in self.programs if program.name == child.name))
             else:
                 self._start_bus()
-                tell_guard(child.pid)
         except (BusUnavailable, OSError) as error:  # a full disk has no room for a log either
             child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             child.start_at = time.monotonic() + child.pause_s
@@ -241,13 +236,6 @@ class Supervisor:
     def _start(self, program: Program) -> None:
         log = self._log(program.name)
         _rotate(log)
-        parent = os.getpid()
-
-        def die_with_us() -> None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # we died before the line above
-                os._exit(1)
-
         child = self._children[program.name]
         with log.open("ab") as output:
             child.process = subprocess.Popen(  # noqa: S603
@@ -258,7 +246,7 @@ class Supervisor:
                 env={**self.environment(program.name), **self._watchdog.environment},
                 cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C in the terminal is for us; we stop the others in order
-                preexec_fn=die_with_us,  # noqa: PLW1509  we have one thread, and it makes one system call
+                preexec_fn=end_with_parent(signal.SIGKILL),  # noqa: PLW1509  we have one thread
             )
         child.pid, child.pidfd = child.process.pid, os.pidfd_open(child.process.pid)
         child.started_at = time.monotonic()

@@ -51,7 +51,10 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="Send these files too: a glob below the file's folder, such as 'data/*'."),
+        typer.Option(
+            help="Also send the files that match this glob, such as 'data/*'. It is relative to the file's folder; for "
+            "a file in a package, to the folder that holds the package. May be repeated."
+        ),
     ] = None,
     precision: PrecisionOption = None,
     max_batch: MaxBatch = None,
@@ -145,7 +148,7 @@ def _of_file(
     path = Path(file)
     with as_typed():
         _bundle.check_file(path)
-        check_globs(path.parent, include)
+        check_globs(_bundle.import_root(path.resolve()), include)
     # What the file prints is no result of ours: with --json a program reads those.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
         project = _bundle.load(path, to_run=False)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpufn.cli._render import Json, print_json, say, step
+
+if TYPE_CHECKING:
+    from gpufn.home import Home
 
 
 def down(json: Json = False) -> None:
@@ -15,10 +20,7 @@ def down(json: Json = False) -> None:
     if instance is None:
         if (error := untold(home)) is not None:
             raise error
-        if json:
-            print_json({"stopped": False})
-        else:
-            say(f"gpufn is not running in {home.root}")
+        _end_leftover(home, json)
         return
     with step("Stopping"):
         instance.stop()
@@ -26,3 +28,23 @@ def down(json: Json = False) -> None:
         print_json({"stopped": True, "pid": instance.record.pid})
     else:
         say(f"stopped {instance.record.url}")
+
+
+def _end_leftover(home: Home, json: bool) -> None:
+    """No platform runs, but the nats-server of one may: it does not end with a `gpufn up` that hung, say."""
+    from gpufn.bus.embedded import Leftover  # noqa: PLC0415
+    from gpufn.cli._instance import claimed  # noqa: PLC0415
+
+    leftover = Leftover.find(home.nats)
+    if leftover is None:
+        if json:
+            print_json({"stopped": False})
+        else:
+            say(f"gpufn is not running in {home.root}")
+        return
+    with claimed(home), step("Stopping"):
+        leftover.end()
+    if json:
+        print_json({"stopped": True, "pid": leftover.pid})
+    else:
+        say(f"stopped nats-server (pid {leftover.pid}), which an earlier `gpufn up` left in {home.root}")

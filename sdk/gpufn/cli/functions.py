@@ -45,12 +45,18 @@ def ls(json: Json = False) -> None:
     )
 
 
-def describe(name: FunctionName, json: Json = False) -> None:
+def describe(
+    name: FunctionName,
+    env_values: Annotated[
+        bool, typer.Option("--env-values", help="Show the values of env too: needs the scope deploy.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show one function: its revision, workers and options."""
     from gpufn._client import Client  # noqa: PLC0415
 
     with Client() as client:
-        view = client.function(name)
+        view = client.function(name, env_values=env_values)
         if json:
             print_json(view)
             return
@@ -89,7 +95,7 @@ def describe(name: FunctionName, json: Json = False) -> None:
 
 
 def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Those that most functions leave out. Of `env` the names: a value may be what nobody should read."""
+    """The options that most functions leave out."""
     batch, retries, schedule, image = (spec.get(option) or {} for option in ("batch", "retries", "schedule", "image"))
     of = f", of {', '.join(retries['on'])}" if retries.get("on") else ""
     wait = batch.get("max_wait_ms") and f", which wait for {duration(batch['max_wait_ms'] / 1000)}"
@@ -104,9 +110,16 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
         ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),
         ("webhook", spec.get("webhook")),
         ("priority", None if priority == Priority.NORMAL else priority),
-        ("env", ", ".join(spec.get("env") or ())),
+        ("env", _env(spec.get("env") or ())),
         ("image", image and (f"{base} with {packages}" if packages else base)),
     ]
+
+
+def _env(env: Any) -> str:
+    """The names, or the values too where the view has them."""
+    if isinstance(env, dict):
+        return ", ".join(f"{name}={value}" for name, value in env.items())
+    return ", ".join(env)
 
 
 def scale(

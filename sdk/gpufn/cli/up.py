@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn import supervisor_fifo
+from gpufn.bus.embedded import EmbeddedServer, Leftover
 from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
 from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
@@ -88,6 +89,10 @@ def _told_of_disk(home: Home) -> Iterator[None]:
 def _run(home: Home, host: str, port: int, nats: str | None) -> None:
     if nats is not None:
         _wait_for_nats(nats)
+    elif (leftover := Leftover.find(home.nats)) is not None:
+        _tell(f"an earlier `gpufn up` left nats-server (pid {leftover.pid}): it is shut down, and starts again")
+        leftover.end()
+    home.ensure()
     platform = _Platform(home, host, _free_port(host, port), nats)
     supervisor = Supervisor(
         programs=[Program(name, module) for name, module in _PROGRAMS.items()],
@@ -103,7 +108,8 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
         ready_timeout_s=_READY_TIMEOUT_S,
     )
     try:
-        supervisor.run()
+        with supervisor_fifo.held_open(home.supervisor_fifo):
+            supervisor.run()
     finally:
         home.forget_running()
     say("stopped", err=True)
@@ -153,7 +159,8 @@ class _Platform:
     def start_bus(self) -> EmbeddedServer:
         """On the port it had, so that who is connected finds it again."""
         self.store.started()
-        self._bus = EmbeddedServer.start(self.home.nats, port=self._bus.port if self._bus else 0)
+        port = self._bus.port if self._bus else 0
+        self._bus = EmbeddedServer.start(self.home.nats, port=port, ends_with_parent=True)
         return self._bus
 
     def environment(self, role: str) -> dict[str, str]:
@@ -166,6 +173,7 @@ class _Platform:
             "GPUFN_HOST": self._host,
             "GPUFN_PORT": str(self._port),
             "GPUFN_NODE": self._node,
+            "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
         }
 
     def is_ready(self) -> bool:

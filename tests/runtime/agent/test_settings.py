@@ -30,6 +30,8 @@ def test_the_environment_is_read() -> None:
         ({**URL, "GPUFN_TEMPLATES": "-1"}, "^GPUFN_TEMPLATES='-1' is not a whole number"),
         ({**URL, "GPUFN_STOP_GRACE_S": "-1"}, "GPUFN_STOP_GRACE_S"),
         ({**URL, "GPUFN_PARK_MEMORY": "a lot"}, "GPUFN_PARK_MEMORY"),
+        ({**URL, "GPUFN_PARK_MEMORY": "64"}, "write GPUFN_PARK_MEMORY='64Mi'"),
+        ({**URL, "GPUFN_MEMORY": "4"}, "write GPUFN_MEMORY='512Mi'"),
         ({**URL, "GPUFN_DEVICES": '{"uuid": 1}'}, "GPUFN_DEVICES"),
         ({**URL, "GPUFN_LAUNCHER": "podman"}, "GPUFN_LAUNCHER"),
         ({**URL, "GPUFN_BASE_IMAGE": "python:{version}"}, "GPUFN_BASE_IMAGE"),
