@@ -57,6 +57,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     created_at: float
     bundle: str
+    code: str = ""
     state: str
     active: bool = False
     serving: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -53,6 +53,7 @@ class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
     check: bool = True
     source: Source | None = None
     replace: bool = False
+    code: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,7 +121,7 @@ class FunctionRoutes:
             principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
         source = wanted.source and msgspec.structs.replace(wanted.source, key=principal.id)
-        how = How(check=wanted.check, source=source, replace=wanted.replace)
+        how = How(check=wanted.check, source=source, replace=wanted.replace, code=wanted.code)
         if spec.models:
             return self._building(await self._deploys.build(spec, bundle, how))
         function = await self._deploys.deploy(spec, bundle, how)
@@ -297,6 +298,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "number": revision.number,
         "created_at": revision.created_at,
         "bundle": revision.bundle,
+        "code": revision.code,
         "state": revision.state,
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,
