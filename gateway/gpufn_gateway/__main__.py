@@ -54,6 +54,7 @@ from gpufn_gateway.oip import Inference
 from gpufn_gateway.parcels import GatewayParcels
 from gpufn_gateway.readers import Readers
 from gpufn_gateway.reaper import Reaper
+from gpufn_gateway.references import References
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
@@ -220,6 +221,7 @@ class _Gateway:
             clock=opened.clock,
             uses=self._uses,
             parcels=opened.parcels,
+            references=References(bus, opened.parcels),
         )
         self._addresses = Addresses(opened.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)

@@ -60,8 +60,10 @@ def expired(function: str, error: InvocationExpired, status: FunctionStatus | No
     return InvocationExpired(f"{error.message}: {function} waits, {status.waiting.detail}")
 
 
-def too_large(what: str, limit_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The body is larger than the {_mib(limit_bytes)} that {what} may have here.")
+def too_large(what: str, limit_bytes: int, size: int | None = None) -> PayloadTooLarge:
+    """`size` in bytes, when it is known."""
+    said = "is larger" if size is None else f"has {size:,} bytes, more"
+    return PayloadTooLarge(f"The body {said} than the {_mib(limit_bytes)} that {what} may have here.")
 
 
 def queue_full(revision: Revision, status: FunctionStatus | None) -> QueueFull:

@@ -81,13 +81,20 @@ def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
 
 
 async def send_parts(
-    send: Send, content_type: str, parts: AsyncGenerator[bytes, None], size: int, about: Headers, *, is_head: bool
+    send: Send,
+    wording: Wording,
+    content_type: str,
+    parts: AsyncGenerator[bytes, None],
+    about: Headers,
+    *,
+    size: int,
+    is_head: bool = False,
 ) -> None:
     """A large result as it is read. `is_head`: the request was HEAD, for which it is enough that its first part is
     there. Raises what `parts` does, while nothing has been sent or after."""
     async with contextlib.aclosing(parts):
         first = await anext(parts)
-        headers = [*about, *OWN.result(content_type, size)]
+        headers = [*about, *wording.result(content_type, size)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if not is_head:
             await send({"type": "http.response.body", "body": first, "more_body": True})

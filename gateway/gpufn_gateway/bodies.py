@@ -144,5 +144,5 @@ def _length(claimed: bytes, limit_bytes: int, what: str) -> int:
     if not claimed.isdigit():
         raise RequestError("Content-Length is not a number.")
     if len(claimed) > 18 or int(claimed) > limit_bytes:
-        raise too_large(what, limit_bytes)
+        raise too_large(what, limit_bytes, int(claimed) if len(claimed) <= 18 else None)
     return int(claimed)

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from gpufn import media
+from gpufn.bus import bodies
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
@@ -27,6 +28,7 @@ from gpufn.errors import (
 from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority
 from gpufn.protocol.messages import ResultReply
+from gpufn.protocol.records import BodyReference
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
@@ -39,6 +41,7 @@ from gpufn_gateway.doorbell import Doorbell, Publisher
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.parcels import GatewayParcels, Parcel
 from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.references import References
 from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.telemetry import Telemetry
 
@@ -85,6 +88,8 @@ class PreparedCall(msgspec.Struct, frozen=True):
     timeout_s: float | None
     trace: str
     priority: Priority
+    by_reference: bool = False  # `body`, or `parcel`, is too large for a message and is to be stored beside it
+    reference: BodyReference | None = None  # where it was stored
 
     @property
     def deadline(self) -> float:
@@ -111,6 +116,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
             parcel="" if self.parcel is None else self.parcel.name,
             priority=self.priority,
             owner=self.principal.owner,
+            reference=self.reference,
         )
 
 
@@ -127,10 +133,12 @@ class Calls:
         clock: Clock,
         uses: KeyUses,
         parcels: GatewayParcels | None = None,
+        references: References | None = None,
     ) -> None:
         self.queue = queue
         self.uses = uses
         self._parcels = parcels
+        self._references = references
         self.clock = clock
         self.telemetry = telemetry
         self.access = access
@@ -149,11 +157,13 @@ class Calls:
         waits: bool = True,
         read: ReadArguments | None = None,
         may_be_parcel: bool = False,
+        is_queued: bool = False,
     ) -> PreparedCall:
         """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
 
-        `may_be_parcel`: a large body may become a parcel, which whoever asked has to `discard` in the end. `read`
-        takes the place of steps 5 and 6 for a protocol of its own.
+        `may_be_parcel`: a large body may become a parcel. `is_queued`: the call is going to be submitted, and a body
+        that is too large for its message is stored then (`stored_for`); of other calls it is stored here. In the end
+        `discard` the call. `read` takes the place of steps 5 and 6 for a protocol of its own.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
@@ -169,11 +179,13 @@ class Calls:
                 if refused is not None:
                     raise refused
             if read is None:
-                arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
+                arguments = await self._read(
+                    name, target, headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued
+                )
             else:
                 arguments = await read(name, target, headers, receive)
             now = self.clock.time()
-            return PreparedCall(
+            call = PreparedCall(
                 principal,
                 target,
                 arguments.content_type,
@@ -184,22 +196,33 @@ class Calls:
                 asks.left_s(now),
                 asks.trace,
                 asks.priority or target.revision.spec.priority,
+                arguments.body.by_reference,
             )
+            if call.by_reference and not is_queued:
+                return await self._stored_while_waited_for(call)
+            return call
         except GpufnError as error:
             self.telemetry.of(target.name).refused(error.code)
             raise
 
     async def _read(
-        self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive, *, may_be_parcel: bool
+        self,
+        name: str,
+        target: Target,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        *,
+        may_be_parcel: bool,
+        is_queued: bool,
     ) -> Arguments:
         """Keyword arguments, or the bytes of the one parameter that takes bytes."""
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMediaType("A body is sent as it is, without Content-Encoding.")
         content_type = negotiation.of_body(headers.get(b"content-type"))
         if content_type is media.JSON:
-            data = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel) or b"{}"
+            data = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued) or b"{}"
             target.signature.check(data)
-            body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel)
+            body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued)
             return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
         if content_type.startswith("multipart/"):
             raise UnsupportedMediaType(
@@ -210,7 +233,9 @@ class Calls:
             raise UnsupportedMediaType(
                 f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
             )
-        body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=may_be_parcel)
+        body = await self._bodies.take(
+            headers, receive, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued
+        )
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
@@ -243,10 +268,53 @@ class Calls:
             return body
         return self._parcels.take(reply.parcel)
 
+    def stored_result(self, reply: ResultReply) -> AsyncGenerator[bytes, None] | None:
+        """The parts of a result that was too large for the reply; None of any other. Raises ArtifactUnavailable."""
+        if reply.reference is None or self._references is None:
+            return None
+        return self._references.result(reply.reference)
+
+    def discard_result(self, reply: ResultReply) -> None:
+        """The client has it."""
+        if reply.reference is not None and self._references is not None:
+            self._references.remove_result(reply.reference)
+
+    async def stored_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
+        """The same, with its body stored, when it is too large for a message, for `invocation`. Whoever ends that
+        removes it. Raises CapacityError when the store is full, BusUnavailable."""
+        if not call.by_reference or self._references is None:
+            return call
+        reference = await self._references.store(CallBody(call.body, call.parcel), owner=invocation)
+        return msgspec.structs.replace(call, reference=reference, body=b"", parcel=None)
+
+    async def _stored_while_waited_for(self, call: PreparedCall) -> PreparedCall:
+        """As `stored_for`. The body expires, should nobody be there to discard the call."""
+        if self._references is None:
+            return call
+        ttl_s = call.deadline - call.now + bodies.EXPIRES_LATER_S
+        try:
+            body = CallBody(call.body, call.parcel)
+            reference = await self._references.store(body, owner=bodies.waited_owner(), ttl_s=ttl_s)
+        finally:
+            self.discard(call)
+        return msgspec.structs.replace(call, reference=reference, body=b"", parcel=None)
+
+    async def stored_items(
+        self, items: Sequence[bytes | memoryview], owners: Callable[[int], str], most_bytes: int
+    ) -> dict[int, BodyReference]:
+        """Those of a map's items that have more than `most_bytes`, by their place. Raises as `stored_for`."""
+        stored: dict[int, BodyReference] = {}
+        for place, item in enumerate(items):
+            if len(item) > most_bytes and self._references is not None:
+                stored[place] = await self._references.store_bytes(item, owner=owners(place))
+        return stored
+
     def discard(self, call: PreparedCall) -> None:
-        """It has ended: its large body is not needed any more."""
+        """It has ended, or was stored: its large body is not needed here any more."""
         if call.parcel is not None and self._parcels is not None:
             self._parcels.discard(call.parcel)
+        if call.reference is not None and self._references is not None:
+            self._references.remove(call.reference)
 
     def queueing(self, call: PreparedCall, calls: int = 1) -> AbstractAsyncContextManager[None]:
         """Submitted calls are stored inside. Raises Limited."""

@@ -6,6 +6,8 @@ application/vnd.gpufn.calls   `gpufn.media.CALLS`, which the worker checks
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
 from gpufn import media
@@ -14,6 +16,8 @@ from gpufn.protocol.limits import CHUNK_ITEMS
 from gpufn_gateway.signature import Signature
 
 _LENGTH_BYTES: Final = 4
+_LINE: Final = re.compile(rb"[^\n]+")
+_BLANK: Final = re.compile(rb"\s*")
 _ENCODINGS: Final = {media.LINES: media.JSON, media.CALLS: media.NATIVE}
 
 
@@ -27,19 +31,20 @@ def encoding_of(content_type: bytes | None) -> str:
     return _ENCODINGS[kind]
 
 
-def split(encoding: str, body: bytes) -> list[bytes]:
-    """The arguments of each item. Raises InvalidInput, or PayloadTooLarge for too many."""
+def split(encoding: str, body: bytes | memoryview) -> list[bytes | memoryview]:
+    """The arguments of each item; of a memoryview, parts that are not copied. Raises InvalidInput, or PayloadTooLarge
+    for too many."""
     items = _lines(body) if encoding == media.JSON else _calls(body)
     if len(items) > CHUNK_ITEMS:
         raise PayloadTooLarge(f"These are {len(items):,} items; send at most {CHUNK_ITEMS} at a time.")
     return items
 
 
-def check(items: list[bytes], signature: Signature, first: int) -> None:
+def check(items: Sequence[bytes | memoryview], signature: Signature, first: int) -> None:
     """JSON arguments, of items `first` and following. Raises InvalidInput with the field, such as `items[17].text`."""
     for index, item in enumerate(items, first):
         try:
-            signature.check(item)
+            signature.check(bytes(item))
         except InvalidInput as error:
             where = f"items[{index}]"
             if not error.field:
@@ -48,12 +53,29 @@ def check(items: list[bytes], signature: Signature, first: int) -> None:
             raise InvalidInput(f"{field}: {error.message.removeprefix(f'{error.field}: ')}", field=field) from None
 
 
-def _lines(body: bytes) -> list[bytes]:
-    return [line for line in body.split(b"\n") if line.strip()]
+def check_sizes(
+    items: Sequence[bytes | memoryview], first: int, inline_bytes: int, *, together: int, each: int
+) -> None:
+    """Items of at most `inline_bytes` travel `together` in one batch; a larger one is stored by itself. Raises
+    PayloadTooLarge."""
+    for index, item in enumerate(items, first):
+        if len(item) > each:
+            raise PayloadTooLarge(f"items[{index}] has {len(item):,} bytes, more than the {each:,} of one call.")
+    inline = sum(len(item) for item in items if len(item) <= inline_bytes)
+    if inline > together:
+        raise PayloadTooLarge(
+            f"The items of this chunk with at most {inline_bytes:,} bytes each have {inline:,} together, more than the "
+            f"{together:,} of one chunk: send them in several."
+        )
 
 
-def _calls(body: bytes) -> list[bytes]:
-    items, at = [], 0
+def _lines(body: bytes | memoryview) -> list[bytes | memoryview]:
+    lines = (body[found.start() : found.end()] for found in _LINE.finditer(body))
+    return [line for line in lines if _BLANK.fullmatch(line) is None]
+
+
+def _calls(body: bytes | memoryview) -> list[bytes | memoryview]:
+    items, at = list[bytes | memoryview](), 0
     while at < len(body):
         start = at + _LENGTH_BYTES
         at = start + int.from_bytes(body[at:start], "big")

@@ -9,7 +9,8 @@ Every gateway has one of these and the controller's leader acts, which knows wha
    is looked for in the records themselves before it goes; who is about to name a blob touches it (`gpufn.bus.objects`)
 4. queued calls that are past their deadline, whose caller is gone
 
-Maps that have ended are noted on the way (`gpufn_gateway.ended_maps`).
+Maps that have ended are noted on the way (`gpufn_gateway.ended_maps`), and arguments that nobody needs are removed
+(`gpufn_gateway.argument_files`).
 
 A pass that fails is left, and the next one begins anew.
 """
@@ -34,6 +35,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.revision import Function, Revision, RevisionKey
 from gpufn_gateway import usage
+from gpufn_gateway.argument_files import ArgumentFiles
 from gpufn_gateway.buckets import Buckets, records
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.duty import tried_again
@@ -74,6 +76,7 @@ class Collection:
         self._kept_revisions = kept_revisions
         self._clock = clock
         self._maps = EndedMaps(bus)
+        self._arguments = ArgumentFiles(bus, clock)
         self._asked = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:
@@ -104,6 +107,7 @@ class Collection:
         await self._collect_builds()
         await self._collect_blobs()
         await self._maps.step()
+        await self._arguments.step()
         if ended := await queues.end_overdue(self._bus, self._clock.time()):
             log.info("ended %d queued calls that were past their deadline", ended)
 

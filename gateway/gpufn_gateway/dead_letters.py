@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
-from gpufn.bus import dead_letters, records
+from gpufn.bus import bodies, dead_letters, records
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
 from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound
 from gpufn.ids import invocation_id_for, names_invocation
-from gpufn.protocol.records import CallRecord, DeadLetter, Webhook
+from gpufn.protocol import subjects
+from gpufn.protocol.records import BodyReference, CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.calls import Calls
@@ -54,7 +56,11 @@ class DeadLetters:
         Raises Forbidden, Limited, QueueFull."""
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
+        again = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
         async with self._calls.making(principal, target, letter.priority, is_counted=is_counted):
+            reference = letter.reference
+            if reference is not None:  # the letter's goes with the letter
+                reference = await bodies.copy_arguments(self._bus, reference, again)
             record = await records.submit(
                 self._bus,
                 CallRequest(
@@ -66,13 +72,25 @@ class DeadLetters:
                     deadline=0.0,
                     priority=letter.priority,
                     owner=principal.owner,
+                    reference=reference,
                 ),
                 now=self._calls.clock.time(),
-                invocation=invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}"),
+                invocation=again,
                 webhook=self._webhook(letter),
             )
-        await dead_letters.drop(self._bus, function, invocation)
+        await self._drop(letter)
         return record
+
+    async def _drop(self, letter: DeadLetter) -> int:
+        """The letter, and its payload; returns how many there were."""
+        dropped = await dead_letters.drop(self._bus, letter.function, letter.id)
+        if letter.reference is not None:
+            await bodies.remove(self._bus, subjects.ARGUMENT_FILES, letter.reference)
+        return dropped
+
+    def payload_parts(self, reference: BodyReference) -> AsyncGenerator[bytes, None]:
+        """A payload that is too large to be beside its letter. Raises ArtifactUnavailable."""
+        return bodies.read(self._bus, subjects.ARGUMENT_FILES, reference)
 
     def _webhook(self, letter: DeadLetter) -> Webhook | None:
         """The call's own. None for its function's, which may be another one by now."""
@@ -100,11 +118,12 @@ class DeadLetters:
 
     async def drop(self, function: str, invocation: str) -> None:
         """Raises DeadLetterNotFound."""
-        if not names_invocation(invocation) or not await dead_letters.drop(self._bus, function, invocation):
+        letter, _ = await self.read(function, invocation)
+        if not await self._drop(letter):
             raise DeadLetterNotFound
 
     async def drop_all(self, function: str) -> int:
-        """Raises FunctionNotFound."""
+        """Their large payloads are collected later. Raises FunctionNotFound."""
         dropped = await dead_letters.drop(self._bus, function)
         if not dropped:  # those of a deleted function are dropped as well
             self._registry.function(function)

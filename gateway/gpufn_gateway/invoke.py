@@ -14,10 +14,11 @@ from gpufn.errors import GpufnError, InvalidInput
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.answers import OWN, Wording, call_headers, send_problem, send_result, timing
+from gpufn_gateway.answers import OWN, Wording, call_headers, send_parts, send_problem, send_result, timing
 from gpufn_gateway.bodies import Receive, Scope, Send, left
 from gpufn_gateway.calls import Calls, PreparedCall, leave
 from gpufn_gateway.kept_streams import KeptStreams
+from gpufn_gateway.problems import Headers
 from gpufn_gateway.sse import CallStream
 from gpufn_gateway.submit import WEBHOOK, Submissions, id_of_key
 
@@ -75,7 +76,10 @@ class Invoke:
         stream = CallStream(self._calls, call, accept)
         id_ = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
         if id_ is None:
-            await stream.run(receive, send)
+            try:
+                await stream.run(receive, send)
+            finally:
+                self._calls.discard(call)
         elif call.target.method.kind.streams:
             await stream.run_kept(self._kept, id_, _last_event(headers.get(b"last-event-id")), receive, send)
         else:
@@ -126,13 +130,25 @@ class Invoke:
             *self._calls.limits(call),
         ]
         try:
-            if reply.kind is OutcomeKind.SUCCEEDED:
+            if reply.kind is OutcomeKind.SUCCEEDED and reply.reference is not None:
+                await self._send_stored(reply, send, wording, about)
+            elif reply.kind is OutcomeKind.SUCCEEDED:
                 result = self._calls.result(reply, body)
                 await send_result(send, wording, reply.content_type, result, about)
             else:
                 await send_problem(send, wording, problems.from_outcome(reply.kind, reply.error), about)
         finally:  # counted behind the answer, which somebody waits for
             self._calls.telemetry.of(call.target.name).ended(reply, took_s)
+
+    async def _send_stored(self, reply: ResultReply, send: Send, wording: Wording, about: Headers) -> None:
+        """A result that was too large for the reply: its runner is on another host."""
+        parts, reference = self._calls.stored_result(reply), reply.reference
+        assert parts is not None
+        assert reference is not None
+        try:
+            await send_parts(send, wording, reply.content_type, parts, about, size=reference.size)
+        finally:
+            self._calls.discard_result(reply)
 
     async def _failed(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, wording: Wording

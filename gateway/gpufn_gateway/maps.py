@@ -14,14 +14,14 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.follower import Follower
 from gpufn.bus.maps import Items, Logged
 from gpufn.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
-from gpufn.ids import is_invocation_id, item_of
+from gpufn.ids import is_invocation_id, item_id, item_of
 from gpufn.protocol import subjects
 from gpufn.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway import chunks, map_views, negotiation
 from gpufn_gateway.auth import READ, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
-from gpufn_gateway.calls import Arguments, Calls
+from gpufn_gateway.calls import Arguments, Calls, PreparedCall
 from gpufn_gateway.ended_maps import has_ended
 from gpufn_gateway.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, Limited
@@ -60,14 +60,31 @@ class Maps:
 
         async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
             encoding = chunks.encoding_of(headers.get(b"content-type"))
-            body = await self._bodies.read(headers, receive, may_be_parcel=False)
-            if encoding == media.JSON:
-                chunks.check(chunks.split(encoding, body), target.signature, first)
-            return Arguments(encoding, negotiation.wanted(headers.get(b"accept")), CallBody(body))
+            body = await self._bodies.take_chunk(headers, receive, function=target.name)
+            try:
+                if encoding == media.JSON:
+                    chunks.check(chunks.split(encoding, self._bodies.view(body)), target.signature, first)
+            except BaseException:
+                self._bodies.discard(body)
+                raise
+            return Arguments(encoding, negotiation.wanted(headers.get(b"accept")), body)
 
         call = await self._calls.prepare(name, headers, receive, waits=False, read=read)
+        try:
+            return await self._accept(call, map_id, first, headers, closes=closes)
+        finally:
+            self._calls.discard(call)
+
+    async def _accept(
+        self, call: PreparedCall, map_id: str, first: int, headers: dict[bytes, bytes], *, closes: bool
+    ) -> tuple[dict[str, Any], Headers]:
+        bodies = chunks.split(call.content_type, self._bodies.view(CallBody(call.body, call.parcel)))
+        most_bytes = self._bodies.queued_bytes
+        chunks.check_sizes(
+            bodies, first, most_bytes, together=self._bodies.limit_bytes, each=self._bodies.largest_bytes
+        )
         items = Items(
-            chunks.split(call.content_type, call.body),
+            bodies,
             call.content_type,
             call.accept,
             call.submit_deadline,
@@ -85,6 +102,11 @@ class Maps:
             _check(None if known is None else known.entry, call.target, first)
             try:
                 async with self._calls.queueing(call, len(items.bodies)), self._batches:
+                    if not items.references:
+                        stored = await self._calls.stored_items(
+                            bodies, lambda place: item_id(map_id, first + place), most_bytes
+                        )
+                        items = items._replace(references=stored)
                     target = maps.Target(call.target.revision, call.target.method.name)
                     known = await maps.append(self._bus, known, map_id, target, items, now=call.now, closes=closes)
                 break

@@ -86,6 +86,15 @@ class GatewayParcels:
         self._kept.discard(parcel.name)
         self._budget.give_back(parcel.size)
 
+    def path_of(self, parcel: Parcel) -> Path:
+        """The file of a body that is kept."""
+        return self._path / parcel.name
+
+    def view(self, parcel: Parcel) -> memoryview:
+        """The bytes of a body that is kept, not copied: this gateway wrote the file, so nobody cuts it short. Raises
+        ArtifactUnavailable."""
+        return self._parcels.look(parcel.name)
+
     def take(self, name: str) -> ParcelReader:
         """A result, to be closed. Raises ArtifactUnavailable."""
         return self._parcels.reader(name)

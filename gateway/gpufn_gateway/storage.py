@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Final
 
-from gpufn.bus import objects, streams
+from gpufn.bus import bodies, objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.errors import GpufnError
 from gpufn.protocol import subjects
@@ -31,7 +31,7 @@ class Storage:
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(self._bus, bucket)
         await self._buckets.ensure()
-        await objects.ensure_bucket(self._bus, subjects.RESULT_FILES, expires=True)
+        await bodies.ensure_buckets(self._bus)
         self.is_ready = True
 
     def _on_reconnect(self) -> None:

@@ -13,7 +13,7 @@ from gpufn.bus import queues, records
 from gpufn.bus.connection import Bus
 from gpufn.bus.doorbells import Ringer
 from gpufn.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation
+from gpufn.ids import InvocationId, invocation_id_for, is_invocation_id, names_invocation, new_invocation_id
 from gpufn.invocation import WORD_WITHIN_S, InvocationState
 from gpufn.protocol.messages import HeldBy
 from gpufn.protocol.records import CallRecord, Webhook
@@ -43,11 +43,14 @@ class Submissions:
         """Answer 202 once the call is stored. `invocation` is the client's own id: known already, it is that call."""
         if invocation is not None and not is_invocation_id(invocation):
             raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
-        call = await self._calls.prepare(name, headers, receive, waits=False)
-        key = headers.get(b"idempotency-key")
-        own = invocation or id_of_key(call.target.name, call.principal, key)
-        webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
-        record = await self._submit(call, own, call.submit_deadline, webhook)
+        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True)
+        try:
+            key = headers.get(b"idempotency-key")
+            own = invocation or id_of_key(call.target.name, call.principal, key)
+            webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
+            record = await self._submit(call, own, call.submit_deadline, webhook)
+        finally:
+            self._calls.discard(call)
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         answer = [
             (b"content-type", media.JSON.encode()),
@@ -74,6 +77,9 @@ class Submissions:
     async def _store(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
     ) -> CallRecord:
+        if call.by_reference:
+            invocation = invocation or new_invocation_id()  # it owns the body, so it must be known before
+            call = await self._calls.stored_for(call, invocation)
         try:
             return await records.submit(
                 self._bus,
@@ -89,9 +95,13 @@ class Submissions:
     async def invoke(self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         """Answer as an invoke would, of a call that is kept: it goes on when its client leaves, who may come again with
         the same Idempotency-Key, or fetch its outcome by id."""
-        call = await self._calls.prepare(name, headers, receive, waits=False)  # it may have an outcome already
-        key = headers.get(b"idempotency-key")
-        record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)
+        # It may have an outcome already.
+        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True)
+        try:
+            key = headers.get(b"idempotency-key")
+            record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)
+        finally:
+            self._calls.discard(call)
         client = asyncio.ensure_future(left(receive))
         waiting = asyncio.ensure_future(self._outcome(record.id, call.deadline - call.now + WORD_WITHIN_S))
         try:
@@ -120,7 +130,7 @@ class Submissions:
             await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
         elif record.blob:
             parts = records.blob_parts(self._bus, record)
-            await send_parts(send, record.content_type, parts, record.size, headers, is_head=is_head)
+            await send_parts(send, OWN, record.content_type, parts, headers, size=record.size, is_head=is_head)
         else:
             await send_result(send, OWN, record.content_type, body, headers)
 

@@ -27,7 +27,7 @@ BUCKETS = (
     "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "usage",
     "webhook_secrets",
 )  # fmt: skip
-STORES = ("bundles", "engine_files", "models", "results")
+STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
@@ -79,6 +79,7 @@ EXPECTED = {
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
         "KV_gpufn_usage": "ig",
+        "OBJ_gpufn_arguments": "igd",
         "OBJ_gpufn_results": "igd",
     },
     "builder": {
@@ -134,6 +135,8 @@ WRITES = {
     "$O.gpufn_engine_files.M.b": {"builder"},
     "$O.gpufn_models.C.u": set(),
     "$O.gpufn_models.M.b": set(),
+    "$O.gpufn_arguments.C.u": {"runner"},
+    "$O.gpufn_arguments.M.b": {"runner"},
     "$O.gpufn_results.C.u": {"runner"},
     "$O.gpufn_results.M.b": {"runner"},
     "gpufn.v1.bld.cpu": set(),

@@ -82,6 +82,9 @@ def test_the_limit_is_named() -> None:
     assert too_large("a call's arguments", 7_864_320).message == (
         "The body is larger than the 7.5 MiB that a call's arguments may have here."
     )
+    assert too_large("a call's arguments", 7_864_320, 9_000_000).message == (
+        "The body has 9,000,000 bytes, more than the 7.5 MiB that a call's arguments may have here."
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from gpufn import media
 from gpufn.errors import ArtifactUnavailable, CapacityError, PayloadTooLarge
 from gpufn.parcels import LEAST_BYTES, Parcels
+from gpufn_gateway import call_bodies
 from gpufn_gateway.answers import OWN, send_result
 from gpufn_gateway.bodies import BodyBudget, BodyReader, ClientGone
 from gpufn_gateway.call_bodies import CallBodies
@@ -51,16 +52,16 @@ class Client:
         return {"type": "http.request", "body": part, "more_body": bool(self._parts) or self._leaves}
 
 
-@pytest.mark.parametrize(("reaches_all", "hint"), [(True, True), (False, False)])
+@pytest.mark.parametrize("reaches_all", [True, False])
 async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_come(
-    tmp_path: Path, reaches_all: bool, hint: bool
+    tmp_path: Path, reaches_all: bool
 ) -> None:
     bodies = bodies_of(parcels_in(tmp_path, reaches_all=reaches_all))
     for receive in (bodies.read, functools.partial(bodies.take, function="f")):
         for may_be_parcel in (True, False):
             with pytest.raises(PayloadTooLarge) as refused:
                 await receive({}, Client(LARGE, LARGE).receive, may_be_parcel=may_be_parcel)
-            assert ("send Content-Length" in refused.value.message) is (hint and may_be_parcel), refused.value.message
+            assert "send Content-Length" in refused.value.message
 
 
 async def test_a_large_body_is_a_parcel_of_what_came(tmp_path: Path) -> None:
@@ -109,10 +110,27 @@ async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -
     assert bodies.wrap(LARGE, function="f", may_be_parcel=True).data == b""
 
 
-async def test_runners_on_other_hosts_get_bodies_in_messages(tmp_path: Path) -> None:
+async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(tmp_path: Path) -> None:
     bodies = bodies_of(parcels_in(tmp_path, reaches_all=False))
     client = Client(LARGE)
-    assert (await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)).data == LARGE
+    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert (body.data, body.by_reference) == (LARGE, False)
+    client = Client(LARGE, b"more")
+    body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=True)
+    assert body.parcel is not None
+    assert body.by_reference
+    assert bytes(bodies.view(body)) == LARGE + b"more"
+    bodies.discard(body)
+    assert bodies.wrap(LARGE + b"more", function="f", may_be_parcel=True) == (LARGE + b"more", None, True)
+
+
+async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_bodies, "RECORD_BYTES", 100)
+    bodies = bodies_of(parcels_in(tmp_path))
+    for size, by_reference in ((100, False), (101, True)):
+        client = Client(b"x" * size)
+        body = await bodies.take(client.headers, client.receive, function="f", may_be_parcel=False, is_queued=True)
+        assert (body.size, body.by_reference) == (size, by_reference)
 
 
 async def test_a_client_that_leaves_midway_leaves_nothing(tmp_path: Path) -> None:

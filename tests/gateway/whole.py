@@ -9,10 +9,12 @@ import socket
 import sys
 import zipfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from gpufn.bus import bodies as stored_bodies
 from gpufn.bus import objects, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
@@ -36,6 +38,8 @@ from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.key_use import KeyUses
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.oip import Inference
+from gpufn_gateway.parcels import GatewayParcels
+from gpufn_gateway.references import References
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
@@ -73,9 +77,12 @@ DIGEST = digest_of(BUNDLE)
 class Whole:
     """A gateway on a bus, without its process. Every test has buckets of its own content: names differ."""
 
-    def __init__(self, bus: Bus, buckets: Buckets, name: str = "gw-test") -> None:
+    def __init__(
+        self, bus: Bus, buckets: Buckets, name: str = "gw-test", parcels: GatewayParcels | None = None
+    ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
+        self.parcels = parcels
         self.buckets = buckets
         self.functions = buckets.functions
         self.revisions = buckets.revisions
@@ -86,7 +93,8 @@ class Whole:
         self.telemetry = telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
         self.registry.on_runner_report = self.telemetry.attempts.take
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
-        call_bodies = CallBodies(bodies, bodies, None)
+        large = BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if parcels is not None else bodies
+        call_bodies = CallBodies(bodies, large, parcels)
         self.uses = KeyUses.on(bus, buckets.usage, name, clock)
         calls = Calls(
             bus=bus,
@@ -97,6 +105,8 @@ class Whole:
             bodies=call_bodies,
             clock=clock,
             uses=self.uses,
+            parcels=parcels,
+            references=References(bus, parcels),
         )
         addresses = Addresses(("127.0.0.0/8", "::1/128"))
         submissions = Submissions(bus, calls, addresses)
@@ -165,14 +175,18 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def gateway_on(nats: Any, name: str = "gw-test") -> AsyncIterator[Whole]:
+async def gateway_on(nats: Any, name: str = "gw-test", folder: Path | None = None) -> AsyncIterator[Whole]:
+    """With a `folder` for parcels it takes large bodies, which no runner of this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
     try:
         await streams.ensure_streams(bus)
         for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
             await objects.ensure_bucket(bus, bucket)
-        await objects.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
-        whole = Whole(bus, await Buckets.open(bus), name)
+        await stored_bodies.ensure_buckets(bus)
+        parcels = None
+        if folder is not None:
+            parcels = GatewayParcels(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
+        whole = Whole(bus, await Buckets.open(bus), name, parcels)
         await whole.registry.start(bus, whole.buckets)
         await whole.builds.start()
         await whole.schedules.start()

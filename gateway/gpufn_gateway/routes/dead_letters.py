@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gpufn_gateway import call_views, negotiation
@@ -50,6 +50,10 @@ class DeadLetterRoutes:
         principal_of(request).need_invoke(_name(request))
         letter, payload = await self._letters.read(_name(request), call_id_in(request))
         headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+        if letter.reference is not None:
+            headers["content-length"] = str(letter.size)
+            parts = self._letters.payload_parts(letter.reference)
+            return StreamingResponse(parts, 200, headers, negotiation.clean(letter.content_type))
         return Response(payload, 200, headers, negotiation.clean(letter.content_type))
 
     async def replay(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ from gpufn.bus.connection import Bus
 from gpufn.bus.delivery import Delivery, Ledger
 from gpufn.clock import Clock
 from gpufn.errors import (
+    ArtifactUnavailable,
     GpufnError,
     InvalidInput,
     InvocationCancelled,
@@ -29,11 +30,13 @@ from gpufn.errors import (
 from gpufn.invocation import Outcome, OutcomeKind, waited_too_long
 from gpufn.priority import QueueKind
 from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import BodyReference
 from gpufn.revision import Revision
 from gpufn.tasks import Tasks
 from gpufn.workers import WorkerState
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.attempts import Attempts
+from gpufn_runtime.runner.bodies import NodeBodies
 from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.intake import ACK_WAIT_S, Intake
 from gpufn_runtime.runner.lane import DirectDelivery
@@ -48,13 +51,15 @@ log = logging.getLogger(__name__)
 
 _TOO_MANY_DELIVERIES = 100  # each a runner that died with it, or a hand-back
 _CALLER_BACK_S = 1.0  # who lost the bus is back
+_FETCH_AGAIN_S = 1.0  # the bus is back, or memory is free
 _CANCELLED = Outcome(OutcomeKind.CANCELLED, InvocationCancelled().info())
 
 
 class Arrivals:
     """`run(attempt, body)` begins an attempt whose slot is taken; `drop(attempt)` frees the slot of one that was over
     before it began. `ask(attempt, begin)` calls `begin` when it is its worker's turn on the GPU. `on_room(revision,
-    calls)` is told how many the lane may bring at a time."""
+    calls)` is told how many the lane may bring at a time. `on_fetch()` is called when an attempt begins to wait for its
+    arguments: from then on it is to be touched."""
 
     def __init__(
         self,
@@ -67,11 +72,13 @@ class Arrivals:
         starts: Starts,
         departed: Departed,
         parcels: NodeParcels,
+        bodies: NodeBodies,
         attempts: Attempts,
         run: Callable[[Attempt, bytes], None],
         drop: Callable[[Attempt], None],
         ask: Callable[[Attempt, Callable[[], None]], None],
         on_room: Callable[[Revision, int], None],
+        on_fetch: Callable[[], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
@@ -82,6 +89,9 @@ class Arrivals:
         self._starts = starts
         self._departed = departed
         self._parcels = parcels
+        self._bodies = bodies
+        self._on_fetch = on_fetch
+        self.fetching: set[Attempt] = set()  # their arguments are on the way from the bus
         self._attempts = attempts
         self._run = run
         self._drop = drop
@@ -217,10 +227,40 @@ class Arrivals:
                 attempt.reason = first_reason(message)
             link.slots.take()
             link.idle_since = None
-            if link.seat is None:
-                self._begin(attempt, body)
+            if message.reference is not None and not parcel:
+                self._look_up(attempt, self._fetch(attempt, message.reference))
             else:
-                self._ask(attempt, lambda: self._begin(attempt, body))
+                self._ask_or_begin(attempt, body)
+
+    def _ask_or_begin(self, attempt: Attempt, body: bytes) -> None:
+        if attempt.link.seat is None:
+            self._begin(attempt, body)
+        else:
+            self._ask(attempt, lambda: self._begin(attempt, body))
+
+    async def _fetch(self, attempt: Attempt, reference: BodyReference) -> None:
+        """Its arguments are not in its message. They are fetched before it asks for a turn on the GPU."""
+        self.fetching.add(attempt)
+        self._on_fetch()
+        try:
+            attempt.parcel = await self._bodies.fetch_arguments(reference, attempt.link.worker)
+        except ArtifactUnavailable as error:
+            self._drop(attempt)
+            lost = Outcome(OutcomeKind.LOST, error.info())
+            self._refuse(attempt.delivery, attempt.message, lost, self._clock.time())
+            return
+        except GpufnError as error:
+            log.warning("the arguments of %s cannot be fetched now: %s", attempt.message.id, error)
+            self._return(attempt, _FETCH_AGAIN_S)
+            return
+        finally:
+            self.fetching.discard(attempt)
+        if _has_lost_its_worker(attempt):
+            self._return(attempt)
+        elif attempt.is_cancelled:
+            self._end_unbegun(attempt)
+        else:
+            self._ask_or_begin(attempt, b"")
 
     def _begin(self, attempt: Attempt, body: bytes) -> None:
         if attempt.is_submitted and (attempt.delivery.delivered > 1 or attempt.message.attempt > 1):

@@ -83,9 +83,11 @@ class Ends:
         self.ended += 1
         self.run_seconds += run_s
         outcome = _as_decided(attempt, Outcome(result.kind, result.error))
-        parcel = ""
+        parcel = kept = ""
         if result.parcel:
-            outcome, parcel = self._collect(attempt, outcome, result.parcel)
+            is_near = not attempt.is_submitted and self._parcels.reach(attempt.message)
+            outcome, name = self._collect(attempt, outcome, result.parcel, is_near=is_near)
+            parcel, kept = (name, "") if is_near else ("", name)
             body = b""
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self.failed += 1
@@ -99,6 +101,7 @@ class Ends:
                 result.content_type,
                 body,
                 parcel=parcel,
+                kept=kept,
                 run_s=run_s,
                 gather_s=gather_s,
                 now=self._clock.time(),
@@ -173,16 +176,16 @@ class Ends:
         self.gpu_seconds += gpu_s
         self._meter.count(attempt.message, is_failed=is_failed, run_s=run_s, gpu_s=gpu_s)
 
-    def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str) -> tuple[Outcome, str]:
-        """A large result: its name in the caller's folder, or why the caller cannot have it."""
+    def _collect(self, attempt: Attempt, outcome: Outcome, parcel: str, *, is_near: bool) -> tuple[Outcome, str]:
+        """A large result: its name in the folder of a caller who `is_near`, or in our own; or why it cannot be sent."""
         worker = attempt.link.worker
         if outcome.kind is not OutcomeKind.SUCCEEDED:
             self._parcels.drop(worker, parcel)
             return outcome, ""
         try:
-            if attempt.is_submitted:
-                return outcome, self._parcels.keep(worker, parcel)
-            return outcome, self._parcels.collect(attempt.message, worker, parcel)
+            if is_near:
+                return outcome, self._parcels.collect(attempt.message, worker, parcel)
+            return outcome, self._parcels.keep(worker, parcel)
         except ResultNotEncodable as error:
             return Outcome(OutcomeKind.RAISED, error.info()), ""
 

@@ -31,6 +31,7 @@ from gpufn.tasks import Tasks
 from gpufn.workers import Assignment
 from gpufn_runtime.runner.attempt import Run
 from gpufn_runtime.runner.attempts import Attempts
+from gpufn_runtime.runner.bodies import NodeBodies
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.directory import Directory
@@ -89,13 +90,16 @@ class Runner:
         self._directory = Directory(functions, revisions)
         self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._supervision = Supervision(bus, node, clock)
-        self._parcels = NodeParcels(home.parcels)
+        self._parcels = NodeParcels(home.parcels, f"r-{name}")
+        self._bodies = NodeBodies(bus, self._parcels)
         self._removals = Tasks("removal of parcels")
         self._meter = Meter(usage, node, clock)
         self._starts = Starts(bus, node, clock)
-        self._settler = Settler(bus, clock, self._parcels, self._starts)
+        self._settler = Settler(bus, clock, self._parcels, self._bodies, self._starts)
         self._circuits = Circuits(bus, self._caller, clock)
-        self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
+        self._nested = NestedCalls(
+            bus, self._caller, self._directory, self._circuits, clock, parcels=self._parcels, bodies=self._bodies
+        )
         self._output = Output(bus, clock)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
@@ -114,7 +118,7 @@ class Runner:
 
     async def run(self) -> None:
         """Until cancelled; then let what ended be kept."""
-        self._caller.start()
+        self._caller.start(parcels=self._parcels.own, drop=self._parcels.drop_result)
         self._supervision.start()
         self._circuits.start()
         self._missed.start()
@@ -128,6 +132,7 @@ class Runner:
         self._is_new = False
         self._home.claim_parcels()
         self._parcels.keep_only(set(self._desired))
+        self._parcels.open()
         metering = asyncio.get_running_loop().create_task(self._meter.run(), name="meter")
         try:
             while True:
@@ -144,6 +149,7 @@ class Runner:
             for queue in self._queues:
                 queue.close()
             await self._settler.finish()
+            self._parcels.close()
             metering.cancel()
             await asyncio.wait([metering])
 
@@ -264,6 +270,7 @@ class Runner:
             output=self._output,
             attempts=self._attempts,
             parcels=self._parcels,
+            bodies=self._bodies,
             meter=self._meter,
             on_change=self.report,
             on_room=self._lane.room,

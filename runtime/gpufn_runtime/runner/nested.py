@@ -15,10 +15,10 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpufn import media
-from gpufn.bus import checkpoints, records
+from gpufn.bus import bodies, checkpoints, records
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
@@ -33,18 +33,20 @@ from gpufn.errors import (
     PayloadTooLarge,
     PlatformError,
 )
-from gpufn.ids import names_invocation
+from gpufn.ids import names_invocation, new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.priority import Priority
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.frames import Verb
-from gpufn.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES
+from gpufn.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
 from gpufn.protocol.messages import ResultReply
-from gpufn.protocol.records import CallRecord, Checkpoint
+from gpufn.protocol.records import BodyReference, CallRecord, Checkpoint
 from gpufn.revision import Revision
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.bodies import NodeBodies
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -62,23 +64,53 @@ _KIND_OF_STATE = {
 }
 
 
-_Answer = tuple[OutcomeKind, ErrorInfo | None, str, bytes]  # how it ended, the result's content type, the result
-_CANCELLED: _Answer = (OutcomeKind.CANCELLED, None, "", b"")
+class _Answer(NamedTuple):
+    """How it ended, and the result. `parcel` is the result's name in the folder of the worker that asks, when it is
+    large."""
+
+    kind: OutcomeKind
+    error: ErrorInfo | None = None
+    content_type: str = ""
+    body: bytes = b""
+    parcel: str = ""
+
+
+class _Arguments(NamedTuple):
+    """In memory, or stored on the bus."""
+
+    body: bytes
+    reference: BodyReference | None = None
+
+
+_CANCELLED = _Answer(OutcomeKind.CANCELLED)
 
 
 class NestedCalls:
-    def __init__(self, bus: Bus, caller: Caller, directory: Directory, circuits: Circuits, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        caller: Caller,
+        directory: Directory,
+        circuits: Circuits,
+        clock: Clock,
+        *,
+        parcels: NodeParcels,
+        bodies: NodeBodies,
+    ) -> None:
         self._bus = bus
         self._caller = caller
         self._directory = directory
         self._circuits = circuits
         self._clock = clock
+        self._parcels = parcels
+        self._bodies = bodies
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # of open streams
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         if parent is not None and parent.run.ending is not None:
             link.open_calls.discard(call.call)
+            self._parcels.drop(link.worker, call.parcel)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
         if parent is not None:
@@ -116,9 +148,13 @@ class NestedCalls:
         if parent is not None:
             parent.run.calls.discard(call.call)
             parent.run.own_calls -= _is_own(call, parent)
-        kind, error, content_type, body = _CANCELLED if task.cancelled() else task.result()
+        answer = _CANCELLED if task.cancelled() else task.result()
+        if task.cancelled():
+            self._parcels.drop(link.worker, call.parcel)
         try:
-            link.send(frames.Answer(call.call, kind, error, content_type), body)
+            link.send(
+                frames.Answer(call.call, answer.kind, answer.error, answer.content_type, answer.parcel), answer.body
+            )
         except PayloadTooLarge as failure:  # or the function would wait for it for ever
             link.send(frames.Answer(call.call, OutcomeKind.REJECTED, failure.info(), ""))
 
@@ -126,12 +162,12 @@ class NestedCalls:
         try:
             return await self._do(link, call, body, parent)
         except GpufnError as failure:
-            return OutcomeKind.REJECTED, failure.info(), "", b""
+            return _Answer(OutcomeKind.REJECTED, failure.info())
         except TimeoutError:
-            return OutcomeKind.EXPIRED, None, "", b""
+            return _Answer(OutcomeKind.EXPIRED)
         except Exception:
             log.exception("a call from worker %s failed", link.worker)
-            return OutcomeKind.REJECTED, PlatformError().info(), "", b""
+            return _Answer(OutcomeKind.REJECTED, PlatformError().info())
 
     async def _do(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         match call.verb:
@@ -142,9 +178,9 @@ class NestedCalls:
             case Verb.SUBMIT:
                 return await self._submit(link, call, body, parent)
             case Verb.STATUS | Verb.RESULT | Verb.CANCEL:
-                return await self._patiently(self._until(call, parent), lambda: self._look(call))
+                return await self._patiently(self._until(call, parent), lambda: self._look(link, call))
             case Verb.CHECKPOINT if parent is not None:
-                return await self._keep(call, body, parent)
+                return await self._keep(link, call, body, parent)
             case Verb.RESTORE if parent is not None:
                 return await self._patiently(self._until(call, parent), lambda: self._restore(parent))
             case Verb.CHECKPOINT | Verb.RESTORE:
@@ -153,9 +189,11 @@ class NestedCalls:
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        request = self._request(revision, link, call, body, parent)
+        self._circuits.check(revision)
+        arguments = await self._waited_for(revision, link, call, body, parent)
+        request = self._request(revision, link, call, arguments, parent)
 
-        async def once() -> _Answer:
+        async def once() -> tuple[ResultReply, bytes]:
             self._circuits.check(revision)
             self._ring(revision)
             pending = self._caller.invoke(request)
@@ -164,13 +202,20 @@ class NestedCalls:
             except asyncio.CancelledError:
                 pending.cancel()
                 raise
-            return reply.kind, reply.error, reply.content_type, result
+            return reply, result
 
-        return await self._patiently(request.deadline, once)
+        try:
+            reply, result = await self._patiently(request.deadline, once)
+            parcel = await self._result_for(link, reply)
+            return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
+        finally:
+            self._bodies.remove_arguments(arguments.reference)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        request = self._request(revision, link, call, body, parent)
+        self._circuits.check(revision)
+        arguments = await self._waited_for(revision, link, call, body, parent)
+        request = self._request(revision, link, call, arguments, parent)
         items = 0
 
         async def once() -> _Answer:
@@ -189,9 +234,12 @@ class NestedCalls:
                 if not pending.future.done():
                     pending.cancel()
                 del self._windows[link.worker, call.call]
-            return end.kind, end.error, end.content_type, b""
+            return _Answer(end.kind, end.error, end.content_type)
 
-        return await self._patiently(request.deadline, once, may_repeat=lambda: not items)
+        try:
+            return await self._patiently(request.deadline, once, may_repeat=lambda: not items)
+        finally:
+            self._bodies.remove_arguments(arguments.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
@@ -200,33 +248,79 @@ class NestedCalls:
             await self._wait_for_bus(until, BusUnavailable())
         now, priority = self._clock.time(), _asked(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
-        request = _request(revision, call, body, parent, deadline=deadline, priority=priority)
-        record = await records.submit(self._bus, request, now=now)
-        return OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode()
+        invocation = new_invocation_id() if call.parcel else None
+        arguments = await self._arguments(link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "")
+        request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
+        if arguments.reference is None:
+            invocation = None  # the place in the queue completes it
+        record = await records.submit(self._bus, request, now=now, invocation=invocation)
+        return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", record.id.encode())
 
-    async def _look(self, call: frames.Call) -> _Answer:
+    async def _waited_for(
+        self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
+    ) -> _Arguments:
+        """The arguments of a call that the function waits for."""
+        left_s = self._deadline(revision, call, parent) - self._clock.time()
+        ttl_s = max(0.0, left_s) + bodies.EXPIRES_LATER_S
+        return await self._arguments(
+            link, call, body, most_bytes=MESSAGE_BYTES, owner=bodies.waited_owner(), ttl_s=ttl_s
+        )
+
+    async def _arguments(
+        self,
+        link: WorkerLink,
+        call: frames.Call,
+        body: bytes,
+        *,
+        most_bytes: int,
+        owner: str,
+        ttl_s: float | None = None,
+    ) -> _Arguments:
+        """As the worker sent them, or, of more than `most_bytes`, stored for `owner`. Raises InvalidInput,
+        CapacityError, BusUnavailable."""
+        if not call.parcel:
+            return _Arguments(body)
+        path = self._parcels.kept(self._parcels.accept(link.worker, call.parcel))
+        try:
+            if path.stat().st_size <= min(most_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
+                return _Arguments(path.read_bytes())
+            return _Arguments(b"", await self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+        except OSError as error:
+            raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
+        finally:
+            path.unlink(missing_ok=True)
+
+    async def _result_for(self, link: WorkerLink, reply: ResultReply) -> str:
+        """A large result of a call: its name in the folder of the worker that asks; empty when it is in the reply.
+        Raises ArtifactUnavailable, CapacityError, BusUnavailable."""
+        if reply.parcel:
+            return self._parcels.give_result(reply.parcel, link.worker)
+        if reply.reference is None:
+            return ""
+        parcel = await self._bodies.fetch_result(reply.reference, link.worker)
+        self._bodies.remove_result(reply.reference)
+        return parcel
+
+    async def _look(self, link: WorkerLink, call: frames.Call) -> _Answer:
         if not names_invocation(call.target):  # it becomes a part of subjects, where * is everybody's
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         if call.verb == Verb.RESULT:
             record, body = await self._ended(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
+            parcel = ""
             if record.blob:
-                if record.size > MESSAGE_BYTES:
-                    raise PayloadTooLarge(
-                        f"the result of {record.id} has {record.size:,} bytes, and a function is given "
-                        f"{MESSAGE_BYTES:,} at most; who calls from outside can fetch it"
-                    )
-                body = await records.blob(self._bus, record)
-            return _KIND_OF_STATE[record.state], record.error, record.content_type, body
+                reference = BodyReference(record.id, record.blob, record.size)
+                parcel = await self._bodies.fetch_result(reference, link.worker)
+            return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, parcel)
         found = await records.read(self._bus, call.target)
         if found is None:
             raise InvocationNotFound(f"there is no invocation {call.target}")
         record = found[0]
         if call.verb == Verb.CANCEL:
             was_running = await records.cancel(self._bus, record, self._clock.time())
-            return OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false"
-        return OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode()
+            return _Answer(OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false")
+        return _Answer(OutcomeKind.SUCCEEDED, None, "text/plain", (await self._state(record)).encode())
 
     async def _ended(self, invocation: str, timeout_s: float | None) -> tuple[CallRecord, bytes]:
         """As `records.wait`; who waits is ended with his own call. A bus that is away for a moment ends no wait for
@@ -241,15 +335,24 @@ class NestedCalls:
                 log.info("whether %s has ended is asked again: %s", invocation, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
-    async def _keep(self, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
+    async def _keep(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Stored when this returns. A bus that is away for a moment ends no call that runs for hours."""
+        if call.parcel:
+            path = self._parcels.kept(self._parcels.accept(link.worker, call.parcel))
+            try:
+                size = path.stat().st_size
+                body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""
+            finally:
+                path.unlink(missing_ok=True)
+            if size > CHECKPOINT_BYTES:
+                raise _checkpoint_too_large(size)
         if len(body) > CHECKPOINT_BYTES:
-            raise PayloadTooLarge(f"a checkpoint of {len(body):,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
+            raise _checkpoint_too_large(len(body))
         kept = Checkpoint(call.content_type, parent.message.attempt, self._clock.time())
         while True:
             try:
                 parent.run.checkpoint_seq = await checkpoints.keep(self._bus, parent.message.id, kept, body)
-                return OutcomeKind.SUCCEEDED, None, "", b""
+                return _Answer(OutcomeKind.SUCCEEDED)
             except BusUnavailable as error:
                 log.info("a checkpoint of %s waits: %s", parent.message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
@@ -258,9 +361,9 @@ class NestedCalls:
         """No content type: there is none."""
         found = await checkpoints.last(self._bus, parent.message.id)
         if found is None:
-            return OutcomeKind.SUCCEEDED, None, "", b""
+            return _Answer(OutcomeKind.SUCCEEDED)
         parent.run.checkpoint_seq = found.seq
-        return OutcomeKind.SUCCEEDED, None, found.checkpoint.content_type, found.body
+        return _Answer(OutcomeKind.SUCCEEDED, None, found.checkpoint.content_type, found.body)
 
     async def _state(self, record: CallRecord) -> str:
         if record.state.ended or await records.where(self._bus, record.id) is None:
@@ -268,7 +371,7 @@ class NestedCalls:
         return InvocationState.RUNNING.value
 
     def _request(
-        self, revision: Revision, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
+        self, revision: Revision, link: WorkerLink, call: frames.Call, arguments: _Arguments, parent: Attempt | None
     ) -> CallRequest:
         priority = _asked(revision, link, call, parent)
         if priority is None:  # who waits for it in a call of a higher class must not wait with those of a lower
@@ -276,7 +379,7 @@ class NestedCalls:
             if parent is not None and parent.message.priority.is_above(priority):
                 priority = parent.message.priority
         deadline = self._deadline(revision, call, parent)
-        return _request(revision, call, body, parent, deadline=deadline, priority=priority)
+        return _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
 
     def _deadline(self, revision: Revision, call: frames.Call, parent: Attempt | None) -> float:
         spec = revision.spec
@@ -326,17 +429,24 @@ def _bounded(timeout_s: float) -> float:
 def _request(
     revision: Revision,
     call: frames.Call,
-    body: bytes,
+    arguments: _Arguments,
     parent: Attempt | None,
     *,
     deadline: float,
     priority: Priority | None,
 ) -> CallRequest:
-    request = CallRequest(revision, call.method, call.content_type, body, call.accept, deadline, priority=priority)
+    request = CallRequest(
+        revision, call.method, call.content_type, arguments.body, call.accept, deadline,
+        priority=priority, reference=arguments.reference,
+    )  # fmt: skip
     if parent is None:
         return request
     asks = parent.message
     return request._replace(parent=asks.id, trace=asks.trace, owner=asks.owner)
+
+
+def _checkpoint_too_large(size: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"a checkpoint of {size:,} bytes is more than the {CHECKPOINT_BYTES:,} allowed")
 
 
 def _is_own(call: frames.Call, parent: Attempt) -> bool:

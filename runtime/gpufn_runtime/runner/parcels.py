@@ -6,21 +6,22 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gpufn.errors import ArtifactUnavailable, GpufnError, ResultNotEncodable
-from gpufn.parcels import Parcels
+from gpufn.errors import ArtifactUnavailable, GpufnError, InvalidInput, ResultNotEncodable
+from gpufn.parcels import Parcels, ParcelWriter
 from gpufn.protocol.limits import PARCEL_BYTES
 from gpufn.protocol.messages import InvocationMessage
 
-_KEPT = "kept"  # the runner's own folder: results that nobody waits for, until they are stored
+_KEPT = "kept"  # the runner's own folder: bodies that its workers wrote, until they are stored
 _MOST_NEAR = 1000  # gateways come back under new names
 _CALLER = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class NodeParcels:
-    """`root` is Home.parcels."""
+    """`root` is Home.parcels; `own` the folder where this runner takes results of the calls that its functions make."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, own: str = "r-") -> None:
         self._root = root
+        self.own = own
         self._near: set[str] = set()  # callers that were found here: each call asks
 
     def reach(self, message: InvocationMessage) -> bool:
@@ -41,17 +42,44 @@ class NodeParcels:
         theirs.make()
         return self._of_caller(message).hand_on(message.parcel, theirs)
 
+    def writer(self, worker: str) -> ParcelWriter:
+        """Of a body that is fetched for a worker. Raises CapacityError."""
+        return self._of(worker).writer()
+
+    def accept(self, worker: str, parcel: str) -> str:
+        """A worker's arguments for a call: the name of the file among ours. Raises PayloadTooLarge, InvalidInput,
+        whatever is wrong with what the worker claims."""
+        try:
+            return self._hand_on(worker, parcel, self._ours)
+        except ResultNotEncodable as error:
+            raise InvalidInput(f"the arguments cannot be sent: {error.message}") from error
+
+    def give_result(self, parcel: str, worker: str) -> str:
+        """A result in our own folder, for the worker whose call it answers: the name of it there. Raises
+        ArtifactUnavailable, CapacityError."""
+        theirs, own = self._of(worker), self._of(self.own)
+        try:
+            theirs.make()
+            return own.hand_on(parcel, theirs)
+        finally:
+            own.remove(parcel)
+
+    def drop_result(self, parcel: str) -> None:
+        """A result in our own folder that came for a call that had ended."""
+        self._of(self.own).remove(parcel)
+
     def collect(self, message: InvocationMessage, worker: str, parcel: str) -> str:
         """A worker's result for its caller: the name of it there. Raises ResultNotEncodable, whatever is wrong with
         what the worker claims."""
         return self._hand_on(worker, parcel, lambda: self._of_caller(message))
 
     def keep(self, worker: str, parcel: str) -> str:
-        """A worker's result that nobody waits for: the name of it among ours. Raises as `collect`."""
+        """A worker's result that nobody waits for, or somebody on another host: the name of it among ours. Raises as
+        `collect`."""
         return self._hand_on(worker, parcel, self._ours)
 
     def kept(self, parcel: str) -> Path:
-        """The file of a result that is ours now; whoever has stored it unlinks it."""
+        """The file of a body that is ours now; whoever has stored it unlinks it."""
         return self._root / _KEPT / parcel
 
     def _hand_on(self, worker: str, parcel: str, to: Callable[[], Parcels]) -> str:
@@ -62,7 +90,7 @@ class NodeParcels:
             try:
                 if (size := ours.size(name)) > PARCEL_BYTES:
                     raise ResultNotEncodable(
-                        f"the result takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call"
+                        f"the body takes {size:,} bytes, more than the {PARCEL_BYTES:,} of one call"
                     )
             except GpufnError:
                 ours.remove(name)
@@ -92,7 +120,16 @@ class NodeParcels:
         for folder in self._root.glob("w-*"):
             if folder.name not in workers:
                 Parcels(folder).remove_all()
+        for folder in self._root.glob("r-*"):
+            Parcels(folder).remove_all()
         self._of(_KEPT).remove_all()
+
+    def open(self) -> None:
+        """Make our own folder, so that runners of this host find it. Raises CapacityError."""
+        self._of(self.own).make()
+
+    def close(self) -> None:
+        self._of(self.own).remove_all()
 
     def _of(self, worker: str) -> Parcels:
         return Parcels(self._root / worker)

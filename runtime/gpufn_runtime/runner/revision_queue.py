@@ -24,6 +24,7 @@ from gpufn_runtime.runner.adoption import Adoption
 from gpufn_runtime.runner.arrivals import Arrivals
 from gpufn_runtime.runner.attempt import Arrived, Attempt, AwaitsTurn, Run, may_run_s
 from gpufn_runtime.runner.attempts import Attempts
+from gpufn_runtime.runner.bodies import NodeBodies
 from gpufn_runtime.runner.departed import Departed
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
@@ -62,6 +63,7 @@ class RevisionQueue:
         output: Output,
         attempts: Attempts,
         parcels: NodeParcels,
+        bodies: NodeBodies,
         meter: Meter,
         on_change: Callable[[], None],
         on_room: Callable[[Revision, int], None],
@@ -80,8 +82,9 @@ class RevisionQueue:
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, starts=starts, departed=departed, parcels=parcels, attempts=attempts,
-            run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
+            clock=clock, settler=settler, starts=starts, departed=departed, parcels=parcels, bodies=bodies,
+            attempts=attempts, run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
+            on_fetch=self._keep_ticking,
         )  # fmt: skip
         self._waits = Waits(
             revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
@@ -161,7 +164,7 @@ class RevisionQueue:
             granted=granted,
         )
         link.attempts[attempt.number] = attempt
-        takes_parcel = attempt.is_submitted or self._parcels.reach(message)
+        takes_parcel = not message.stream
         link.send(
             frames.Run(
                 attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
@@ -230,6 +233,9 @@ class RevisionQueue:
                         self._starts.note(attempt)
         busy |= self._waits.tick(read_until, self._touch)
         busy |= self._unexplained.tick(read_until, self._touch)
+        for attempt in self._arrivals.fetching:
+            busy = True
+            self._touch(attempt, now)
         self._arrivals.close_line_while(lasting)
         if not busy:
             ticking.cancel()

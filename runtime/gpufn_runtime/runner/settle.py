@@ -17,6 +17,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,9 +32,10 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
 from gpufn.protocol.limits import KEPT_ATTEMPTS, RECORD_BYTES, inline_bytes
 from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
-from gpufn.protocol.records import AttemptRecord, CallRecord
+from gpufn.protocol.records import AttemptRecord, BodyReference, CallRecord
 from gpufn.tasks import Tasks
 from gpufn_runtime.runner.attempt import Attempt
+from gpufn_runtime.runner.bodies import NodeBodies
 from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery, too_large
 from gpufn_runtime.runner.parcels import NodeParcels
@@ -51,10 +53,11 @@ _BLOB_LONGER_S = 600.0  # than its record, which is stored after it
 
 
 class Settler:
-    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels, starts: Starts) -> None:
+    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels, bodies: NodeBodies, starts: Starts) -> None:
         self._bus = bus
         self._clock = clock
         self._parcels = parcels
+        self._bodies = bodies
         self._starts = starts
         self._replies = Replies(bus)
         self._tasks = Tasks("settle")
@@ -70,12 +73,13 @@ class Settler:
         body: bytes = b"",
         *,
         parcel: str = "",
+        kept: str = "",
         run_s: float = 0.0,
         gather_s: float = 0.0,
         now: float,
     ) -> None:
-        """Once per attempt, after its slot is free or poisoned. `parcel`: the result, in the caller's folder or, for a
-        submitted call, in our own."""
+        """Once per attempt, after its slot is free or poisoned. A large result is `parcel`, in the caller's folder, or
+        `kept`, in our own: of a submitted call, or for a caller on another host."""
         message = attempt.message
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
@@ -84,18 +88,54 @@ class Settler:
         if settlement is Settlement.RETRY and not attempt.run.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            record = _record_of(attempt, outcome, now, run_s, gather_s, self._starts.node)
+            record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._starts.node)
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
-            self._start(attempt.delivery, self._end_attempt(attempt, record, body, parcel))
+            self._start(attempt.delivery, self._end_attempt(attempt, record, body, kept))
         else:
             reply = _reply_of(attempt, outcome, content_type, parcel, run_s=run_s, gather_s=gather_s)
+            if kept:
+                self._start(attempt.delivery, self._send_kept(attempt, reply, kept))
+                return
             self._reply(attempt.delivery, message, reply, body)
             self._ack(attempt.delivery)
             if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, message):
                 self._tasks.start(self._forget_checkpoint(message.id, attempt.run.checkpoint_seq))
 
-    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, parcel: str) -> None:
-        await self._end(attempt.delivery, record, body, parcel)
+    async def _send_kept(self, attempt: Attempt, reply: ResultReply, kept: str) -> None:
+        """A large result for a caller on another host: in the reply, or stored beside it."""
+        message, path, body = attempt.message, self._parcels.kept(kept), b""
+        try:
+            if path.stat().st_size <= self._inline_bytes:
+                body = path.read_bytes()
+            else:
+                reply = msgspec.structs.replace(reply, reference=await self._store_result(path, message))
+        except (GpufnError, OSError) as error:  # whatever a worker does to its file meanwhile
+            info = ResultNotEncodable(f"the result cannot be sent: {error}").info()
+            reply = msgspec.structs.replace(reply, kind=OutcomeKind.RAISED, error=info, content_type="")
+        finally:
+            path.unlink(missing_ok=True)
+        self._reply(attempt.delivery, message, reply, body)
+        self._ack(attempt.delivery)
+        if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, message):
+            await self._forget_checkpoint(message.id, attempt.run.checkpoint_seq)
+
+    async def _store_result(self, path: Path, message: InvocationMessage) -> BodyReference:
+        """While the bus is away it is tried again, until the caller does not wait any more."""
+        while True:
+            try:
+                return await self._bodies.store_result(path)
+            except BusUnavailable as error:
+                if self._clock.time() >= message.deadline:
+                    raise
+                log.warning("the result of %s waits: %s", message.id, error)
+                await asyncio.sleep(_RETRY_BUS_S)
+
+    @property
+    def _inline_bytes(self) -> int:
+        return inline_bytes(int(self._bus.server_info["max_payload"]))
+
+    async def _end_attempt(self, attempt: Attempt, record: CallRecord, body: bytes, kept: str) -> None:
+        await self._end(attempt.delivery, record, body, kept, arguments=attempt.message.reference)
         # Not sooner: until its end is kept the call may come again, and goes on from there.
         if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
             await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
@@ -142,7 +182,7 @@ class Settler:
                 if note is not None:
                     before = next_start(message, note, 0, self._clock.time())[0].attempts
                     record = msgspec.structs.replace(record, attempt=note.attempt, attempts=before)
-        await self._end(delivery, record)
+        await self._end(delivery, record, arguments=message.reference)
         if _was_tried(delivery, message):
             await self._starts.drop(message.id)
 
@@ -217,9 +257,15 @@ class Settler:
             later(in_s + _DUE_S, doorbells.ring, self._bus, message.function, message.queue)
 
     async def _end(
-        self, delivery: Delivery | DirectDelivery, record: CallRecord, body: bytes = b"", parcel: str = ""
+        self,
+        delivery: Delivery | DirectDelivery,
+        record: CallRecord,
+        body: bytes = b"",
+        kept: str = "",
+        *,
+        arguments: BodyReference | None = None,
     ) -> None:
-        left = parcel
+        left = kept
         while True:
             try:
                 if left:
@@ -238,15 +284,17 @@ class Settler:
                 log.warning("the end of %s waits: %s", record.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
         self.unsettled.pop(record.id, None)
-        if parcel:
-            self._parcels.kept(parcel).unlink(missing_ok=True)
+        if kept:
+            self._parcels.kept(kept).unlink(missing_ok=True)
         await self._bury_and_ack(delivery, record)
+        if not record.state.leaves_dead_letter:
+            self._bodies.remove_arguments(arguments)
 
-    async def _keep(self, record: CallRecord, parcel: str) -> tuple[CallRecord, bytes]:
+    async def _keep(self, record: CallRecord, kept: str) -> tuple[CallRecord, bytes]:
         """A large result: the record that names it, once it is stored; or one that fits into the record."""
-        path = self._parcels.kept(parcel)
+        path = self._parcels.kept(kept)
         size = path.stat().st_size
-        if size <= min(RECORD_BYTES, inline_bytes(int(self._bus.server_info["max_payload"]))):
+        if size <= min(RECORD_BYTES, self._inline_bytes):
             return msgspec.structs.replace(record, size=size), path.read_bytes()
         ttl_s = record.keep_s + _BLOB_LONGER_S
         digest, size = await objects.keep_file(self._bus, subjects.RESULT_FILES, path, owner=record.id, ttl_s=ttl_s)
@@ -291,6 +339,7 @@ class Settler:
         """Wait until everything that ended is kept."""
         await self._starts.finish()
         await self._tasks.done()
+        await self._bodies.finish()
 
 
 def _reply_of(
@@ -315,7 +364,9 @@ def _reply_of(
     )
 
 
-def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float, gather_s: float, node: str) -> CallRecord:
+def _record_of(
+    attempt: Attempt, outcome: Outcome, now: float, *, run_s: float, gather_s: float, node: str
+) -> CallRecord:
     message, run = attempt.message, attempt.run
     ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
     return msgspec.structs.replace(

@@ -19,8 +19,9 @@ from gpufn.errors import (
     error_from,
 )
 from gpufn.invocation import OutcomeKind
+from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol.frames import Answer, AnswerItem, Call, CallCredit, CloseCall, Verb
-from gpufn.protocol.limits import INLINE_BYTES
+from gpufn.protocol.limits import PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.link import Link
@@ -35,8 +36,9 @@ _LOST = "the node's runner restarted while this call was under way: whether it r
 class Conversations:
     """Those that are open. Safe from all threads."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, parcels: Parcels) -> None:
         self._link = link
+        self._parcels = parcels
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Conversation] = {}
@@ -48,7 +50,8 @@ class Conversations:
         self, verb: Verb, target: str, body: bytes = b"", *, attempt: Attempt | None = None, **fields: Any
     ) -> Iterator[Conversation]:
         """`attempt` is the one that asks, when it is not the one that runs in this thread."""
-        conversation = Conversation(next(self._numbers), self._link, attempt or current_attempt.get())
+        asks = attempt or current_attempt.get()
+        conversation = Conversation(next(self._numbers), self._link, asks, self._parcels)
         with self._lock:
             self._open[conversation.number] = conversation
         try:
@@ -70,14 +73,16 @@ class Conversations:
                     if verb is Verb.RESULT and frame.kind is OutcomeKind.EXPIRED and frame.error is None:
                         raise TimeoutError(f"invocation {target} has not ended yet")
                     raise_unless_succeeded(frame)
-                    return frame.content_type, data
+                    return frame.content_type, conversation.body(frame, data)
 
     # --- for the reader thread --------------------------------------------------------------------------------------
 
     def deliver(self, frame: Answer | AnswerItem, body: bytes) -> None:
         conversation = self._open.get(frame.call)
-        if conversation is not None:  # else nobody wants it any more
+        if conversation is not None:
             conversation.deliver(frame, body)
+        elif isinstance(frame, Answer) and frame.parcel:  # nobody wants it any more
+            self._parcels.remove(frame.parcel)
 
     def unanswered(self) -> list[Conversation]:
         """Those that are to be lost, when the connection is gone on which they were asked."""
@@ -89,11 +94,12 @@ class Conversation:
     """One Call and its answers, for an attempt if it is known whose. `link` is the number of the connection that it was
     asked on."""
 
-    def __init__(self, number: int, link: Link, attempt: Attempt | None) -> None:
+    def __init__(self, number: int, link: Link, attempt: Attempt | None, parcels: Parcels) -> None:
         self.number = number
         self.attempt = attempt
         self.link = link.number
         self._link = link
+        self._parcels = parcels
         self._queue: SimpleQueue[tuple[Answer | AnswerItem | None, bytes]] = SimpleQueue()
         self._ended = False
         self._is_left = False
@@ -102,16 +108,17 @@ class Conversation:
         if self._link.is_parents:
             self._ended = True
             raise InvalidInput(_FORKED)
-        if len(body) > INLINE_BYTES:
+        if len(body) > PARCEL_BYTES:
             self._ended = True
             raise PayloadTooLarge(
-                f"the arguments of {target} take {len(body):,} bytes, more than the {INLINE_BYTES:,} of one call "
-                "between functions: pass a path or an address that the other side can read, or split it over several "
-                "calls"
+                f"the arguments of {target} take {len(body):,} bytes, more than the {PARCEL_BYTES:,} of one call: pass "
+                "a path or an address that the other side can read, or split it over several calls"
             )
         self._link.wait_for_peer()
         self.link = self._link.number
         parent = self.attempt.run.attempt if self.attempt is not None and self.attempt.link == self.link else 0
+        if len(body) >= LEAST_BYTES:
+            fields, body = fields | {"parcel": self._parcels.write([body])}, b""
         self._link.send(Call(self.number, verb, target, parent=parent, **fields), body, link=self.link)
         if self._link.number != self.link:
             self.lose()
@@ -126,6 +133,14 @@ class Conversation:
             raise PlatformError(_LOST)
         self._ended = isinstance(frame, Answer)
         return frame, data
+
+    def body(self, answer: Answer, data: bytes) -> bytes:
+        """The result. A large one is read and not mapped: another worker wrote it, and may cut its file short. Raises
+        ArtifactUnavailable."""
+        if not answer.parcel:
+            return data
+        with self._parcels.reader(answer.parcel) as reader:
+            return b"".join(reader.parts())
 
     def credit(self, items: int) -> None:
         self._link.send(CallCredit(self.number, items), link=self.link)

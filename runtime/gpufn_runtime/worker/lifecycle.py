@@ -89,7 +89,7 @@ class Worker:
         self._output = Output(self._link)
         self._results = Results(self._link, self._attempts, self._output, config.bundle_dir, parcels)
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
-        self._conversations = Conversations(self._link)
+        self._conversations = Conversations(self._link, parcels)
         self._draining = False  # it is to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
+from gpufn.protocol.records import BodyReference
 from gpufn.revision import Revision
 
 
 class CallRequest(NamedTuple):
     """`deadline` is in unix seconds, 0 for none; `parent` the invocation that asks; `trace` a traceparent.
 
-    `parcel` names the body in the caller's folder (`gpufn.parcels`), when somebody waits and `body` is not it. `owner`
-    is the id of the API key that asks.
+    `parcel` names the body in the caller's folder (`gpufn.parcels`), when somebody waits and `body` is not it.
+    `reference` is where the body is when it is too large for a message. `owner` is the id of the API key that asks.
     """
 
     revision: Revision
@@ -27,6 +28,7 @@ class CallRequest(NamedTuple):
     parcel: str = ""
     priority: Priority | None = None  # its class; None: the function's
     owner: str = subjects.PLATFORM
+    reference: BodyReference | None = None
 
     @property
     def queued_as(self) -> Priority:

@@ -98,7 +98,8 @@ class Caller:
         """Have it run, for its result. Raises BusUnavailable at once."""
         message = self._message(request, stream=False)
         call = self._call(PendingCall, request, message)
-        if self._lane is not None and self._lane.offer(request.revision, message, request.body):
+        lane = self._lane if request.reference is None else None  # a call whose body is fetched is not short
+        if lane is not None and lane.offer(request.revision, message, request.body):
             call.offered = (message, request.body)
             self._pending[call.id] = call
         else:
@@ -231,6 +232,7 @@ class Caller:
             parcel=request.parcel,
             priority=request.queued_as,
             owner=request.owner,
+            reference=request.reference,
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:

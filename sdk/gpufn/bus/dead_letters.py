@@ -33,9 +33,10 @@ async def bury(bus: Bus, record: CallRecord, invocation: InvocationMessage, payl
         died_at=record.ended_at or record.submitted_at,
         error=record.error,
         attempts=record.attempts,
-        size=len(payload),
+        size=len(payload) if invocation.reference is None else invocation.reference.size,
         priority=invocation.priority,
         webhook=invocation.webhook,
+        reference=invocation.reference,
     )
     subject, packed, last = subjects.dead_letter(letter.function, letter.id), pack(letter, payload), 0
     while True:
@@ -57,6 +58,11 @@ async def read(bus: Bus, function: str, invocation: str) -> tuple[DeadLetter, by
     """The letter and its payload."""
     message = await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, invocation))
     return None if message is None else unpack_letter(message.payload)
+
+
+async def is_kept(bus: Bus, invocation: str) -> bool:
+    """Whether there is a letter of this call, whichever function it called."""
+    return await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter("*", invocation)) is not None
 
 
 async def recent(bus: Bus, function: str, limit: int) -> list[DeadLetter]:

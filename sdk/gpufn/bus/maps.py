@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import InvocationMessage
-from gpufn.protocol.records import MapEntry, Webhook
+from gpufn.protocol.records import BodyReference, MapEntry, Webhook
 from gpufn.revision import Revision
 
 _KEPT_CHUNKS: Final = 10_000
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 class Items(NamedTuple):
     """Arguments, an item each, and what holds for all of them, as for a submitted call (`records.submit`)."""
 
-    bodies: Sequence[bytes]
+    bodies: Sequence[bytes | memoryview]
     content_type: str
     accept: str
     deadline: float = 0.0
@@ -64,6 +64,7 @@ class Items(NamedTuple):
     webhook: Webhook | None = None
     priority: Priority | None = None
     owner: str = subjects.PLATFORM
+    references: Mapping[int, BodyReference] = {}  # index in `bodies` → where it is, when too large for a message
 
     @property
     def digest(self) -> str:
@@ -94,9 +95,10 @@ async def append(
     priority = revision.spec.priority if items.priority is None else items.priority
     queue = subjects.async_queue(revision.function, revision.number, priority, items.owner)
     batch: list[tuple[str, bytes]] = []
-    for index, body in enumerate(items.bodies, entry.first):
+    for place, body in enumerate(items.bodies):
+        reference = items.references.get(place)
         message = InvocationMessage(
-            id=item_id(map_id, index),
+            id=item_id(map_id, entry.first + place),
             function=revision.function,
             revision=revision.number,
             method=method,
@@ -110,8 +112,9 @@ async def append(
             keep_s=revision.spec.retention_s,
             priority=priority,
             owner=items.owner,
+            reference=reference,
         )
-        batch.append((queue, pack(message, body)))
+        batch.append((queue, pack(message, body if reference is None else b"")))
     log = subjects.map_log(revision.function, map_id)
     batch.append((log, encode(entry)))
     stored = await bus.publish_batch(batch, expected_last=0 if before is None else before.seq)

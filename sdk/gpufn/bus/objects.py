@@ -25,7 +25,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,12 +35,13 @@ from gpufn.bus.connection import Bus, Message
 from gpufn.bus.feed import StoredMessage
 from gpufn.bus.hashing import Sha256
 from gpufn.bus.jetstream import Stored
-from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, InvalidInput, PlatformError
+from gpufn.errors import ArtifactUnavailable, BusUnavailable, Conflict, GpufnError, InvalidInput
 
 _CHUNK: Final = 1 << 20
 _WINDOW: Final = 8
 _STALLED_S: Final = 10.0
 _REPLACE: Final = {"Nats-Rollup": "sub"}
+_MARKER_S: Final = 1.0  # the shortest time that the server knows
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -61,9 +62,9 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False) -> None:
-    """`expires`: for blobs that have an owner."""
-    config = {
+async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False, max_bytes: int | None = None) -> None:
+    """`expires`: for blobs that have an owner. Beyond `max_bytes` nothing more is stored."""
+    config: dict[str, Any] = {
         "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
         "storage": "file",
         "discard": "new",
@@ -71,6 +72,8 @@ async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False) -> None
         "allow_direct": True,
         "allow_msg_ttl": expires,
     }
+    if max_bytes is not None:
+        config["max_bytes"] = max_bytes
     await streams.ensure_stream(bus, stream_of(bucket), config)
 
 
@@ -79,7 +82,7 @@ async def put(bus: Bus, bucket: str, data: bytes, *, purges: bool = True) -> str
     `put_file`."""
     digest = await asyncio.to_thread(digest_of, data)
     if not await touch(bus, bucket, digest):
-        await _put(bus, bucket, digest, len(data), _parts(data), purges=purges)
+        await _put(bus, bucket, digest, len(data), parts_of(data), purges=purges)
     return digest
 
 
@@ -126,15 +129,20 @@ async def _put(
             chunks = await _send_chunks(bus, subject, upload, whole, ttl_s)
         digest = _same(await sha256.hexdigest(), digest)
     except BaseException:
-        if purges:
-            with contextlib.suppress(PlatformError):
+        with contextlib.suppress(GpufnError):
+            if purges:
                 await streams.purge(bus, stream_of(bucket), subject)
+            elif owner:
+                await _roll_up(bus, subject)
         raise
     # What breaks off from here on leaves the chunks, for the description that names them may have been stored all the
     # same. If it was not, `remove_unfinished` finds them.
     info = BlobInfo(_name(digest, owner), bucket, upload, size, chunks, blob_info.wire_digest(digest))
-    if not await _describe(bus, info, ttl_s) and purges:
-        await streams.purge(bus, stream_of(bucket), subject)
+    if not await _describe(bus, info, ttl_s):
+        if purges:
+            await streams.purge(bus, stream_of(bucket), subject)
+        elif owner:
+            await _roll_up(bus, subject)
     return digest
 
 
@@ -169,13 +177,21 @@ async def get_file(bus: Bus, bucket: str, digest: str, path: Path) -> None:
         raise
 
 
-async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float) -> tuple[str, int]:
-    """Store a file for one owner, for so long; returns its digest and size. It is read once: what he kept before is not
-    looked for. Raises OSError when it cannot be read, InvalidInput when it grows or shrinks meanwhile."""
+async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: float | None) -> tuple[str, int]:
+    """Store a file for one owner, for so long, or until it is deleted; returns its digest and size. It is read once:
+    what he kept before is not looked for. Raises OSError when it cannot be read, InvalidInput when it grows or shrinks
+    meanwhile."""
     size = (await asyncio.to_thread(path.stat)).st_size
     async with contextlib.aclosing(_parts_of_file(path)) as parts:
         digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
     return digest, size
+
+
+async def keep_stream(
+    bus: Bus, bucket: str, size: int, parts: AsyncIterator[bytes], *, owner: str, ttl_s: float | None
+) -> str:
+    """As `keep_file`, of what `parts` are together; returns the digest."""
+    return await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
 
 
 def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncGenerator[bytes, None]:
@@ -243,6 +259,19 @@ async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
             await streams.purge(bus, stream, subject)
             removed += 1
     return removed
+
+
+async def discard(bus: Bus, bucket: str, digest: str, *, owner: str) -> None:
+    """Delete a blob that has an owner, as a role may that writes the bucket and must not purge streams: an empty
+    message takes the place of each part, and expires at once. Absent is fine."""
+    there = await _description(bus, bucket, _name(digest, owner))
+    if there is not None and (info := blob_info.read(there)) is not None:
+        await _roll_up(bus, there.subject)
+        await _roll_up(bus, f"$O.{bucket}.C.{info.nuid}")
+
+
+async def _roll_up(bus: Bus, subject: str) -> None:
+    await bus.publish_stored(subject, b"", headers=_REPLACE, ttl_s=_MARKER_S)
 
 
 async def delete(bus: Bus, bucket: str, digest: str) -> None:
@@ -321,9 +350,10 @@ def _same(found: str, digest: str | None) -> str:
     return found
 
 
-async def _parts(data: bytes) -> AsyncGenerator[bytes, None]:
+async def parts_of(data: bytes | memoryview) -> AsyncGenerator[bytes, None]:
+    """`data` as `put_stream` and `keep_stream` take it."""
     for at in range(0, len(data), _CHUNK):
-        yield data[at : at + _CHUNK]
+        yield bytes(data[at : at + _CHUNK])
 
 
 async def _parts_of_file(path: Path) -> AsyncGenerator[bytes, None]:

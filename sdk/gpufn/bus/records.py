@@ -32,7 +32,7 @@ from gpufn.invocation import InvocationState, Outcome, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import Cancel, HeldBy, InvocationMessage, WhereIs, unpack_invocation
-from gpufn.protocol.records import CallRecord, Webhook, unpack_record
+from gpufn.protocol.records import BodyReference, CallRecord, Webhook, unpack_record
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def submit(
     Raises IdempotencyMismatch when it is known for another function, method or body; QueueFull, BusUnavailable.
     """
     revision, body = request.revision, request.body
-    digest = request_digest(revision.function, request.method, body)
+    digest = request_digest(revision.function, request.method, body, request.reference)
     if invocation is not None and (known := await read(bus, invocation)) is not None:
         return _checked(known[0], digest)
     if webhook is None and revision.spec.webhook:
@@ -94,6 +94,7 @@ async def submit(
         keep_s=revision.spec.retention_s,
         priority=request.queued_as,
         owner=request.owner,
+        reference=request.reference,
     )
     if invocation is None:
         stored = await _store_new(bus, message, body)
@@ -113,10 +114,10 @@ async def _create(bus: Bus, record: CallRecord) -> CallRecord:
     return record
 
 
-def request_digest(function: str, method: str, body: bytes) -> str:
+def request_digest(function: str, method: str, body: bytes, reference: BodyReference | None = None) -> str:
     """What makes two submissions under one id the same call."""
     digest = hashlib.sha256(f"{function}\0{method}\0".encode())
-    digest.update(body)
+    digest.update(body if reference is None else reference.digest.encode())
     return digest.hexdigest()
 
 

@@ -51,7 +51,13 @@ _BUCKETS = (
     subjects.BUILDS,
     subjects.ENGINES,
 )
-_STORES = (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES, subjects.RESULT_FILES)
+_STORES = (
+    subjects.BUNDLES,
+    subjects.MODEL_FILES,
+    subjects.ENGINE_FILES,
+    subjects.ARGUMENT_FILES,
+    subjects.RESULT_FILES,
+)
 _API = "$JS.API."
 _P = subjects.PREFIX
 
@@ -158,6 +164,7 @@ _PERMISSIONS = {
             subjects.WEBHOOKS_FILTER,
             f"$KV.{subjects.USAGE}.>",
             f"$O.{subjects.RESULT_FILES}.>",
+            f"$O.{subjects.ARGUMENT_FILES}.>",  # of calls that functions make, and to remove those that were used
             *_take(subjects.SYNC, subjects.SYNC_FILTER),
             *_take(subjects.ASYNC, subjects.ASYNC_FILTER),
             *_api(subjects.SYNC, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE"),
@@ -170,6 +177,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.REVISIONS),
             *_api(f"KV_{subjects.USAGE}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_read_store(subjects.RESULT_FILES),
+            *_read_store(subjects.ARGUMENT_FILES),
         ],
         subscribe=[
             *_inboxes("runner"),

@@ -18,7 +18,7 @@ T = TypeVar("T")
 encode = msgspec.msgpack.Encoder().encode
 
 
-def pack(header: msgspec.Struct, body: bytes = b"") -> bytes:
+def pack(header: msgspec.Struct, body: bytes | memoryview = b"") -> bytes:
     head = encode(header)
     return b"".join((len(head).to_bytes(4, "big"), head, body))
 

@@ -83,12 +83,14 @@ class Resume(_Frame, tag=8, frozen=True, array_like=True, gc=False):
 
 
 class Answer(_Frame, tag=5, frozen=True, array_like=True, gc=False):
-    """The end of a Call: the outcome of what the function asked the platform for."""
+    """The end of a Call: the outcome of what the function asked the platform for. `parcel` is the body's name in the
+    worker's folder of parcels, when it is not the frame's."""
 
     call: int
     kind: OutcomeKind
     error: ErrorInfo | None
     content_type: str
+    parcel: str = ""
 
 
 class AnswerItem(_Frame, tag=6, frozen=True, array_like=True, gc=False):
@@ -183,7 +185,8 @@ class Verb(enum.StrEnum):
 
 
 class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
-    """The function asks the platform for something: `target` is a function, or an invocation's id."""
+    """The function asks the platform for something: `target` is a function, or an invocation's id. `parcel` is the
+    body's name in the worker's folder of parcels, when it is not the frame's."""
 
     call: int
     verb: str  # a Verb; one that is not known is refused, and its worker lives on
@@ -194,6 +197,7 @@ class Call(_Frame, tag=16, frozen=True, array_like=True, gc=False):
     timeout_s: float | None = None
     parent: int = 0  # the attempt that asks
     priority: Priority | None = None  # as asked for
+    parcel: str = ""
 
 
 class CloseCall(_Frame, tag=17, frozen=True, array_like=True, gc=False):

@@ -1,14 +1,16 @@
 """How large things may be on their way, and how long a caller may wait. The one place: who needs a limit takes it here.
 
 a request's body   REQUEST_BYTES   of any request to the gateway; a bundle is the largest
-a call's body      INLINE_BYTES    the arguments of one call, one result, one item: it travels inside one message
+a call's body      INLINE_BYTES    the arguments of one call, one result, one item, inside one message
 a message          MESSAGE_BYTES   what our own nats-server takes (`max_payload`): a body and the header beside it
-a parcel           PARCEL_BYTES    a body that is handed on by reference between processes of one host (gpufn.parcels)
+a large body       PARCEL_BYTES    handed on by reference: a file between processes of one host (`gpufn.parcels`), or
+                                   a blob in the bus's object store (`gpufn.bus.bodies`)
+a queued body      RECORD_BYTES    the arguments of a submitted call, in its message; larger ones are a blob beside it
 a kept result      RECORD_BYTES    in its CallRecord; a larger one is a blob beside it
 a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a message may hold
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 progress           PROGRESS_CHARS    of what a call says of itself
-a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
+a chunk of a map   CHUNK_ITEMS        in REQUEST_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
 a record           KEPT_ATTEMPTS      attempts of its call, the last ones
 a timeout          LONGEST_TIMEOUT_S  that a caller may ask for
 a whole number     LARGEST_INTEGER    such as a size in bytes: what a message can say

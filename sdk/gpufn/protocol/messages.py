@@ -15,7 +15,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
-from gpufn.protocol.records import AttemptRecord, Webhook
+from gpufn.protocol.records import AttemptRecord, BodyReference, Webhook
 from gpufn.spec import RETENTION_S
 from gpufn.workers import ColdStart
 
@@ -30,7 +30,8 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     completes: `gpufn.bus.queued_calls` reads it. `keep_s` is for how long its record is kept after its end.
 
     `parcels` is the caller's folder in `Home.parcels`, if it can take the result as a parcel. `parcel` is the body's
-    name in it, when the body is not beside this header.
+    name in it, when the body is not beside this header. `reference` is where a body is that is too large for the
+    message.
     """
 
     id: str
@@ -58,6 +59,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gpu_s: float = 0.0  # that all attempts before this one are charged: not all of them are in `attempts`
     may_have_begun: bool = False  # on the lane, with a runner that is gone
     retried: int | None = None  # how often its Retry policy was used; None in messages of older versions
+    reference: BodyReference | None = None
 
     @property
     def retries_used(self) -> int:
@@ -79,9 +81,11 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False):
-    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start,
-    `gather_s` from there until its batch runs. `parcel` is the result's name in the caller's folder, when it is not
-    beside this header.
+    """The end of an Invocation, sent to its caller.
+
+    `queue_s` runs from submission to the attempt's start, `gather_s` from there until its batch runs. `parcel` is the
+    result's name in the caller's folder if the result is not beside this header. `reference` locates a result that is
+    too large for the message and whose caller is on another host.
     """
 
     invocation: str
@@ -98,6 +102,7 @@ class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False)
     parcel: str = ""
     gpu_s: float = 0.0
     gather_s: float = 0.0
+    reference: BodyReference | None = None
 
 
 class ItemReply(msgspec.Struct, tag=2, frozen=True, array_like=True, gc=False):

@@ -35,6 +35,18 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: StartReason | None = None
 
 
+class BodyReference(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A body that is too large for its message: a blob in the bus's object store (`gpufn.bus.bodies`).
+
+    `owner` is the invocation's id, or a name of its own for a call that somebody waits for. `digest` is the sha256 of
+    its `size` bytes; the message that has the reference has the content type.
+    """
+
+    owner: str
+    digest: str
+    size: int
+
+
 class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the end of a submitted call is told. `owner`'s secret signs it: an API key's id, or the platform."""
 
@@ -85,8 +97,8 @@ unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A submitted Invocation that ended without a result, and why; packed with its payload as body. `size` is the
-    payload's, in bytes.
+    """A submitted Invocation that ended without a result, and why; packed with its payload as body, or with the
+    `reference` of a large one. `size` is the payload's, in bytes.
     """
 
     id: str
@@ -103,6 +115,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     priority: Priority = Priority.NORMAL
     webhook: Webhook | None = None
+    reference: BodyReference | None = None
 
 
 unpack_letter: Unpacker[DeadLetter] = Unpacker(DeadLetter)

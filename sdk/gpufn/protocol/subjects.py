@@ -51,6 +51,7 @@ BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once it is whole
 MODEL_FILES = "gpufn_models"  # uploaded: ONNX files, external data, samples
 ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
+ARGUMENT_FILES = "gpufn_arguments"  # arguments too large for their message; each is its own invocation's
 RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each is its own invocation's
 
 # Broadcasts, core NATS

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.bus import objects, records, streams
+from gpufn.bus import bodies, objects, records, streams
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
@@ -23,7 +23,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL, encode
 from gpufn.protocol.messages import KillOrder
-from gpufn.protocol.records import CallRecord
+from gpufn.protocol.records import BodyReference, CallRecord
 from gpufn.protocol.reports import RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.revision import Function, Revision
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Retry
@@ -260,6 +260,11 @@ async def running_node(url: str, directory: Path) -> AsyncIterator[Node]:
     finally:
         await bus.close()
         home.forget_running()
+
+
+async def read(bus: Bus, bucket: str, reference: BodyReference) -> bytes:
+    """A body that was too large for its message."""
+    return b"".join([part async for part in bodies.read(bus, bucket, reference)])
 
 
 def on_node(url: str, directory: Path, test: Callable[[Node], Awaitable[T]]) -> T:

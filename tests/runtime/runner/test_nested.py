@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpufn.bus import objects, queued_calls, records, streams
+from gpufn.bus import bodies, objects, queued_calls, records, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.pending import PendingCall
 from gpufn.errors import BusUnavailable, ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.parcels import Parcels
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.limits import LONGEST_TIMEOUT_S, MESSAGE_BYTES
@@ -26,6 +27,7 @@ from gpufn.workers import WorkerState
 from tests.runtime.runner.node import Node, on_node
 from tests.taking import take
 
+LARGE = bytes(range(251)) * (MESSAGE_BYTES // 251 + 1)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -307,26 +309,95 @@ def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, ver
     on_node(url, tmp_path, test)
 
 
-def test_a_function_is_told_that_a_result_is_too_large_for_it(url: str, tmp_path: Path) -> None:
-    """It waited for the answer for as long as it might run."""
+def test_a_function_gets_a_kept_result_of_any_size(url: str, tmp_path: Path) -> None:
+    """What did not fit one frame was refused."""
 
     async def test(node: Node) -> None:
-        await objects.ensure_bucket(node.bus, subjects.RESULT_FILES, expires=True)
+        await bodies.ensure_buckets(node.bus)
         worker = await node.worker(await node.deploy("eager"))
         call = await node.submit(await node.deploy("bulky"))
-        (path := tmp_path / "result").write_bytes(bytes(MESSAGE_BYTES + 1))
+        (path := tmp_path / "result").write_bytes(LARGE)
         digest, size = await objects.keep_file(node.bus, subjects.RESULT_FILES, path, owner=call.id, ttl_s=60)
         kept = msgspec.structs.replace(
             call, state=InvocationState.SUCCEEDED, ended_at=1.0, content_type="x/large", blob=digest, size=size
         )
         assert await records.end(node.bus, kept)
         worker.send(frames.Call(1, "result", call.id))
+        answer, body = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert (answer.error, answer.content_type, body) == (None, "x/large", b"")
+        assert bytes(parcels_of(node).take(answer.parcel)) == LARGE
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_calls_another_one_with_a_large_body_and_gets_one(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await bodies.ensure_buckets(node.bus)
+        asking = await node.worker(await node.deploy("asking"), "w-1")
+        asked = await node.worker(await node.deploy("asked"), "w-2")
+        sent = parcels_of(node).write([LARGE])
+        asking.send(frames.Call(1, "call", "asked", content_type="x/y", timeout_s=30.0, parcel=sent))
+        run, body = await asked.run()
+        assert body == b""
+        assert bytes(parcels_of(node, "w-2").take(run.parcel)) == LARGE
+        result = parcels_of(node, "w-2").write([LARGE[::-1]])
+        asked.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "x/z", 0.0, result))
+        answer, body = await asking.next()
+        assert isinstance(answer, frames.Answer)
+        assert (answer.error, answer.content_type, body) == (None, "x/z", b"")
+        assert bytes(parcels_of(node).take(answer.parcel)) == LARGE[::-1]
+        while await stored_arguments(node):
+            pass
+        for folder in ("w-1", "w-2", "kept", "r-r1"):
+            assert not list((node.home.parcels / folder).glob("*")), folder
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_submits_a_large_body_which_goes_when_the_call_has_ended(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await bodies.ensure_buckets(node.bus)
+        asking = await node.worker(await node.deploy("submitting"), "w-1")
+        revision = await node.deploy("submitted")
+        asking.send(frames.Call(1, "submit", "submitted", content_type="x/y", parcel=parcels_of(node).write([LARGE])))
+        answer, invocation = await asking.next()
+        assert isinstance(answer, frames.Answer)
+        assert answer.error is None
+        assert [blob.size for blob in await objects.blobs(node.bus, subjects.ARGUMENT_FILES)] == [len(LARGE)]
+        asked = await node.worker(revision, "w-2")
+        run, _ = await asked.run()
+        assert bytes(parcels_of(node, "w-2").take(run.parcel)) == LARGE
+        asked.answer(run)
+        record, _ = await records.wait(node.bus, invocation.decode(), 20)
+        assert record.state is InvocationState.SUCCEEDED
+        while await stored_arguments(node):
+            pass
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("claim", ["../../../etc/passwd", "0" * 26])
+@pytest.mark.parametrize("verb", ["call", "submit", "stream"])
+def test_arguments_that_a_worker_makes_up_are_refused(url: str, tmp_path: Path, verb: str, claim: str) -> None:
+    async def test(node: Node) -> None:
+        await node.deploy("target")
+        worker = await node.worker(await node.deploy("inventing"))
+        worker.send(frames.Call(1, verb, "target", timeout_s=5.0, parcel=claim))
         answer, _ = await worker.next()
         assert isinstance(answer, frames.Answer)
         assert answer.error is not None
-        assert (answer.error.code, f"{size:,} bytes" in answer.error.message) == ("payload_too_large", True)
+        assert answer.error.code == "invalid_input"
 
     on_node(url, tmp_path, test)
+
+
+def parcels_of(node: Node, worker: str = "w-1") -> Parcels:
+    return Parcels(node.home.parcels / worker)
+
+
+async def stored_arguments(node: Node) -> dict[str, int]:
+    return await streams.messages_per_subject(node.bus, f"OBJ_{subjects.ARGUMENT_FILES}")
 
 
 def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from gpufn.bus import bodies
 from gpufn.bus.calls import Caller
 from gpufn.home import Home
 from gpufn.invocation import OutcomeKind
-from gpufn.parcels import Parcels
+from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol import frames, subjects
+from gpufn.protocol.limits import MESSAGE_BYTES
 from gpufn.revision import Revision
 from gpufn_runtime.runner.parcels import NodeParcels
-from tests.runtime.runner.node import FakeWorker, Node, on_node
+from tests.runtime.runner.node import FakeWorker, Node, on_node, read
 
 
 @pytest.fixture(autouse=True)
@@ -103,32 +105,44 @@ def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_pat
     on_node(url, tmp_path, test)
 
 
-def test_a_caller_without_a_folder_here_is_sent_no_parcel(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["", "gw-far"])
+@pytest.mark.parametrize("size", [LEAST_BYTES, MESSAGE_BYTES + 1])
+def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, folder: str, size: int) -> None:
+    """In the reply, or, of more than fits there, by reference. Such a result was refused."""
+
     async def test(node: Node) -> None:
-        revision = await node.deploy("plain")
+        await bodies.ensure_buckets(node.bus)
+        revision = await node.deploy("far")
         worker = await node.worker(revision)
-        call = node.invoke(revision)
+        caller = Caller(node.bus, name="gw-far", clock=node.clock)
+        caller.start(parcels=folder, drop=lambda name: None)  # a folder that is on its own host
+        call = invoke(caller, node, revision)
         run, _ = await worker.run()
-        assert not run.takes_parcel
-        answer(worker, run, worker_parcels(node, worker).write([b"all the same"]))
-        reply, _ = await call.future
-        assert reply.kind is OutcomeKind.RAISED
+        result = bytes(range(251)) * (size // 251) + b"." * (size % 251)
+        answer(worker, run, worker_parcels(node, worker).write([result]))
+        reply, body = await call.future
+        assert (reply.kind, reply.parcel) == (OutcomeKind.SUCCEEDED, "")
+        if reply.reference is not None:
+            assert body == b""
+            body = await read(node.bus, subjects.RESULT_FILES, reply.reference)
+        assert (reply.reference is not None) is (size > MESSAGE_BYTES)
+        assert body == result
+        assert os.listdir(node.home.parcels / "kept") == []
 
     on_node(url, tmp_path, test)
 
 
-def test_a_caller_on_another_host_is_sent_no_parcel(url: str, tmp_path: Path) -> None:
+def test_a_result_that_its_worker_cuts_short_is_told_to_a_caller_on_another_host(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        revision = await node.deploy("far")
+        revision = await node.deploy("cut")
         worker = await node.worker(revision)
-        caller = Caller(node.bus, name="gw-far", clock=node.clock)
-        caller.start(parcels="gw-far", drop=lambda name: None)  # a folder that is on its own host
-        call = invoke(caller, node, revision)
+        call = node.invoke(revision)
         run, _ = await worker.run()
-        assert not run.takes_parcel
-        worker.answer(run, b"inside the message")
-        reply, body = await call.future
-        assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"inside the message")
+        answer(worker, run, "0" * 26)
+        reply, _ = await call.future
+        assert reply.kind is OutcomeKind.RAISED
+        assert reply.error is not None
+        assert reply.error.code == "result_not_encodable"
 
     on_node(url, tmp_path, test)
 

@@ -121,7 +121,7 @@ def test_what_has_not_begun_is_not_for_the_next_runner() -> None:
     assert not attempts.start(attempt)
 
 
-def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one() -> None:
+def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_path: Path) -> None:
     gone, back = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -130,7 +130,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one() -> No
         link.number = 2
 
     link = Mock(number=1, is_parents=False, wait_for_peer=wait)
-    conversations, answers = Conversations(link), []
+    conversations, answers = Conversations(link, Parcels(tmp_path)), []
     thread = threading.Thread(target=lambda: answers.append(conversations.ask(Verb.STATUS, "i")))
     thread.start()
     gone.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from gpufn import media, values
 from gpufn.errors import BusUnavailable
 from gpufn.invocation import OutcomeKind
-from gpufn.protocol.frames import Cancel
+from gpufn.parcels import Parcels
+from gpufn.protocol.frames import Answer, Cancel
 
 Start = Any
 
@@ -55,6 +57,31 @@ def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(s
     assert (result.error.code, result.error.message, result.error.retryable) == ("bus_unavailable", "away", True)
 
 
+def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: Start, tmp_path: Path) -> None:
+    parcels = Parcels(tmp_path / "parcels")
+    worker = start(
+        """
+        from gpufn import gpu_function
+        @gpu_function()
+        def g(x: bytes) -> bytes: return x
+        @gpu_function()
+        def f(x: int) -> int: return len(g.remote(b"x" * x)) + len(g.spawn(b"x" * x).id)
+        """,
+        parcels=parcels.folder,
+    )
+    worker.run(b'{"x": 8388608}')
+    call, body = worker.next()
+    assert body == b""
+    assert values.decode_call(parcels.take(call.parcel)) == ([b"x" * 8388608], {})
+    content_type, result = values.encode_result(b"y" * 9_000_000, media.NATIVE, limit_bytes=1 << 30)
+    parcel = parcels.write([result])
+    worker.send(Answer(call.call, OutcomeKind.SUCCEEDED, None, content_type, parcel))
+    call, body = worker.next()
+    assert (call.verb, body) == ("submit", b"")
+    worker.answer(call.call, "text/plain", b"an id")
+    assert worker.result()[1] == b"9000005"
+
+
 def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: Start) -> None:
     worker = start(
         """
@@ -64,14 +91,13 @@ def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: 
         def told(ask, *arguments):
             try:
                 ask(*arguments)
-            except errors.PayloadTooLarge as error:
+            except errors.InvalidInput as error:
                 return error.message
         @gpu_function()
         def f(x: int) -> list[str]: return [told(ask, b"x" * x) for ask in (g.remote, g.spawn)]
         """
     )
-    words = "of one call between functions: pass a path or an address that the other side can read"
-    assert worker.call(b'{"x": 7864320}').count(f"more than the 7,864,320 {words}".encode()) == 2
+    assert worker.call(b'{"x": 67108864}').count(b"more than the 67,108,864 of one call") == 2
 
 
 def test_an_async_function_awaits_another_one_and_stays_its_parent(start: Start) -> None:
