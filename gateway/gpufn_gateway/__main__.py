@@ -255,6 +255,8 @@ class _Gateway:
             return "the message bus is not connected"
         if not self._open.storage.is_ready:
             return "the queues are being made"
+        if self._disk.is_full():
+            return "the disk of the message bus is full"
         return self._open.registry.why_not_ready()
 
     def duties(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:

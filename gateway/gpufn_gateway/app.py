@@ -34,6 +34,7 @@ _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
 _SUBMIT: Final = "/submit"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_STORING: Final = frozenset({"POST", "PUT"})
 _OF_CALLS: Final = ("/v1/invocations/", "/v1/dlq/")
 _VERB_LENGTH: Final = len(_INVOKE)  # of both
 _STOPPED: Final = (
@@ -88,6 +89,8 @@ class App:
         if path not in _OPEN:
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them
+        if scope["method"] in _STORING:
+            self._disk.check_room()
         answer = send if scope["method"] in _READING else self._once_on_disk(path, send)
         try:
             await self._router(scope, receive, answer)

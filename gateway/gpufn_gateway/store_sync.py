@@ -21,10 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gpufn.errors import BusUnavailable
+from gpufn.errors import BusUnavailable, StoreFull
 from gpufn.protocol import subjects
 
 _CALLS: Final = (subjects.ASYNC, subjects.RESULTS)
+_LEAST_BYTES: Final = 64 << 10
 _STEP_NS: Final = 50_000_000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -33,8 +34,24 @@ class StoreSync:
     """`store`: the folder of the server's data; None: it is not on this host. `waits`: accepted calls are synced."""
 
     def __init__(self, store: Path | None, *, waits: bool) -> None:
+        self._store = store
         self._recorded = None if store is None else _Shared(_FileSystem(store).sync)
         self._accepted = None if store is None or not waits else _Shared(_Blocks(store).sync)
+
+    def is_full(self) -> bool:
+        """Looked up in the file system each time, which takes microseconds."""
+        if self._store is None:
+            return False
+        try:
+            found = os.statvfs(self._store)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < _LEAST_BYTES
+
+    def check_room(self) -> None:
+        """Raises StoreFull: nats-server sends no answer for what it cannot store, and the client would wait for it."""
+        if self.is_full():
+            raise StoreFull("The disk of the message bus is full: nothing is stored until there is room.")
 
     async def recorded(self) -> None:
         """Raises BusUnavailable when the disk fails."""

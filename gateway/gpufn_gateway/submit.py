@@ -65,6 +65,7 @@ class Submissions:
     async def _submit(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
     ) -> CallRecord:
+        self._disk.check_room()
         try:
             async with self._calls.queueing(call):
                 return await self._store(call, invocation, deadline, webhook)
