@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import uvloop
@@ -74,6 +75,7 @@ from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.stopping import Stopping
 from gpufn_gateway.storage import Storage
+from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.ticks import tick
@@ -225,7 +227,9 @@ class _Gateway:
         )
         self._addresses = Addresses(opened.settings.webhook_networks)
         self._webhook_secrets = WebhookSecrets(opened.buckets.webhook_secrets)
-        self._submissions = Submissions(bus, self._calls, self._addresses)
+        store = opened.settings.nats_store
+        self._disk = StoreSync(Path(store) if store else None, waits=opened.settings.sync.waits)
+        self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
@@ -240,7 +244,7 @@ class _Gateway:
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.of_calls)
-        return App(self._invoke, inference, self._open.access, self._routes())
+        return App(self._invoke, inference, self._open.access, self._routes(), self._disk)
 
     def _routes(self) -> list[Route]:
         bus, registry, builds, clock = self._open.bus, self._open.registry, self._open.builds, self._open.clock
@@ -282,6 +286,8 @@ class _Gateway:
             return "the message bus is not connected"
         if not self._open.storage.is_ready:
             return "the queues are being made"
+        if self._disk.is_full():
+            return "the disk of the message bus is full"
         return self._open.registry.why_not_ready()
 
     def duties(self, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:

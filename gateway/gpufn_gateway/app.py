@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence, Set
-from typing import Final
+from collections.abc import MutableMapping, Sequence, Set
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
@@ -26,12 +26,16 @@ from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.oip import Inference
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocol import MAX_HEADERS
+from gpufn_gateway.store_sync import StoreSync
 
 log = logging.getLogger(__name__)
 
 _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
 _SUBMIT: Final = "/submit"
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_STORING: Final = frozenset({"POST", "PUT"})
+_OF_CALLS: Final = ("/v1/invocations/", "/v1/dlq/")
 _VERB_LENGTH: Final = len(_INVOKE)  # of both
 _STOPPED: Final = (
     "The gateway stopped before this was done, and it may have run: try again, with an Idempotency-Key if it must not "
@@ -42,10 +46,13 @@ _OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/he
 
 
 class App:
-    def __init__(self, invoke: Invoke, inference: Inference, access: Access, routes: Sequence[Route]) -> None:
+    def __init__(
+        self, invoke: Invoke, inference: Inference, access: Access, routes: Sequence[Route], disk: StoreSync
+    ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
+        self._disk = disk
         self._routes = routes
         self._router = Router(routes, redirect_slashes=False)
 
@@ -82,13 +89,27 @@ class App:
         if path not in _OPEN:
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them
+        if scope["method"] in _STORING:
+            self._disk.check_room()
+        answer = send if scope["method"] in _READING else self._once_on_disk(path, send)
         try:
-            await self._router(scope, receive, send)
+            await self._router(scope, receive, answer)
         except HTTPException as error:
             if error.status_code == 405:
                 raise _not_allowed(scope, self._methods_at(scope)) from None
             reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             raise RouteError(error.status_code, reason) from None
+
+    def _once_on_disk(self, path: str, send: Send) -> Send:
+        """`send`, which begins an answer only when what it is about is on the disk."""
+        on_disk = self._disk.accepted if _is_of_calls(path) else self._disk.recorded
+
+        async def once_on_disk(event: MutableMapping[str, Any]) -> None:
+            if event["type"] == "http.response.start" and event["status"] < 400:
+                await on_disk()
+            await send(event)
+
+        return once_on_disk
 
     def _methods_at(self, scope: Scope) -> set[str]:
         """Of all routes with this path: each has some, and Starlette tells those of the first."""
@@ -102,6 +123,11 @@ class App:
         except RuntimeError:  # the answer had begun: the server breaks the connection, which is the truth
             if not isinstance(error, GpufnError):
                 raise RuntimeError("an answer broke off; its incident is in the log") from None
+
+
+def _is_of_calls(path: str) -> bool:
+    """Whether a request there is about calls: GPUFN_SYNC says when those are on the disk."""
+    return path.startswith(_OF_CALLS) or "/maps/" in path or "/invocations/" in path or path.endswith("/run")
 
 
 def _wording(path: str) -> Wording:

@@ -51,6 +51,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.BuildFailed: 422,
     errors.PlatformError: 500,
     errors.BusUnavailable: 503,
+    errors.StoreFull: 503,
     errors.ArtifactUnavailable: 503,
     errors.WorkerLost: 502,
     errors.DeviceFailed: 502,
@@ -174,7 +175,7 @@ def _public(error: GpufnError) -> ErrorInfo:
     if isinstance(error, JetStreamError):
         log.warning("the bus refused a request: %s", error)
         return _platform_error("The platform failed: its message bus refused a request.")
-    if isinstance(error, errors.BusUnavailable):
+    if isinstance(error, errors.BusUnavailable) and not isinstance(error, errors.StoreFull):
         log.warning("the bus was not available: %s", error)
         message = "The message bus does not answer right now; a call that was under way may have run."
         if isinstance(error, NotStored):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn.protocol import limits
-from gpufn.settings import InvalidSetting, number, size, yes_or_no
+from gpufn.settings import SYNC, InvalidSetting, Sync, number, size, sync_of, yes_or_no
 from gpufn.shutdown import GRACE_S
 
 T = TypeVar("T")
@@ -33,6 +33,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to
     share_across_domains: bool = False  # GPUFN_SHARE_ACROSS_DOMAINS: a GPU may be shared by several trust domains
     webhook_networks: tuple[str, ...] = ()  # GPUFN_WEBHOOK_NETWORKS: webhooks go there as well: 10.0.0.0/8,fd00::/8
+    sync: Sync = SYNC  # GPUFN_SYNC: when accepted calls are on the disk: always (before 202), 2s, never
+    nats_store: str = ""  # GPUFN_NATS_STORE: the folder of the data of a nats-server on this host; `gpufn up` sets it
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -44,6 +46,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             text = environ.get(variable, "").strip()
             if text:
                 given[field.name] = _read(variable, text, field)
+        if "sync" in given and "nats_store" not in given:
+            raise InvalidSetting(
+                "GPUFN_SYNC is for the nats-server of `gpufn up`: set sync_interval in your own servers' configuration."
+            )
         return cls(**given)
 
     def max_call_bytes(self, max_payload: int) -> int:
@@ -92,6 +98,7 @@ _OF_FIELD: dict[str, Callable[[str], Any]] = {
     "port": _port,
     "webhook_networks": _networks,
     "log_level": _level,
+    "sync": sync_of,
 }
 
 

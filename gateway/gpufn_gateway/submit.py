@@ -24,6 +24,7 @@ from gpufn_gateway.bodies import Receive, Send, left
 from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 WEBHOOK: Final = b"x-gpufn-webhook"
@@ -31,9 +32,10 @@ _LONGEST_KEY = 255
 
 
 class Submissions:
-    def __init__(self, bus: Bus, calls: Calls, addresses: Addresses | None = None) -> None:
+    def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: Addresses | None = None) -> None:
         self._bus = bus
         self._calls = calls
+        self._disk = disk
         self._addresses = addresses or Addresses()
         self._ringer = Ringer(bus)
 
@@ -51,6 +53,7 @@ class Submissions:
             record = await self._submit(call, own, call.submit_deadline, webhook)
         finally:
             self._calls.discard(call)
+        await self._disk.accepted()
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         answer = [
             (b"content-type", media.JSON.encode()),
@@ -65,6 +68,7 @@ class Submissions:
     async def _submit(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
     ) -> CallRecord:
+        self._disk.check_room()
         try:
             async with self._calls.queueing(call):
                 return await self._store(call, invocation, deadline, webhook)

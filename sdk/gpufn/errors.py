@@ -17,6 +17,7 @@
     ├─ BuildFailed             no engine could be made: stage, node, log
     └─ PlatformError           ours to mend
        └─ BusUnavailable       ArtifactUnavailable  WorkerLost  DeviceFailed  ProtocolMismatch  GatewayUnavailable
+          └─ StoreFull
 
 A class never shares its name with a builtin. `code` is the wire name and never changes. HTTP statuses are not
 here: they live in `gpufn_gateway.problems`.
@@ -321,6 +322,12 @@ class BusUnavailable(PlatformError):
     """The message bus does not answer."""
 
     code = "bus_unavailable"
+
+
+class StoreFull(BusUnavailable):
+    """The disk of the message bus is full: nothing can be stored until there is room."""
+
+    code = "store_full"
 
 
 class ArtifactUnavailable(PlatformError):

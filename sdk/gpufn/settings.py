@@ -7,12 +7,20 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from gpufn.errors import GpufnError, InvalidInput, InvalidSpec
 from gpufn.quantities import LEAST_PROCESS_BYTES, check_least_bytes, parse_bytes
 from gpufn.urls import check_bus
 
 _LONGEST_NODE: Final = 40
 _NODE: Final = re.compile(rf"[a-z0-9-]{{1,{_LONGEST_NODE}}}")
+_INTERVAL: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s|m)")
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_SHORTEST_SYNC_S: Final = 0.1
+_LONGEST_SYNC_S: Final = 600.0
+# What no 202 waits for, results among it, is synced every two seconds; `never` leaves nats-server its own two minutes.
+_NAMED_SYNCS: Final = {"always": 2.0, "never": 120.0}
 _YES: Final = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 
@@ -20,6 +28,44 @@ class InvalidSetting(GpufnError):
     """An environment variable has a value that cannot be used."""
 
     code = "invalid_setting"
+
+
+class Sync(msgspec.Struct, frozen=True):
+    """When an accepted call is on the disk. `waits`: before its 202; else nats-server syncs once per interval."""
+
+    text: str
+    waits: bool
+    interval_s: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def sync_of(text: str) -> Sync:
+    """Of GPUFN_SYNC. Raises ValueError.
+
+    >>> sync_of("always").waits, sync_of("500ms").interval_s, sync_of("never").interval_s
+    (True, 0.5, 120.0)
+    """
+    if text in _NAMED_SYNCS:
+        return Sync(text, text == "always", _NAMED_SYNCS[text])
+    matched = _INTERVAL.fullmatch(text)
+    seconds = 0.0 if matched is None else float(matched[1]) * _UNITS_S[matched[2]]
+    if not _SHORTEST_SYNC_S <= seconds <= _LONGEST_SYNC_S:
+        raise ValueError("write always, never, or an interval from 100ms to 10m, such as 2s")
+    return Sync(text, waits=False, interval_s=seconds)
+
+
+SYNC: Final = sync_of("2s")  # the default: at half the rate, `always` costs more than most calls are worth
+
+
+def sync_setting(environ: Mapping[str, str]) -> Sync:
+    """GPUFN_SYNC. Raises InvalidSetting."""
+    text = environ.get("GPUFN_SYNC", "").strip()
+    try:
+        return sync_of(text) if text else SYNC
+    except ValueError as error:
+        raise InvalidSetting(f"GPUFN_SYNC={text!r}: {error}") from error
 
 
 def bus_url(environ: Mapping[str, str]) -> str:

@@ -69,8 +69,11 @@ def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_
         assert platform.invoke("steady", {"number": 1}) == 1
         filler = fill(disk)
         refused = platform.client.post("/v1/functions/steady/submit", json={"number": 2})
-        assert (refused.status_code, refused.json()["code"]) == (503, "bus_unavailable")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
         assert refused.json()["retryable"] is True
+        assert refused.json()["detail"].endswith("is full: nothing is stored until there is room.")
+        not_ready = platform.client.get("/readyz")
+        assert (not_ready.status_code, "is full" in not_ready.text) == (503, True)
         assert platform.invoke("steady", {"number": 3}) == 3, "what needs no disk goes on"
     ended = up(disk / "home")
     assert ended.returncode == 1
@@ -88,13 +91,23 @@ def test_a_disk_that_has_room_again_is_stored_on_again_without_a_person(disk: Pa
         assert platform.client.post("/v1/functions/steady/submit", json={"number": 1}).status_code == 503
         pids = json.loads((disk / "home" / "up.json").read_bytes())["pids"]
         os.kill(pids["runner"], signal.SIGKILL)
+        refused = platform.client.put(f"/v1/bundles/{'0' * 64}", content=b"?")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
         until(lambda: "disk" in said(platform) and " is full" in said(platform), "told")
         filler.unlink()
+        until(lambda: " has room again" in said(platform), "noticed")
+        until(lambda: replaced(platform, pids) == {"nats", "runner"}, "started again")
         until(lambda: submits(platform), "stored")
+        until(lambda: platform.client.get("/readyz").status_code == 200, "ready")
         assert said(platform).count(" has room again") == 1
         assert platform.invoke("steady", {"number": 2}) == 2
-        now = json.loads((disk / "home" / "up.json").read_bytes())["pids"]
-        assert {name for name in now if now[name] != pids[name]} == {"nats", "runner"}
+        assert replaced(platform, pids) == {"nats", "runner"}
+
+
+def replaced(platform: Platform, pids: dict[str, int]) -> set[str]:
+    """The processes that are others than those of `pids`."""
+    now = json.loads((platform.home / "up.json").read_bytes())["pids"]
+    return {name for name in now if now[name] != pids[name]}
 
 
 def said(platform: Platform) -> str:

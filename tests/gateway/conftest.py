@@ -36,6 +36,7 @@ from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 
@@ -171,7 +172,7 @@ class Gateway:
             parcels=parcels,
         )
         bus: Any = self.bus
-        submissions = Submissions(bus, self.calls)
+        submissions = Submissions(bus, self.calls, StoreSync(None, waits=False))
         self.invoke = Invoke(self.calls, submissions)
         nothing: Any = None
         functions = FunctionRoutes(
@@ -198,7 +199,13 @@ class Gateway:
             *OipRoutes(self.registry, self.telemetry, lambda: self.reason).routes(),
             *operations.routes(),
         ]
-        self.app = App(self.invoke, Inference(self.calls, self.invoke, call_bodies), self.access, routes)
+        self.app = App(
+            self.invoke,
+            Inference(self.calls, self.invoke, call_bodies),
+            self.access,
+            routes,
+            StoreSync(None, waits=False),
+        )
 
     async def spent(self, day: str) -> dict[str, Usage]:
         return self.took.get(day, {})

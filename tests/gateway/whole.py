@@ -54,6 +54,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks.addresses import Addresses
@@ -109,7 +110,8 @@ class Whole:
             references=References(bus, parcels),
         )
         addresses = Addresses(("127.0.0.0/8", "::1/128"))
-        submissions = Submissions(bus, calls, addresses)
+        disk = StoreSync(None, waits=False)
+        submissions = Submissions(bus, calls, disk, addresses)
         self.post = Post(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
@@ -155,7 +157,7 @@ class Whole:
             ).routes(),
         ]
         invoke = Invoke(calls, submissions)
-        self.app = App(invoke, Inference(calls, invoke, call_bodies), self.access, routes)
+        self.app = App(invoke, Inference(calls, invoke, call_bodies), self.access, routes, disk)
         self.leads = True
         self.finishing = Finishing(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads

@@ -33,6 +33,7 @@ from gpufn.errors import BusUnavailable
 from gpufn.parent_death import end_with_parent
 from gpufn.protocol.limits import MESSAGE_BYTES
 
+_SYNC_INTERVAL_S = 120.0  # nats-server's own default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
 _KILL_TIMEOUT_S = 10.0
@@ -53,10 +54,18 @@ class EmbeddedServer:
         self._passwords = passwords
 
     @classmethod
-    def start(cls, directory: Path, *, port: int = 0, ends_with_parent: bool = False) -> EmbeddedServer:
+    def start(
+        cls,
+        directory: Path,
+        *,
+        port: int = 0,
+        sync_interval_s: float = _SYNC_INTERVAL_S,
+        ends_with_parent: bool = False,
+    ) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 
         `port` 0: the port of the last start in this directory if it is still free, else any.
+        The server syncs what it has written to the disk every `sync_interval_s`.
         `ends_with_parent`: the server shuts down when the thread that calls this ends, also by `kill -9`.
         Raises BusUnavailable with one line that says what to do.
         """
@@ -66,13 +75,14 @@ class EmbeddedServer:
         with _lock(directory / "lock") as lock:
             for candidate in [port] if port else _candidates(directory / "port"):
                 try:
-                    process = _launch(binary, directory, candidate, passwords, lock, ends_with_parent=ends_with_parent)
+                    config = _config(directory, candidate, passwords, sync_interval_s)
+                    process = _launch(binary, directory, config, candidate, lock, ends_with_parent=ends_with_parent)
                 except _PortTaken:
                     if port:
                         raise
                     continue
-                with contextlib.suppress(OSError):  # it runs, though the disk be full
-                    (directory / "port").write_text(str(candidate))
+                with contextlib.suppress(BusUnavailable):  # it runs, though the disk be full
+                    _write_private(directory / "port", str(candidate))
                 return cls(directory, candidate, process, passwords)
         raise BusUnavailable("nats-server found no free port.")
 
@@ -199,10 +209,10 @@ def find_binary() -> Path:
 
 
 def _launch(
-    binary: Path, directory: Path, port: int, passwords: dict[str, str], lock: int, *, ends_with_parent: bool
+    binary: Path, directory: Path, config: str, port: int, lock: int, *, ends_with_parent: bool
 ) -> subprocess.Popen[bytes]:
-    config = directory / "nats.conf"
-    _write_private(config, _config(directory, port, passwords))
+    path = directory / "nats.conf"
+    _write_private(path, config)
     for stale in directory.glob("*.ports"):
         stale.unlink()
     log_path = directory / "nats.log"
@@ -212,7 +222,7 @@ def _launch(
     with log_path.open("ab") as log:
         start_of_log = log.tell()
         process = subprocess.Popen(  # noqa: S603
-            [binary, "-c", config],
+            [binary, "-c", path],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -247,7 +257,7 @@ def _why_not(log: str, port: int, log_path: Path) -> BusUnavailable:
     return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
 
 
-def _config(directory: Path, port: int, passwords: dict[str, str]) -> str:
+def _config(directory: Path, port: int, passwords: dict[str, str], sync_interval_s: float) -> str:
     """No monitoring port; depths come from JetStream's own API."""
     return f"""\
 server_name: gpufn
@@ -262,7 +272,10 @@ write_deadline: "5s"
 lame_duck_duration: "30s"
 # With true, acknowledgement subjects change and nats-py's own consumers die silently.
 feature_flags {{ js_ack_fc_v2: false }}
-jetstream {{ store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB }}
+jetstream {{
+  store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB
+  sync_interval: "{round(sync_interval_s * 1000)}ms"
+}}
 authorization {{
   users = [
 {users_config(passwords)}
@@ -292,11 +305,13 @@ def _credentials(path: Path) -> dict[str, str]:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, and readable by us alone."""
+    """Whole or not at all, also after a power failure, and readable by us alone."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(os.fsencode(text))  # paths, as the system has them
+            file.flush()
+            os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
         raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""Is this a server that gpufn can run on? Asked once, by each process that connects, before it does anything else."""
+"""Is this a server that gpufn can run on? A gateway asks once, before it does anything else."""
 
 from __future__ import annotations
 

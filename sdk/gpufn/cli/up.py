@@ -25,7 +25,7 @@ from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.home import Home
-from gpufn.settings import node_name, number
+from gpufn.settings import node_name, number, sync_setting
 from gpufn.urls import check_bus, public
 
 Grace = Annotated[
@@ -166,6 +166,7 @@ class _Platform:
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = node_name(os.environ)
+        self._sync = sync_setting(os.environ)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _tell)
         self._bus: EmbeddedServer | None = None
@@ -175,7 +176,8 @@ class _Platform:
         """On the port it had, so that who is connected finds it again."""
         self.store.started()
         port = self._bus.port if self._bus else 0
-        self._bus = EmbeddedServer.start(self.home.nats, port=port, ends_with_parent=True)
+        sync_s = self._sync.interval_s
+        self._bus = EmbeddedServer.start(self.home.nats, port=port, sync_interval_s=sync_s, ends_with_parent=True)
         return self._bus
 
     def environment(self, role: str) -> dict[str, str]:
@@ -190,6 +192,7 @@ class _Platform:
             "GPUFN_NODE": self._node,
             "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
             "GPUFN_GRACE": str(self._grace_s),
+            **({"GPUFN_NATS_STORE": str(self.home.nats)} if self._nats is None else {}),
         }
 
     def is_ready(self) -> bool:

@@ -1,0 +1,10 @@
+"""A function that no node has the GPU for: its calls wait."""
+
+from __future__ import annotations
+
+from gpufn import gpu_function
+
+
+@gpu_function(gpu="T5000")
+def nowhere(number: int) -> int:
+    return number
