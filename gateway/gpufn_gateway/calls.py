@@ -30,7 +30,7 @@ from gpufn.protocol.messages import ResultReply
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
-from gpufn_gateway import admission, negotiation
+from gpufn_gateway import admission, negotiation, query_arguments
 from gpufn_gateway.asked import asked
 from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
@@ -149,11 +149,12 @@ class Calls:
         waits: bool = True,
         read: ReadArguments | None = None,
         may_be_parcel: bool = False,
+        query: bytes = b"",
     ) -> PreparedCall:
         """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
 
         `may_be_parcel`: a large body may become a parcel, which whoever asked has to `discard` in the end. `read`
-        takes the place of steps 5 and 6 for a protocol of its own.
+        takes the place of steps 5 and 6 for a protocol of its own. `query` has the arguments beside a raw body.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
@@ -169,7 +170,7 @@ class Calls:
                 if refused is not None:
                     raise refused
             if read is None:
-                arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
+                arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel, query=query)
             else:
                 arguments = await read(name, target, headers, receive)
             now = self.clock.time()
@@ -190,7 +191,14 @@ class Calls:
             raise
 
     async def _read(
-        self, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive, *, may_be_parcel: bool
+        self,
+        name: str,
+        target: Target,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        *,
+        may_be_parcel: bool,
+        query: bytes,
     ) -> Arguments:
         """Keyword arguments, or the bytes of the one parameter that takes bytes."""
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -210,7 +218,17 @@ class Calls:
             raise UnsupportedMediaType(
                 f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
             )
-        body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=may_be_parcel)
+        raw_parameter = target.method.raw_parameter
+        if query and raw_parameter is not None and not negotiation.is_arguments(content_type):
+            others = query_arguments.arguments(query, target.signature, raw_parameter)
+            raw = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel)
+            data = msgspec.msgpack.encode({**others, raw_parameter: raw})
+            content_type, body = (
+                media.MSGPACK,
+                self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel),
+            )
+        else:
+            body = await self._bodies.take(headers, receive, function=target.name, may_be_parcel=may_be_parcel)
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
