@@ -6,8 +6,10 @@ import logging
 import os
 import sys
 
+from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
+from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
@@ -19,14 +21,18 @@ from gpufn_builder.store import Store
 log = logging.getLogger("gpufn.builder")
 
 _BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
+_BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES)
+_STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
 
 async def serve(settings: BuilderSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", patience_s=_BUS_PATIENCE_S)
     clock = SystemClock()
     try:
+        await claim_node(bus, "builder", settings.node, settings.home)
+        await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(objects.stream_of, _STORES)))
         building = Building(
-            await Store.open(bus, clock),
+            Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),
             folder=settings.home.builds,
             caches=settings.home.tuning,
             environ=os.environ,
@@ -34,8 +40,9 @@ async def serve(settings: BuilderSettings) -> None:
             memory_limit_bytes=settings.memory_limit_bytes,
             measuring=settings.measuring,
         )
-        builds = await KeyValue.open(bus, subjects.BUILDS)
-        builder = Builder(bus, builds=builds, building=building, node=settings.node, clock=clock)
+        builder = Builder(
+            bus, builds=KeyValue(bus, subjects.BUILDS), building=building, node=settings.node, clock=clock
+        )
         log.info("builds for node %s", settings.node)
         await until_told(builder.run(), "builder")
     finally:

@@ -64,7 +64,6 @@ class Builder:
     async def run(self) -> None:
         """Until cancelled; what is being built then is given back, for another builder or our successor."""
         self._building.sweep()
-        await streams.ensure_streams(self._bus)
         self._bus.subscribe(subjects.node_report(self._node), decoded(_report, self._on_report))
         self._serve(cpu_target())
         try:
@@ -212,7 +211,6 @@ class BuildQueue:
 
     async def _recreate(self) -> None:
         try:
-            await streams.ensure_streams(self._bus)
             await streams.ensure_consumer(
                 self._bus, subjects.BUILD, self._consumer, subjects.build_queue(self._target.kind),
                 ack_wait_s=_ACK_WAIT_S, max_ack_pending=_UNBOUNDED,

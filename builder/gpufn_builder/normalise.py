@@ -9,13 +9,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import onnx
 from google.protobuf.message import EncodeError
 from onnx import (
@@ -26,6 +28,7 @@ from onnx import (
     ValueInfoProto,
     checker,
     inliner,
+    numpy_helper,
     shape_inference,
     version_converter,
 )
@@ -42,6 +45,8 @@ from gpufn_builder.tensors import datatype_of
 _STAGE: Final = BuildStage.NORMALISE
 _NAME: Final = "model.onnx"
 _FIRST_IR_WITH_CONSTANTS: Final = 4  # before, each initialiser had to be an input as well
+_MOST_DEFAULT_ELEMENTS: Final = 1024  # of an overridable input; a larger one is a weight
+_MOST_PARAMETER_ELEMENTS: Final = 16  # where all initialisers are inputs, a larger one shows that they are weights
 _HALVES: Final = ((TensorProto.BFLOAT16, Precision.BF16), (TensorProto.FLOAT16, Precision.FP16))
 _SIXTEEN_BITS: Final = (TensorProto.INT16, TensorProto.UINT16)
 _INTEGER_PRODUCTS: Final = frozenset(
@@ -81,7 +86,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     model.ClearField("training_info")
     _drop_unused_opsets(model)
     _name_as_usual(model.graph)
-    _drop_default_inputs(model)
+    defaults = _take_defaults(model)
     _forget_negative_sizes(model.graph)
     write_out(model.graph)
     sort_nodes(model.graph)
@@ -91,7 +96,7 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     path = into / _free_name(source.external)
     _check(model, path)
     _infer(path)
-    return _described(onnx.load(path, load_external_data=False), path, source.external)
+    return _described(onnx.load(path, load_external_data=False), path, source.external, defaults)
 
 
 def _without_functions(proto: ModelProto) -> ModelProto:
@@ -117,13 +122,41 @@ def _name_as_usual(graph: GraphProto) -> None:
         node.domain = usual_domain(node.domain)
 
 
-def _drop_default_inputs(model: ModelProto) -> None:
-    """Inputs that have an initialiser become constants: a caller gives every input."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    constants |= {tensor.values.name for tensor in model.graph.sparse_initializer}
-    kept = [value for value in model.graph.input if value.name not in constants]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
+def _take_defaults(model: ModelProto) -> dict[str, bytes]:
+    """Return the default values of inputs that a caller may override, and make constants of the other ones.
+
+    An input that has an initialiser is overridable. Not so before IR version 4, and in models of old exporters, where
+    each weight is an input as well. Large ones are weights, too. An overridable input loses its initialiser here, for
+    compilers would fold it into the graph.
+    """
+    graph = model.graph
+    inputs = {value.name for value in graph.input}
+    listed = [tensor for tensor in graph.initializer if tensor.name in inputs]
+    all_listed = len(listed) == len(graph.initializer)
+    are_weights = all_listed and any(math.prod(tensor.dims) > _MOST_PARAMETER_ELEMENTS for tensor in listed)
+    defaults: dict[str, bytes] = {}
+    if model.ir_version >= _FIRST_IR_WITH_CONSTANTS and not are_weights:
+        defaults = {tensor.name: data for tensor in listed if (data := _default(tensor)) is not None}
+    kept = [tensor for tensor in graph.initializer if tensor.name not in defaults]
+    constants = {tensor.name for tensor in kept} | {tensor.values.name for tensor in graph.sparse_initializer}
+    values = [value for value in graph.input if value.name not in constants]
+    for field, items in ((graph.initializer, kept), (graph.input, values)):
+        del field[:]
+        field.extend(items)
+    return defaults
+
+
+def _default(tensor: TensorProto) -> bytes | None:
+    """Return the elements of a small tensor of numbers, else None."""
+    datatype = datatype_of(tensor.data_type)
+    if tensor.data_location == TensorProto.EXTERNAL or datatype in (None, "BYTES"):
+        return None
+    if math.prod(tensor.dims) > _MOST_DEFAULT_ELEMENTS:
+        return None
+    try:
+        return bytes(numpy_helper.to_array(tensor).tobytes())
+    except ValueError:  # the checker names what is wrong with it
+        return None
 
 
 def _forget_negative_sizes(graph: GraphProto) -> None:
@@ -181,14 +214,14 @@ def _infer(path: Path) -> None:
             raise _failed("the shapes of the model's values cannot be inferred", error) from error
 
 
-def _described(model: ModelProto, path: Path, external: tuple[str, ...]) -> NormalModel:
+def _described(model: ModelProto, path: Path, external: tuple[str, ...], defaults: Mapping[str, bytes]) -> NormalModel:
     graph = model.graph
     for value in graph.output:
         if value.type.WhichOneof("value") != "tensor_type" or _datatype(value.type) is None:
             raise BuildFailed(f"output {value.name} is no tensor that can be sent", stage=_STAGE, node=value.name)
     return NormalModel(
         path,
-        tuple(_spec(value) for value in graph.input),
+        tuple(msgspec.structs.replace(_spec(value), default=defaults.get(value.name)) for value in graph.input),
         tuple(_spec(value) for value in graph.output),
         _may_be_batched(graph.input, graph.output),
         external,

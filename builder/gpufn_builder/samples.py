@@ -22,7 +22,7 @@ import numpy as np
 from gpufn.engine import BuildStage
 from gpufn.errors import BuildFailed
 from gpufn.model import MOST_DIMENSIONS, ShapeProfile, TensorSpec
-from gpufn_builder.tensors import BF16, Array, Arrays, described, dtype_of
+from gpufn_builder.tensors import BF16, Array, Arrays, default_of, described, dtype_of
 
 _STAGE: Final = BuildStage.INGEST
 MAX_SAMPLES_BYTES: Final = 4 << 30  # unpacked
@@ -75,7 +75,9 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], *, most_bytes: int = 
         if name not in {tensor.name for tensor in inputs}:
             takes = ", ".join(map(described, inputs)) or "none"
             raise _refused(f"the samples have an array {name}, and the model's inputs are {takes}", name)
-    columns = {tensor.name: _column(tensor, arrays) for tensor in inputs}
+    columns = {
+        tensor.name: _column(tensor, arrays) for tensor in inputs if tensor.name in arrays or tensor.default is None
+    }
     counts = {name: len(array) for name, array in columns.items()}
     if not counts or min(counts.values()) == 0:
         raise _refused(f"there is no sample in {path.name}")
@@ -85,7 +87,14 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], *, most_bytes: int = 
         if count > MAX_SAMPLES:
             raise _refused(f"{count} samples are more than the {MAX_SAMPLES} allowed", name)
     return [
-        Case(f"sample {index}", {name: _sample(array, index) for name, array in columns.items()}, is_given=True)
+        Case(
+            f"sample {index}",
+            {
+                tensor.name: _sample(columns[tensor.name], index) if tensor.name in columns else default_of(tensor)
+                for tensor in inputs
+            },
+            is_given=True,
+        )
         for index in range(next(iter(counts.values())))
     ]
 
@@ -250,6 +259,8 @@ def generate(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], see
                 name,
                 {
                     tensor.name: _random(random, tensor.datatype, shape)
+                    if tensor.default is None
+                    else default_of(tensor)
                     for tensor, shape in zip(inputs, shapes, strict=True)
                 },
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpufn.home import Home
-from gpufn.settings import InvalidSetting, bus_url, node_name, size
+from gpufn.settings import InvalidSetting, bus_url, node_name, process_memory
 from gpufn_builder.exchange import THOROUGH, MeasurePlan
 
 _SHARE = 0.75  # of the machine's memory
@@ -42,7 +42,7 @@ class BuilderSettings:
 def _memory_limit(text: str) -> int:
     if not text:
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
-    return size("GPUFN_BUILD_MEMORY", text)
+    return process_memory("GPUFN_BUILD_MEMORY", text, "a process that compiles")
 
 
 def _measuring(text: str) -> MeasurePlan:

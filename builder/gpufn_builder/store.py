@@ -50,14 +50,6 @@ class Store:
         self._leases = leases
         self._clock = clock
 
-    @classmethod
-    async def open(cls, bus: Bus, clock: Clock) -> Store:
-        """Buckets are created if they are absent."""
-        for bucket in (subjects.MODEL_FILES, subjects.ENGINE_FILES):
-            await objects.ensure_bucket(bus, bucket)
-        engines = await KeyValue.open(bus, subjects.ENGINES)
-        return cls(bus, engines, await KeyValue.open(bus, subjects.LEASES), clock)
-
     async def find(self, key: str) -> EngineManifest | None:
         """The engine of this EngineKey, if it was built and all of it is there. It is written anew, so that whoever was
         about to remove it does not; one that has lost a file is removed."""
@@ -95,20 +87,23 @@ class Store:
                 raise BuildFailed(f"{file.name} cannot be read: {error.message}", stage=BuildStage.INGEST) from error
 
     async def publish(self, manifest: EngineManifest, folder: Path) -> EngineManifest:
-        """The engine as it is published then: somebody else's when that was quicker.
+        """Return the published engine: that of another builder if it was quicker.
 
-        Raises BuildFailed(stage="publish"), and then nothing shows that there was an engine."""
+        Raises BuildFailed(stage="publish") and removes the files that this call stored.
+        """
+        stored: list[str] = []
         try:
             for file in manifest.files:
-                await self._put(file, folder)
+                await self._put(file, folder, stored)
             while not await self._create(manifest):
                 if (theirs := await self.find(manifest.key)) is not None:
                     return theirs
             for file in manifest.files:
                 touch = partial(objects.touch, self._bus, subjects.ENGINE_FILES, file.digest)
                 if not await self._patiently(touch):
-                    await self._put(file, folder)
+                    await self._put(file, folder, stored)
         except (GpufnError, OSError) as error:
+            await self._remove(stored)
             raise BuildFailed(f"the engine cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
         return manifest
 
@@ -120,15 +115,24 @@ class Store:
             return False
         return True
 
-    async def _put(self, file: ModelFile, folder: Path) -> None:
-        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name)
-        if await self._patiently(put) != file.digest:
+    async def _put(self, file: ModelFile, folder: Path, stored: list[str]) -> None:
+        put = partial(objects.put_file, self._bus, subjects.ENGINE_FILES, folder / file.name, purges=False)
+        digest, is_new = await self._patiently(put)
+        if is_new:
+            stored.append(digest)
+        if digest != file.digest:
             raise ArtifactUnavailable(f"{file.name} is not what the manifest names")
+
+    async def _remove(self, digests: Sequence[str]) -> None:
+        """Remove files that no manifest names. The gateway's garbage collector removes the rest."""
+        for digest in digests:
+            with contextlib.suppress(GpufnError):
+                await objects.withdraw(self._bus, subjects.ENGINE_FILES, digest)
 
     async def put_report(self, data: bytes) -> str:
         """In either form; its digest. Raises BuildFailed(stage="publish")."""
         try:
-            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data))
+            return await self._patiently(partial(objects.put, self._bus, subjects.ENGINE_FILES, data, purges=False))
         except GpufnError as error:
             raise BuildFailed(f"the report cannot be stored: {error}", stage=BuildStage.PUBLISH) from error
 
@@ -138,7 +142,7 @@ class Store:
 
         A lease that is lost on the way is taken again; two that build at once publish one engine all the same.
         """
-        lease = Lease(self._leases, f"build.{key}", holder, ttl_s=_LEASE_TTL_S)
+        lease = Lease(self._leases, f"{subjects.BUILD_LEASES}.{key}", holder, ttl_s=_LEASE_TTL_S)
         try:
             if not await lease.try_acquire(self._clock.monotonic()):
                 waits()

@@ -50,6 +50,12 @@ def dtype_of(datatype: str) -> np.dtype[Any]:
     return _DTYPES[datatype]
 
 
+def default_of(spec: TensorSpec) -> Array:
+    """Return the default value of an input that has one."""
+    assert spec.default is not None
+    return np.frombuffer(spec.default, dtype_of(spec.datatype)).reshape(spec.shape)
+
+
 def is_float(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype == BF16
 

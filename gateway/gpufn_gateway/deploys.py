@@ -1,7 +1,8 @@
 """Functions and their revisions, changed by compare-and-set. Two changes at once both happen, one after the other.
 
 deploy    1. the bundle must be there   2. `REVISIONS <fn>.<n>` is created, create-only: n is one above the highest
-          3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY
+          3. `FUNCTIONS <fn>` moves `active` to n; `serving` moves along only if no worker of the old one is READY, and
+          the revision is not to be checked. The controller does the rest (`gpufn_gateway.controller.rollout`)
 build     deploy of a function with models: step 2 makes the revision BUILDING, after its builds; step 3 is `finish`,
           when they have ended (`gpufn_gateway.finishing`)
 delete    the Function's record goes; its builds are cancelled, queued calls end as cancelled; revisions are retired or
@@ -35,7 +36,7 @@ from gpufn.ids import Digest
 from gpufn.invocation import OutcomeKind, was_deleted
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
-from gpufn.revision import Function, Revision, RevisionState
+from gpufn.revision import Check, CheckState, Function, Revision, RevisionState, Source
 from gpufn.spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway import building
 from gpufn_gateway.artifacts import Artifacts
@@ -57,6 +58,36 @@ class RevisionNotReady(Conflict):
     """The revision is being built, or could not be built."""
 
     retryable = False
+
+
+class FromElsewhere(Conflict):
+    """The active revision came from another file or project."""
+
+    retryable = False
+
+    def __init__(self, before: Revision, source: Source | None) -> None:
+        assert before.source is not None
+        here = "a client that does not say from where" if source is None else str(source)
+        if source is not None and str(source) == str(before.source):
+            here = "another project of that name"
+        by = f", deployed by {before.source.deployer}" if before.source.deployer else ""
+        super().__init__(
+            f"{before} is from {before.source}{by}, and this deploy is from {here}: replace it with --replace "
+            f'("replace": true), or deploy under another name'
+        )
+
+
+class How(msgspec.Struct, frozen=True):
+    """How a revision is deployed. `check`: calls go to it when a worker of it has started. `replace`: also where the
+    active revision came from another file or project than `source`. `code` as of a Revision."""
+
+    check: bool = True
+    source: Source | None = None
+    replace: bool = False
+    code: str = ""
+
+
+_PLAINLY: Final = How()
 
 
 class Deploys:
@@ -95,23 +126,25 @@ class Deploys:
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
-    async def deploy(self, spec: FunctionSpec, bundle: str) -> Function:
+    async def deploy(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Function:
         """A spec without models.
 
-        Raises InvalidBundle when it was not uploaded, Conflict when too many deploy at once.
+        Raises InvalidBundle when it was not uploaded, FromElsewhere, and Conflict when too many deploy at once.
         """
         self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
-        revision = await self._create_revision(spec, Digest(bundle))
-        return await self._move_active(spec.name, revision.number)
+        await self._check_source(spec.name, how)
+        return await self._move_active(await self._create_revision(spec, Digest(bundle), how))
 
-    async def build(self, spec: FunctionSpec, bundle: str) -> Revision:
+    async def build(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Revision:
         """A spec with models: the BUILDING revision.
 
-        Raises InvalidBundle and InvalidSpec for what was not uploaded, NoCapacity without a device to build for.
+        Raises InvalidBundle and InvalidSpec for what was not uploaded, FromElsewhere, NoCapacity without a device to
+        build for.
         """
         self._check_calls(spec)
         await self._check_bundle_is_here(bundle)
+        await self._check_source(spec.name, how)
         await self._artifacts.check_uploaded(spec.models)
         kinds = building.device_kinds(spec.resources, self._registry.live_nodes())
         # The builds before the revision: one that waits for a build which nobody runs would wait for ever.
@@ -120,7 +153,7 @@ class Deploys:
             for model in spec.models:
                 for kind in kinds:
                     builds.append((await self._builds.begin(model, kind)).id)
-            return await self._create_revision(spec, Digest(bundle), tuple(builds))
+            return await self._create_revision(spec, Digest(bundle), how, tuple(builds))
         except BaseException:
             await self._cancel(builds)
             raise
@@ -133,7 +166,7 @@ class Deploys:
 
         stored = await self._change_revision(after.function, after.number, change)
         if stored.state is RevisionState.READY:
-            await self._move_active(after.function, after.number)
+            await self._move_active(stored)
 
     async def rollback(self, name: str, number: int | None) -> Function:
         """Make an earlier revision active: `number`, or the one before the active. Raises RevisionNotFound."""
@@ -152,7 +185,7 @@ class Deploys:
                 raise _not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
-            return self._with_active(function, wanted)
+            return self._with_active(function, known[wanted])
 
         return await self._change(name, change)
 
@@ -233,7 +266,23 @@ class Deploys:
             with contextlib.suppress(BuildNotFound):
                 await self._builds.cancel(build)
 
-    async def _create_revision(self, spec: FunctionSpec, bundle: Digest, builds: tuple[str, ...] = ()) -> Revision:
+    async def _check_source(self, name: str, how: How) -> None:
+        """Raises FromElsewhere. Records are read from the bus: a watch may lag. A revision without a source, which an
+        earlier gpufn or a plain HTTP client deployed, may be replaced by any."""
+        entry = None if how.replace else await self._functions.get(name)
+        if entry is None:
+            return
+        active = _function.decode(entry.value).active
+        stored = await self._revisions.get(subjects.revision_key(name, active))
+        before = None if stored is None else _revision.decode(stored.value)
+        if before is None or before.source is None:
+            return
+        if how.source is None or not before.source.is_same_file(how.source):
+            raise FromElsewhere(before, how.source)
+
+    async def _create_revision(
+        self, spec: FunctionSpec, bundle: Digest, how: How, builds: tuple[str, ...] = ()
+    ) -> Revision:
         # From the bus: our watch may lag, and below the highest there are numbers free that were collected.
         known = await self._revisions.keys(f"{spec.name}.")
         entry = await self._functions.get(spec.name)
@@ -249,6 +298,9 @@ class Deploys:
                 created_at=self._clock.time(),
                 state=RevisionState.BUILDING if builds else RevisionState.READY,
                 builds=builds,
+                check=Check(CheckState.PENDING) if how.check else None,
+                source=how.source,
+                code=how.code,
             )
             key = subjects.revision_key(spec.name, number)
             try:
@@ -258,24 +310,27 @@ class Deploys:
             return revision
         raise _busy(spec.name)
 
-    async def _move_active(self, name: str, number: int) -> Function:
-        now = self._clock.time()
+    async def _move_active(self, revision: Revision) -> Function:
+        name, number, now = revision.function, revision.number, self._clock.time()
         first = Function(name=name, active=number, serving=number, latest=number, updated_at=now)
 
         def change(function: Function) -> Function:
             if function.latest > number:
                 return function  # a later deploy was quicker: it stays active
-            return msgspec.structs.replace(self._with_active(function, number), latest=number)
+            return msgspec.structs.replace(self._with_active(function, revision), latest=number)
 
         return await self._change(name, change, absent=first)
 
-    def _with_active(self, function: Function, number: int) -> Function:
-        """`serving` moves at once only when that makes no warm call cold; else the controller moves it."""
+    def _with_active(self, function: Function, revision: Revision) -> Function:
+        """`serving` moves at once only when that makes no warm call cold, and the revision need not be checked; or when
+        the old one cannot serve. Else the controller moves it."""
+        old = self._registry.revisions.get(function.name, {}).get(function.serving)
         is_cold = self._registry.ready_workers(function) == 0
+        moves = (is_cold and not revision.is_checked_first) or old is None or old.state is RevisionState.FAILED
         return msgspec.structs.replace(
             function,
-            active=number,
-            serving=number if is_cold else function.serving,
+            active=revision.number,
+            serving=revision.number if moves else function.serving,
             updated_at=self._clock.time(),
         )
 
@@ -328,6 +383,9 @@ def _busy(name: str) -> Conflict:
 def _not_ready(revision: Revision) -> RevisionNotReady:
     if revision.state is RevisionState.BUILDING:
         return RevisionNotReady(f"{revision} is being built; it becomes active by itself.")
+    if revision.check is not None and revision.check.state is CheckState.FAILED:
+        why = revision.error.summary if revision.error is not None else "its check failed"
+        return RevisionNotReady(f"{revision} does not start: {why}")
     why = revision.error.message if revision.error is not None else "its builds failed"
     return RevisionNotReady(f"{revision} could not be built: {why}")
 

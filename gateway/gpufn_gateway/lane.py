@@ -124,7 +124,7 @@ class Lane:
             if key is not None:
                 if key in self._rooms:
                     self._refused_until[key] = self._loop.time() + _REFUSED_S
-                self._owner.on_refused(frame.invocation)
+                (self._owner.on_lost if frame.has_begun else self._owner.on_refused)(frame.invocation)
         elif isinstance(frame, lane.Queued):
             if self._forget(frame.invocation) is not None:
                 self._owner.on_queued(frame.invocation)

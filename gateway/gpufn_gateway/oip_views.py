@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from gpufn.engine import Backend, EngineManifest
 from gpufn.invocation import OutcomeKind
 from gpufn.model import TensorSpec
@@ -23,7 +25,7 @@ def metadata(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
         "name": revision.function,
         "versions": [str(revision.number)],
         "platform": _PLATFORMS[manifest.backend][0],
-        "inputs": manifest.inputs,
+        "inputs": [msgspec.structs.replace(spec, default=None) for spec in manifest.inputs],
         "outputs": manifest.outputs,
     }
 
@@ -49,10 +51,12 @@ def config(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
 
 def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
     datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    optional = {} if spec.default is None else {"optional": True}
     return {
         "name": spec.name,
         "data_type": f"TYPE_{datatype}",
         "dims": spec.shape[1:] if is_batched else spec.shape,
+        **optional,
     }
 
 

@@ -54,6 +54,7 @@ _STATUSES: dict[type[GpufnError], int] = {
     errors.ArtifactUnavailable: 503,
     errors.WorkerLost: 502,
     errors.DeviceFailed: 502,
+    errors.PlatformStopping: 503,
     errors.GatewayUnavailable: 503,
 }
 # Retry-After where nobody computed a better one.

@@ -42,18 +42,20 @@ from gpufn._views import (
     WebhookSecret,
     WhyView,
 )
-from gpufn.errors import InvalidInput, PayloadTooLarge
+from gpufn.errors import GpufnError, InvalidInput, PayloadTooLarge
 from gpufn.ids import Digest
 from gpufn.invocation import InvocationState
 from gpufn.priority import priority_of
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.records import KeyLimits
+from gpufn.revision import Source
 from gpufn.schedule import Schedule
 from gpufn.spec import FunctionSpec
 from gpufn.urls import segment
 
 if TYPE_CHECKING:
     from gpufn._bundle import AnyFunction
+    from gpufn._deployment import Deployment
 
 T = TypeVar("T")
 
@@ -81,9 +83,19 @@ class Client(CallRequests, MapRequests, ModelRequests):
         query = "?env=values" if env_values else ""
         return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}{query}")
 
-    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView | Building:
+    def create_revision(
+        self,
+        spec: FunctionSpec,
+        bundle: Digest,
+        *,
+        check: bool = True,
+        source: Source | None = None,
+        replace: bool = False,
+        code: str = "",
+    ) -> FunctionView | Building:
         """Deploy a spec whose bundle and models have been uploaded; `deploy` does all. Building: one with models."""
-        body = msgspec.json.encode({"spec": spec, "bundle": bundle})
+        how = {"check": check, "source": source, "replace": replace, "code": code}
+        body = msgspec.json.encode({"spec": spec, "bundle": bundle, **how})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
             return decoded(Building, response.content)
@@ -96,14 +108,21 @@ class Client(CallRequests, MapRequests, ModelRequests):
         wait: bool = True,
         timeout_s: float | None = None,
         force: bool = False,
+        check: bool = True,
+        replace: bool = False,
     ) -> list[FunctionView]:
         """Deploy functions of this process: by source when they are in a module's file, else by value.
 
-        Returns when calls go to the new revisions, which takes the builds of their models, and a worker's start while
-        one of the old is warm; `wait=False` returns at once, without those whose models are being built. Unchanged code
-        and options make no new revision, unless `force`. Raises BuildFailed when a model cannot be built,
-        FunctionStartFailed when a new revision does not start, TimeoutError after `timeout_s` (the function's own
-        startup_timeout when not given); the old one serves on.
+        Returns when calls go to the new revisions: their models are built, and one worker of each has started. `check`
+        False starts no worker while none of the old revision is warm. `wait=False` returns at once, without the
+        functions whose models are being built. A function whose code and options did not change keeps its revision and
+        its workers, unless `force`. `replace` also replaces a function that came from another file or project, which is
+        a Conflict otherwise.
+
+        Raises BuildFailed when a model cannot be built, FunctionStartFailed when a new revision does not start,
+        TimeoutError after `timeout_s` (the function's own startup_timeout when not given); the old one serves on. A
+        failure of one function does not stop the deploys of the others, and is raised after them. Where no node has
+        room for a worker now, the revision is not checked, and a warning gives the reason.
         """
         from gpufn import _deployment  # noqa: PLC0415
 
@@ -111,17 +130,39 @@ class Client(CallRequests, MapRequests, ModelRequests):
         check_seconds("timeout_s", timeout_s)
         made = []
         for deployable in list(_deployment.deployables(functions, include)):  # nothing goes out where one is refused
-            deployment = _deployment.deploy(self, deployable, force=force)
+            deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace)
             if deployment.lacking:
                 warnings.warn(f"calls of {deployment.function} will wait: {deployment.lacking}", stacklevel=2)
+            if deployment.arguments:
+                warnings.warn(_deployment.changes(deployment), stacklevel=2)
             made.append(deployment)
         if wait:
-            return [_deployment.finish(self, deployment, timeout_s) for deployment in made]
+            return self._finished(made, timeout_s)
         return [deployment.view for deployment in made if deployment.view is not None]
 
     def delete(self, name: str) -> None:
         """Queued calls are cancelled, running ones finish."""
         self._request("DELETE", f"/v1/functions/{segment(name)}")
+
+    def _finished(self, made: Sequence[Deployment], timeout_s: float | None) -> list[FunctionView]:
+        from gpufn import _deployment  # noqa: PLC0415
+
+        views: list[FunctionView] = []
+        failures: list[Exception] = []
+        for deployment in made:
+            try:
+                view = _deployment.finish(self, deployment, timeout_s)
+            except (GpufnError, TimeoutError) as error:
+                failures.append(error)
+                continue
+            if unchecked := _deployment.unchecked(view):
+                warnings.warn(unchecked, stacklevel=3)
+            views.append(view)
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(str(other))
+            raise failures[0]
+        return views
 
     def revisions(self, name: str) -> list[RevisionView]:
         """Every revision, the oldest first."""

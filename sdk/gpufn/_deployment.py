@@ -1,10 +1,11 @@
 """What `gpufn deploy` and `Client.deploy` do with one function.
 
-1. ask what there is; the same code and spec as the revision that serves: nothing to do
+1. read the revision that serves; where its code and spec are the same, nothing is to do
 2. say what no node has: its calls would wait, and nothing else would tell
 3. upload the bundle and the models' files, make the revision
 4. wait until the engines of its models are built; until then it is not active
-5. wait until calls go to it: while a worker of the old revision is warm, they stay there until the new one has its own
+5. wait until one worker of it has started: the check of a deploy (`gpufn._checking`)
+6. wait until calls go to it: while workers of the old revision are warm, they stay there until the new one has its own
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from gpufn._building import build_error, upload
+from gpufn._checking import is_pending, wait_until_checked
 from gpufn._lacking import what_no_node_has
+from gpufn._signature_changes import signature_changes
 from gpufn._views import Building, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, InvalidSpec
 from gpufn.ids import Digest
-from gpufn.revision import RevisionState
+from gpufn.revision import CheckState, RevisionState, Source
 from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 
 if TYPE_CHECKING:
@@ -35,12 +38,15 @@ _MOVES_WITHIN_S = 10.0  # `active`, after the last build
 
 
 class Deployable(NamedTuple):
-    """A spec, its bundle, and where the files of its models lie, by digest."""
+    """A spec, its bundle, where the files of its models lie, by digest, and where all of it comes from. `code` is the
+    digest of the function's own code; the bundle may hold other functions as well."""
 
     spec: FunctionSpec
     bundle: Digest
     data: bytes
     paths: Mapping[str, Path] = {}
+    source: Source | None = None
+    code: str = ""
 
     @property
     def size(self) -> int:
@@ -49,7 +55,8 @@ class Deployable(NamedTuple):
 
 
 class Deployment(msgspec.Struct, frozen=True):
-    """`view` is None while the engines of `revision` are built, in `builds`. `is_new` False: nothing had changed."""
+    """`view` is None while the engines of `revision` are built, in `builds`. `is_new` False: nothing had changed.
+    `arguments` are the changes of the signature."""
 
     function: str
     revision: int
@@ -58,10 +65,11 @@ class Deployment(msgspec.Struct, frozen=True):
     startup_timeout_s: float
     lacking: str = ""
     builds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 class Api(Protocol):
-    """What is asked of a Client."""
+    """The methods of a Client that a deploy needs."""
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
@@ -69,15 +77,19 @@ class Api(Protocol):
     def revision(self, name: str, number: int) -> RevisionProgress: ...
     def put_bundle(self, digest: Digest, data: bytes) -> bool: ...
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
-    def create_revision(self, spec: FunctionSpec, bundle: Digest) -> FunctionView | Building: ...
+    def create_revision(
+        self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool, code: str
+    ) -> FunctionView | Building: ...
 
 
 def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
     """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
     from gpufn import _image  # noqa: PLC0415
     from gpufn._bundle import bundles_of  # noqa: PLC0415
+    from gpufn._code_digest import code_digest  # noqa: PLC0415
     from gpufn._function import Function, FunctionClass  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
+    from gpufn._source import source_of  # noqa: PLC0415
 
     functions = list(functions)
     for function in functions:
@@ -100,7 +112,10 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
         image = images[function].spec if function in images else None
         spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models), image)
         paths = {digest: path for model in models for digest, path in model.paths.items()}
-        yield Deployable(spec, bundle.digest, bundle.data, paths)
+        code = ""
+        if packaging is Packaging.SOURCE:
+            code = code_digest(bundle.contents(), spec.entry.module, spec.entry.qualname)
+        yield Deployable(spec, bundle.digest, bundle.data, paths, source_of(function), code)
 
 
 def _no_function(given: Any) -> InvalidSpec:
@@ -134,30 +149,63 @@ def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
 
 
 def deploy(
-    api: Api, wanted: Deployable, *, force: bool = False, told: Callable[[str], None] = lambda progress: None
+    api: Api,
+    wanted: Deployable,
+    *,
+    force: bool = False,
+    check: bool = True,
+    replace: bool = False,
+    told: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
-    """Steps 1 to 3. `force`: a new revision even when nothing changed. `told` gets how far the uploads are."""
+    """Steps 1 to 3. `force`: a new revision even when nothing changed. `replace`: also of another file or project.
+    `told` gets how far the uploads are."""
     spec, digest = wanted.spec, wanted.bundle
     name, patience_s = spec.name, spec.startup_timeout_s
-    before = None if force else _serving_alone(api, name)
-    if before is not None and _is_same(api, before, spec, digest):
-        api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
+    before = _known(api, name)
+    same = None if before is None or force or not _serves_alone(before) else _same(api, before, wanted)
+    if before is not None and same is not None:
+        if same.bundle == digest:
+            api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = what_no_node_has(spec.resources, api.nodes(), in_container=spec.image is not None)
     api.put_bundle(digest, wanted.data)
     upload(api, wanted.paths, told)
-    made = api.create_revision(spec, digest)
+    made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace, code=wanted.code)
+    arguments = _changed_arguments(before, spec)
     if isinstance(made, Building):
-        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds)
-    return Deployment(name, made.active, made, True, patience_s, lacking)
+        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments)
+    return Deployment(name, made.active, made, True, patience_s, lacking, arguments=arguments)
+
+
+def changes(deployment: Deployment) -> str:
+    """The warning for a signature that changed."""
+    return f"the arguments of {deployment.function} changed: {'; '.join(deployment.arguments)}"
 
 
 def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> FunctionView:
-    """Steps 4 and 5, in silence."""
+    """Steps 4 to 6, in silence."""
     view = deployment.view or wait_until_built(api, deployment.function, deployment.revision, timeout_s)
+    view = checked(api, view, deployment.startup_timeout_s, timeout_s)
+    if unchecked(view):
+        return view
     return wait_until_it_serves(api, view, deployment.startup_timeout_s if timeout_s is None else timeout_s)
+
+
+def checked(api: Api, view: FunctionView, startup_timeout_s: float, timeout_s: float | None = None) -> FunctionView:
+    """Step 5: the function as it is afterwards."""
+    if not is_pending(view):
+        return view
+    check = wait_until_checked(api, view, startup_timeout_s, timeout_s)
+    return msgspec.structs.replace(api.function(view.name), check=check)
+
+
+def unchecked(view: FunctionView) -> str:
+    """The warning for a revision whose check found no room; "" for others."""
+    if view.check is None or view.check.state is not CheckState.UNCHECKED:
+        return ""
+    return f"{view.name}@{view.active} was not checked, its first call may fail: {view.check.reason}"
 
 
 def wait_until_built(
@@ -205,7 +253,7 @@ def wait_until_it_serves(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FunctionView:
-    """Step 5. `told` gets the reason for the wait, each time it is another one.
+    """Step 6. `told` gets the reason for the wait, each time it is another one.
 
     Raises FunctionStartFailed when the new revision's workers do not start, Conflict when another one took its place,
     and TimeoutError.
@@ -235,17 +283,39 @@ def wait_until_it_serves(
     return view
 
 
-def _serving_alone(api: Api, name: str) -> FunctionView | None:
-    """What there is, when its active revision serves: one that does not start is worth another try."""
+def _known(api: Api, name: str) -> FunctionView | None:
     try:
-        view = api.function(name, env_values=True)  # to compare them
+        return api.function(name, env_values=True)  # to compare them
     except (FunctionNotFound, Forbidden):
         return None
-    return view if view.active == view.serving and view.start_error is None else None
 
 
-def _is_same(api: Api, view: FunctionView, spec: FunctionSpec, digest: Digest) -> bool:
+def _serves_alone(view: FunctionView) -> bool:
+    """Whether the active revision serves: one that does not start is worth another try."""
+    return view.active == view.serving and view.start_error is None
+
+
+def _changed_arguments(before: FunctionView | None, spec: FunctionSpec) -> tuple[str, ...]:
+    if before is None or not before.spec:
+        return ()
+    return tuple(
+        signature_changes(spec_from_json(before.spec).methods, spec_from_json(msgspec.json.encode(spec)).methods)
+    )
+
+
+def _same(api: Api, view: FunctionView, wanted: Deployable) -> RevisionView | None:
+    """The active revision, where it runs what is wanted: the same bundle, or the same code of the function in another
+    one. Third-party modules of the bundle do not count then: they belong to all its functions."""
     active = next((each for each in api.revisions(view.name) if each.number == view.active), None)
-    if active is None or active.bundle != digest or not view.spec:
-        return False
-    return spec_from_json(view.spec) == spec_from_json(msgspec.json.encode(spec))
+    if active is None or not view.spec:
+        return None
+    before, after = spec_from_json(view.spec), spec_from_json(msgspec.json.encode(wanted.spec))
+    if active.bundle == wanted.bundle:
+        return active if before == after else None
+    if not wanted.code or active.code != wanted.code:
+        return None
+    return active if _without_modules(before) == _without_modules(after) else None
+
+
+def _without_modules(spec: FunctionSpec) -> FunctionSpec:
+    return msgspec.structs.replace(spec, modules=())

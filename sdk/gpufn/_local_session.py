@@ -63,9 +63,13 @@ class LocalSession:
         for entry, value in EXACT.items():
             options.add_session_config_entry(entry, value)
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.inputs = tuple(map(_spec, self._session.get_inputs()))
+        defaults = self._session.get_overridable_initializers()
+        self.inputs = tuple(map(_spec, (*self._session.get_inputs(), *defaults)))
         self.outputs = tuple(map(_spec, self._session.get_outputs()))
-        self._dtypes = {value.name: _TYPES.get(value.type, ("", None))[1] for value in self._session.get_inputs()}
+        self._optional = {value.name for value in defaults}
+        self._dtypes = {
+            value.name: _TYPES.get(value.type, ("", None))[1] for value in (*self._session.get_inputs(), *defaults)
+        }
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         results = self._session.run(None, self._fed(arrays, named))
@@ -91,6 +95,8 @@ class LocalSession:
                 raise InvalidInput(f"{name}: {why}; it takes {takes}", field=name)
         fed |= named
         for name, dtype in self._dtypes.items():
+            if name not in fed and name in self._optional:
+                continue
             if name not in fed:
                 raise InvalidInput(f"{name}: missing; the model takes {takes}", field=name)
             if dtype is not None and not isinstance(fed[name], np.ndarray):

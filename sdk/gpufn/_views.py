@@ -14,7 +14,7 @@ from gpufn.priority import Priority
 from gpufn.protocol.messages import Progress
 from gpufn.protocol.records import AttemptRecord, KeyLimits
 from gpufn.protocol.reports import NextRevision, Waiting, WorkerCounts
-from gpufn.revision import RevisionState
+from gpufn.revision import Check, RevisionState, Source
 from gpufn.schedule import Missed
 from gpufn.usage import Usage
 
@@ -44,6 +44,9 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     cold_start_s: float | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
+    check: Check | None = None  # of the active revision
+    source: Source | None = None  # of the active revision
+    deployed_at: float | None = None  # the active revision
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
@@ -54,6 +57,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     created_at: float
     bundle: str
+    code: str = ""
     state: str
     active: bool = False
     serving: bool = False
@@ -163,6 +167,8 @@ class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     state: RevisionState
+    active: bool = False
+    check: Check | None = None
     builds: tuple[BuildView, ...] = ()
     error: ErrorInfo | None = None
 

@@ -14,7 +14,7 @@ import msgspec
 from gpufn.errors import ErrorInfo
 from gpufn.model import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
-ENGINE_SCHEMA = 2  # of the manifest and of what the builder does: a new number makes all engines anew
+ENGINE_SCHEMA = 3  # of the manifest and of what the builder does: a new number makes all engines anew
 MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
 GOLDEN_FILE = "golden.npz"
 CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name, as the driver tells it

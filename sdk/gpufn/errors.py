@@ -341,6 +341,12 @@ class DeviceFailed(PlatformError):
     code = "device_failed"
 
 
+class PlatformStopping(PlatformError):
+    """The platform, or the node of this call, stops. The call can be made again."""
+
+    code = "platform_stopping"
+
+
 class ProtocolMismatch(PlatformError):
     """Two processes of different gpufn releases met."""
 

@@ -89,6 +89,11 @@ class Home:
         return self.run / "lane"
 
     @property
+    def supervisor_fifo(self) -> Path:
+        """`gpufn up` holds it open as long as it lives (`gpufn.supervisor_fifo`)."""
+        return self.run / "up"
+
+    @property
     def parcels(self) -> Path:
         """Large bodies of calls on their way between processes of this host (`gpufn.parcels`): in memory, if it can."""
         if not os.access(_SHARED_MEMORY, os.W_OK):

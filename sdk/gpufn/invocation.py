@@ -49,8 +49,20 @@ class OutcomeKind(enum.StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # the deadline had passed before it started
-    LOST = "lost"  # the worker died
+    LOST = "lost"  # the worker died, or the bus was away for a call that the function made
     NOT_STARTED = "not_started"  # no worker of this function can start
+
+
+class StartReason(enum.StrEnum):
+    """Why user code was started for an Attempt."""
+
+    FIRST = "first"
+    RAISED = "raised"  # the attempt before raised, and the function has retries
+    TIMED_OUT = "timed_out"  # the same of one that ran for too long
+    WORKER_LOST = "worker_lost"  # the same of one whose worker died
+    DEVICE_FAILED = "device_failed"  # the GPU failed under the attempt before
+    STOPPED = "stopped"  # the node or the platform stopped while the attempt before ran
+    RUNNER_LOST = "runner_lost"  # the runner or the node of the delivery before died, or was silent for too long
 
 
 class Settlement(enum.StrEnum):
@@ -82,15 +94,15 @@ def state_after(kind: OutcomeKind) -> InvocationState:
     return _STATES[kind]
 
 
-def settlement_for(outcome: Outcome, retries: Retry | None, attempt: int, *, left_s: float = math.inf) -> Settlement:
+def settlement_for(outcome: Outcome, retries: Retry | None, retried: int, *, left_s: float = math.inf) -> Settlement:
     """The one table from Outcome to Settlement.
 
-    `attempt` counts from 1; a policy of n retries allows attempts 1 to n + 1, of which none begins at the deadline or
-    later, which is in `left_s`: it would expire in the queue, and nobody hear of how this one ended.
+    The policy has been used `retried` times; starts that a fault of the platform repeated are not counted. No retry
+    starts at the deadline or later, which is in `left_s`: it would expire in the queue, and hide how this one ended.
     """
-    if outcome.kind not in _WORTH_A_RETRY or retries is None or attempt > retries.attempts:
+    if outcome.kind not in _WORTH_A_RETRY or retries is None or retried >= retries.attempts:
         return Settlement.ACK
-    if retries.delay_before(attempt + 1) >= left_s:
+    if retries.delay_before(retried + 2) >= left_s:
         return Settlement.ACK
     if outcome.kind is OutcomeKind.RAISED and retries.on:
         raised = outcome.error.error_bases if outcome.error else ()

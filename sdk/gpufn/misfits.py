@@ -8,6 +8,10 @@ from typing import NamedTuple
 _AT = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$", re.DOTALL)
 _OF_FIELD = re.compile(r"^Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>.+)`$", re.DOTALL)
 
+_BYTE = re.compile(r"\(byte (\d+)\)$")
+_NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
+_LONGEST_NUMBER = len("Infinity")
+
 
 class Misfit(NamedTuple):
     """`at` is the way to the value; "" is the whole. `path` is the same, but of a field that `is_missing`, or
@@ -38,6 +42,21 @@ def misfit(said: str, within: str = "") -> Misfit:
         is_missing = field["missing"] is not None
         return Misfit(at, _joined(at, field["name"]), text, is_missing=is_missing, is_unknown=not is_missing)
     return Misfit(at, at, text, is_key=found is not None and found["key"] is not None)
+
+
+def json_fault(error: Exception, body: bytes | memoryview) -> str:
+    """Describe why a body is not JSON, and name a number that JSON lacks.
+
+    >>> json_fault(ValueError("JSON is malformed: invalid character (byte 6)"), b'{"x": NaN}')
+    'JSON has no NaN (byte 6): send "NaN" as text to a model, and application/msgpack to a function'
+    """
+    position = _BYTE.search(str(error))
+    at = int(position[1]) if position else 0
+    number = _NUMBER.search(bytes(body[max(0, at - 1) : at + _LONGEST_NUMBER]))
+    if position is None or number is None:
+        return str(error)
+    word = number[0].decode()
+    return f'JSON has no {word} (byte {at}): send "{word}" as text to a model, and application/msgpack to a function'
 
 
 def _joined(path: str, rest: str) -> str:

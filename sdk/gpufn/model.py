@@ -14,6 +14,7 @@ import msgspec
 from gpufn.errors import InvalidSpec
 from gpufn.ids import is_digest
 from gpufn.protocol.limits import LARGEST_INTEGER
+from gpufn.quantities import LEAST_PROCESS_BYTES, check_least_bytes
 
 MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
@@ -39,12 +40,16 @@ DATATYPES: dict[str, int] = {
 }  # fmt: skip
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
-    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic."""
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An input or output of a model: `datatype` as the Open Inference Protocol names it, -1 where a size is dynamic.
+
+    `default` is the value of an input that a caller may leave out: its elements, little-endian and row-major.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    default: bytes | None = None
 
 
 class ShapeRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,10 +172,13 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
         if (wrong := wrong_build_time(self.max_build_s)) is not None:
             raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
-        if self.memory_limit_bytes is not None and not 0 < self.memory_limit_bytes <= LARGEST_INTEGER:
-            raise InvalidSpec(
-                f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, not {self.memory_limit_bytes}"
-            )
+        if self.memory_limit_bytes is not None:
+            if not 0 < self.memory_limit_bytes <= LARGEST_INTEGER:
+                raise InvalidSpec(
+                    f"{self.parameter}: memory_limit_bytes is positive and less than 8 EiB, "
+                    f"not {self.memory_limit_bytes}"
+                )
+            check_least_bytes("build_memory", self.memory_limit_bytes, LEAST_PROCESS_BYTES, "a process that compiles")
         if self.precision is Precision.INT8 and self.samples is None:
             raise InvalidSpec(f"{self.parameter}: precision int8 is calibrated on samples: give samples=")
 

@@ -1,4 +1,4 @@
-"""Numbers and sizes of memory, as options and settings give them. What is none raises InvalidSpec."""
+"""Checks of numbers and sizes of memory in options and settings. An invalid value raises InvalidSpec."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from gpufn.errors import InvalidSpec
 from gpufn.protocol.limits import LARGEST_INTEGER
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
+# A worker that has imported nothing else takes 22 MiB; a fork of a template shares a part of them.
+LEAST_PROCESS_BYTES = 16 << 20
+_LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was meant as MiB
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -31,6 +34,22 @@ def parse_bytes(quantity: str | int) -> int:
     if amount > LARGEST_INTEGER:
         raise InvalidSpec(f"a memory size is less than 8 EiB, not {quantity!r}")
     return amount
+
+
+def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
+    """Refuse a size that is too small to work, and suggest a unit for a number that lacks one. Raises InvalidSpec.
+
+    >>> check_least_bytes("memory", 512, LEAST_PROCESS_BYTES, "a Python process")
+    Traceback (most recent call last):
+    gpufn.errors.InvalidSpec: memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'
+    """
+    if amount >= least:
+        return
+    suggested = amount if least >> 20 <= amount <= _LARGEST_WITHOUT_UNIT else max(512, least >> 20)
+    raise InvalidSpec(
+        f"{option} is {amount:,} bytes, and {needed_by} needs at least {least >> 20} MiB: "
+        f"write {option}='{suggested}Mi'"
+    )
 
 
 def check_number(option: str, value: float, low: float, high: float) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from gpufn.device import Share
 from gpufn.errors import InvalidSpec
-from gpufn.quantities import check_number, check_whole, parse_bytes
+from gpufn.quantities import LEAST_PROCESS_BYTES, check_least_bytes, check_number, check_whole, parse_bytes
 
 _DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
@@ -36,7 +36,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         check_number("cpu", self.cpu, 0.01, 1024)
         if self.memory_bytes is not None:
-            parse_bytes(self.memory_bytes)
+            check_least_bytes("memory", parse_bytes(self.memory_bytes), LEAST_PROCESS_BYTES, "a Python process")
         check_whole("gpu", self.gpu_count, 1, _MOST_GPUS)
         if self.trust_domain and _DOMAIN.fullmatch(self.trust_domain) is None:
             raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
@@ -55,8 +55,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
         if self.vram_bytes is None:
             raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
-        if parse_bytes(self.vram_bytes) < _LEAST_VRAM_BYTES:
-            raise InvalidSpec(f"vram is at least {_LEAST_VRAM_BYTES >> 20} MiB, not {self.vram_bytes:,} bytes")
+        check_least_bytes("vram", parse_bytes(self.vram_bytes), _LEAST_VRAM_BYTES, "a CUDA context under MPS")
         if self.sm_percent is not None:
             check_whole("sm", self.sm_percent, 1, 100)
 

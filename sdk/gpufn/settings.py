@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gpufn.errors import GpufnError, InvalidInput, InvalidSpec
-from gpufn.quantities import parse_bytes
+from gpufn.quantities import LEAST_PROCESS_BYTES, check_least_bytes, parse_bytes
 from gpufn.urls import check_bus
 
 _LONGEST_NODE: Final = 40
@@ -46,7 +46,7 @@ def node_name(environ: Mapping[str, str]) -> str:
 
 
 def size(variable: str, text: str) -> int:
-    """Bytes, of a number or of a quantity such as 64Mi. Raises InvalidSetting.
+    """Parse a size of memory in bytes. Raises InvalidSetting.
 
     >>> size("GPUFN_MAX_BODY_BYTES", "64Mi")
     67108864
@@ -55,6 +55,22 @@ def size(variable: str, text: str) -> int:
         return parse_bytes(text)
     except InvalidSpec as error:
         raise InvalidSetting(f"{variable}: {error.message}.") from error
+
+
+def process_memory(variable: str, text: str, needed_by: str) -> int:
+    """Parse a size of memory that has to hold a Python process. Raises InvalidSetting.
+
+    >>> process_memory("GPUFN_BUILD_MEMORY", "512", "a process that compiles")
+    Traceback (most recent call last):
+    gpufn.settings.InvalidSetting: GPUFN_BUILD_MEMORY is 512 bytes, and a process that compiles needs at least 16 MiB: \
+write GPUFN_BUILD_MEMORY='512Mi'.
+    """
+    amount = size(variable, text)
+    try:
+        check_least_bytes(variable, amount, LEAST_PROCESS_BYTES, needed_by)
+    except InvalidSpec as error:
+        raise InvalidSetting(f"{error.message}.") from error
+    return amount
 
 
 def whole_number(variable: str, text: str, low: int, high: int) -> int:
@@ -78,3 +94,14 @@ def yes_or_no(variable: str, text: str) -> bool:
     if meant is None:
         raise InvalidSetting(f"{variable}={text!r}: write yes or no.")
     return meant
+
+
+def number(name: str, text: str) -> float:
+    """Zero or more. Raises InvalidSetting."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
+    if not 0 <= value < float("inf"):
+        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
+    return value

@@ -3,6 +3,8 @@ Pure."""
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
@@ -10,6 +12,24 @@ from gpufn.protocol.reports import FunctionStatus
 
 # The controller tries a function that cannot start again after a while; asking more often learns nothing.
 _CIRCUIT_RETRY_S = 15.0
+
+
+_FRAME = re.compile(
+    r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n {4,}(?P<text>\S[^\n]*))?', re.MULTILINE
+)
+
+
+def user_line(error: ErrorInfo) -> str:
+    """The line of the user's code that failed, such as ``app.py, line 3: model = load()``; "" without a traceback.
+
+    The files of a bundle have relative names. Where none is in the traceback the last line of all stands.
+    """
+    frames = list(_FRAME.finditer(error.traceback or ""))
+    own = [frame for frame in frames if not frame["file"].startswith(("/", "<"))]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f"{frame['file']}, line {frame['line']}" + (f": {frame['text']}" if frame["text"] else "")
 
 
 class Refused(FunctionStartFailed):

@@ -8,6 +8,7 @@ it does not: refuse a str for an int, or make the dataclass of a dict.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,11 +19,11 @@ from gpufn import _transport, media, values
 from gpufn._function import Function, FunctionClass, Instance, declared_here
 from gpufn._remote import kind_of
 from gpufn._threads import run_coroutine
-from gpufn.errors import FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
+from gpufn.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn.ids import new_invocation_id
-from gpufn.invocation import InvocationState
+from gpufn.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
 from gpufn.priority import Priority
-from gpufn.spec import CallKind, function_name
+from gpufn.spec import CallKind, Retry, function_name
 
 T = TypeVar("T")
 
@@ -45,7 +46,8 @@ class RemoteCall(NamedTuple):
 def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
     """Inside the `with`, remote calls run here. A replacement runs in place of the function of its name.
 
-    Arguments are passed as they are; on the platform those of a wrong type are refused.
+    Arguments are passed as they are; on the platform those of a wrong type are refused. A call that fails is retried as
+    the function's `retries` say, without the delays between attempts.
 
     >>> from gpufn import gpu_function
     >>> @gpu_function(gpu="H100")
@@ -87,9 +89,8 @@ class LocalTransport:
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         with _raised_remotely():
-            result = self._run(function, method, body)
-            if isinstance(result, Iterator):
-                result = list(result)
+            run = self._prepared(function, method, body)
+            result = _retried(_retries_of(function), lambda: _collected(run()))
         return values.encode_result(result, media.NATIVE)
 
     def stream(
@@ -103,7 +104,7 @@ class LocalTransport:
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         with _raised_remotely():
-            for item in self._run(function, method, body):
+            for item in self._prepared(function, method, body)():
                 yield values.encode_result(item, media.NATIVE)
 
     def submit(
@@ -150,15 +151,21 @@ class LocalTransport:
         except KeyError:
             raise InvocationNotFound(f"there is no invocation {invocation} here") from None
 
-    def _run(self, name: str, method: str, body: bytes) -> Any:
+    def _prepared(self, name: str, method: str, body: bytes) -> Callable[[], Any]:
+        """Record the call, and return a callable that makes one attempt of it."""
         args, kwargs = values.decode_call(body, allow_pickle=True)
         self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
-            return _plainly(replacement if not method else getattr(replacement, method), args, kwargs)
+            return lambda: _plainly(replacement if not method else getattr(replacement, method), args, kwargs)
         function = _declared(name)
         if isinstance(function, Function):
-            return _called(function, function.runnable(), args, kwargs)
+            return lambda: _called(function, function.runnable(), args, kwargs)
+        return lambda: self._run_method(name, function, method, args, kwargs)
+
+    def _run_method(
+        self, name: str, function: FunctionClass, method: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
         with self._one_at_a_time():
             instance = self._instances.setdefault(name, function())
             return _called(function, getattr(instance._local(), method), args, kwargs)
@@ -189,6 +196,31 @@ def _called(declared: Any, callable_: Callable[..., Any], args: list[Any], kwarg
         return _plainly(callable_, args, kwargs)
     results = _plainly(callable_, [[value] for value in args], {name: [value] for name, value in kwargs.items()})
     return results[0]
+
+
+def _retries_of(name: str) -> Retry | None:
+    """Return the retry policy of the declared function; a replacement may have none."""
+    found = declared_here(name)
+    return found[0].settings.retries if len(found) == 1 else None
+
+
+def _retried(retries: Retry | None, attempt: Callable[[], T]) -> T:
+    """Make attempts as the runner would, without its delays between them."""
+    for retried in itertools.count():
+        try:
+            return attempt()
+        except GpufnError:
+            raise
+        except Exception as error:
+            names = tuple(base.__qualname__ for base in type(error).__mro__)
+            info = ErrorInfo("function_raised", "", error_bases=names)
+            if settlement_for(Outcome(OutcomeKind.RAISED, info), retries, retried) is not Settlement.RETRY:
+                raise
+    raise AssertionError("attempts are counted without end")
+
+
+def _collected(result: Any) -> Any:
+    return list(result) if isinstance(result, Iterator) else result
 
 
 def _plainly(callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

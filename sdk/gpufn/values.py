@@ -2,7 +2,7 @@
 
 | content type | who speaks it | what it keeps |
 |---|---|---|
-| `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities `null` |
+| `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities text |
 | `application/msgpack` | anybody | the same map, with bytes as they are |
 | `application/vnd.gpufn.msgpack` | the SDK, the worker | Python values: tuples, sets, arrays, dataclasses, pickles |
 | anything else | anybody | bytes |
@@ -15,6 +15,7 @@ parameter is annotated with, else its plain fields.
 from __future__ import annotations
 
 import collections.abc
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -141,6 +142,39 @@ def _chosen(accept: str) -> str:
     return media.JSON
 
 
+def number_word(number: float) -> str:
+    """Return the text for a number that JSON lacks, as the JSON mapping of protobuf writes it.
+
+    >>> [number_word(each) for each in (math.nan, math.inf, -math.inf)]
+    ['NaN', 'Infinity', '-Infinity']
+    """
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _json_body(value: Any) -> bytes:
+    body = _encode_json(value)
+    if b"null" not in body:  # msgspec writes null for NaN and the infinities
+        return body
+    plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_simpler)
+    return _encode_json(_worded(plain)) if _has_nonfinite(plain) else body
+
+
+def _has_nonfinite(value: Any) -> bool:
+    if type(value) is float:
+        return not math.isfinite(value)
+    if type(value) is dict:
+        return any(map(_has_nonfinite, value.values()))
+    return type(value) in (list, tuple) and any(map(_has_nonfinite, value))
+
+
+def _worded(value: Any) -> Any:
+    if type(value) is float:
+        return value if math.isfinite(value) else number_word(value)
+    if type(value) is dict:
+        return {key: _worded(item) for key, item in value.items()}
+    return [_worded(item) for item in value] if type(value) in (list, tuple) else value
+
+
 def _simpler(value: Any) -> Any:  # noqa: PLR0911  (a table of types)
     """`value` in types that JSON has; TypeError when there is no obvious way. (msgspec's enc_hook.)"""
     if type(value) in (list, tuple, dict, set, frozenset):  # JSON has these: we are asked because it stands for a key
@@ -220,8 +254,9 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", item
 
 
+_encode_json = msgspec.json.Encoder(enc_hook=_simpler).encode
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
-    media.JSON: msgspec.json.Encoder(enc_hook=_simpler).encode,
+    media.JSON: _json_body,
     media.MSGPACK: msgspec.msgpack.Encoder(enc_hook=_simpler).encode,
     media.NATIVE: native.encode,
 }

@@ -95,6 +95,7 @@ class Exit(msgspec.Struct, frozen=True):
     memory_limit_bytes: int | None = None  # what it was allowed, when it was killed for using more
     device_fault: str = ""  # why its GPU was of no use any more, when it was ended for that
     untold: str = ""  # why nobody could see how
+    stopping: bool = False  # its agent ended it because the node stops
     killed_for: str = ""  # why its agent ended it, if that did: a worker that closes its socket is no crash
 
     def describe(self) -> str:

@@ -14,6 +14,7 @@ from onnx import ModelProto, numpy_helper
 
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
+from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.engine import Build
 from gpufn.ids import new_ulid
@@ -34,10 +35,18 @@ def scaled(factor: float) -> ModelProto:
     return model([node("Mul", "x factor", "y")], [value("x", ["N", 3])], [value("y", ["N", 3])], [constant])
 
 
+async def create_buckets(bus: Bus) -> None:
+    """What a gateway creates, as far as builders need it."""
+    await streams.ensure_streams(bus)
+    for store in (subjects.ENGINE_FILES, subjects.MODEL_FILES):
+        await objects.ensure_bucket(bus, store)
+    for bucket in (subjects.BUILDS, subjects.ENGINES, subjects.LEASES):
+        await KeyValue.open(bus, bucket)
+
+
 async def upload(bus: Bus, proto: ModelProto, **options: Any) -> ModelSpec:
     """The model's file is on the bus; the spec asks for it."""
     data = proto.SerializeToString()
-    await objects.ensure_bucket(bus, subjects.MODEL_FILES)
     digest = await objects.put(bus, subjects.MODEL_FILES, data)
     assert digest == hashlib.sha256(data).hexdigest()
     return ModelSpec(**({"parameter": "net", "files": (ModelFile("model.onnx", digest, len(data)),)} | options))
@@ -56,7 +65,7 @@ def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
 
 
 async def open_building(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[Building, Store]:
-    store = await Store.open(bus, SystemClock())
+    store = Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock())
     building = Building(
         store,
         folder=folder / "builds",

@@ -10,6 +10,7 @@ import pytest
 
 from gpufn.bus.connection import Bus
 from gpufn.bus.embedded import EmbeddedServer
+from tests.builder import bench
 
 _TEST_TIMEOUT_S = 60
 
@@ -23,6 +24,8 @@ class Connect:
     async def __call__(self, server: EmbeddedServer, role: str = "admin") -> Bus:
         bus = await Bus.connect(server.url_for(role), name=role)
         self.open.append(bus)
+        if role == "admin":
+            await bench.create_buckets(bus)
         return bus
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from gpufn.bus import objects, streams
+from gpufn.bus import objects
 from gpufn.bus.kv import KeyValue
 from gpufn.clock import SystemClock
 from gpufn.engine import Backend, BuildStage, BuildState, EngineManifest
-from gpufn.errors import BuildFailed, BusUnavailable
+from gpufn.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn.ids import digest_of
 from gpufn.model import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn.protocol import subjects
@@ -46,11 +46,15 @@ async def _report(bus: Any, ended: Ended) -> Any:
     return json.loads(await objects.get(bus, subjects.ENGINE_FILES, ended.report))
 
 
+async def _engine_files(bus: Any) -> set[str]:
+    return {blob.digest for blob in await objects.blobs(bus, subjects.ENGINE_FILES)}
+
+
 async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_there(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), max_batch=4)
     told: list[Told] = []
     ended = await building.run(bench.build_of(spec), CPU, told.append)
@@ -77,11 +81,34 @@ async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_ther
     assert list((tmp_path / "builds").iterdir()) == []
 
 
+async def test_a_model_with_an_optional_input_is_checked_with_its_default(
+    connect: Any, nats: Any, tmp_path: Path
+) -> None:
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    threshold = models.constant("threshold", 0.5)
+    proto = models.model(
+        [models.node("Add", "x threshold", "y")],
+        [models.value("x", ["N", 4]), models.value("threshold", [])],
+        [models.value("y", ["N", 4])],
+        [threshold],
+    )
+    ended = await building.run(bench.build_of(await bench.upload(bus, proto)), CPU, _ignore)
+    manifest = await store.find(ended.engines[0])
+    assert manifest is not None
+    default = np.array(0.5, np.float32).tobytes()
+    assert [(spec.name, spec.default) for spec in manifest.inputs] == [("x", None), ("threshold", default)]
+    golden = next(file for file in manifest.files if file.name == "golden.npz")
+    await objects.get_file(bus, subjects.ENGINE_FILES, golden.digest, tmp_path / golden.name)
+    with np.load(tmp_path / golden.name) as sample:
+        assert sample["in.threshold"] == np.float32(0.5)
+
+
 async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     for element, arithmetic, precision in (
         (TensorProto.FLOAT16, Precision.FP16, Precision.FP32),
         (TensorProto.FLOAT, Precision.BF16, Precision.BF16),
@@ -96,8 +123,8 @@ async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
 
 
 async def test_a_model_with_operators_of_the_runtimes_own_is_built(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     ended = await building.run(bench.build_of(await bench.upload(bus, models.fused(), max_batch=4)), CPU, _ignore)
     assert ended.error is None
     manifest = await store.find(ended.engines[0])
@@ -108,8 +135,8 @@ async def test_a_model_with_operators_of_the_runtimes_own_is_built(connect: Any,
 async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     proto = models.mlp()
     models.externalise(proto, tmp_path)
     spec = await bench.upload(bus, proto, max_batch=4)
@@ -124,8 +151,8 @@ async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
 
 
 async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     data = io.BytesIO()
     np.savez(data, x=np.random.default_rng(1).standard_normal((6, 3, 8), np.float32))
     digest = await objects.put(bus, subjects.MODEL_FILES, data.getvalue())
@@ -144,8 +171,8 @@ async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tm
 async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_they_have_fewer_rows_than_a_run(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     proto = models.model(
         [models.node("Gather", "table x", "y")],  # of generated indices one is outside of the table
         [models.value("x", ["N"], TensorProto.INT64)],
@@ -167,8 +194,8 @@ async def test_a_model_that_only_samples_make_sense_to_runs_nothing_else_though_
 async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     proto = models.model(
         [models.node("CastLike", "x like", "y")],
         [models.value("x", [None]), models.value("like", [None])],
@@ -191,8 +218,8 @@ async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows
 async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_and_says_why(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     ended = await building.run(bench.build_of(await bench.upload(bus, models.over_rows(), max_batch=4)), CPU, _ignore)
     manifest = await store.find(ended.engines[0])
     assert manifest is not None
@@ -203,8 +230,8 @@ async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_an
 
 
 async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(2))
     first = await building.run(bench.build_of(spec), CPU, _ignore)
     no_process, _ = await bench.open_building(bus, tmp_path, process="there.is.none")
@@ -216,8 +243,8 @@ async def test_what_was_built_before_is_found_without_a_process(connect: Any, na
 async def test_an_engine_that_was_built_for_a_greater_tolerance_is_no_answer(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), precision=Precision.FP16)
     assert (await building.run(bench.build_of(spec), CPU, _ignore)).error is None
     exact = msgspec.structs.replace(spec, tolerance=Tolerance(rel_l2=1e-9))
@@ -284,11 +311,11 @@ async def test_a_build_waits_while_the_bus_is_away(
     def breaking_off(name: str) -> Any:
         work = getattr(objects, name)
 
-        async def once(*given: Any) -> Any:
+        async def once(*given: Any, **more: Any) -> Any:
             if away[name]:
                 away[name] -= 1
                 raise BusUnavailable
-            return await work(*given)
+            return await work(*given, **more)
 
         return once
 
@@ -301,8 +328,8 @@ async def test_a_build_waits_while_the_bus_is_away(
 
 
 async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(5))
     gone = msgspec.structs.replace(spec, files=(*spec.files, ModelFile("weights.bin", digest_of(b"gone"), 4)))
     ended = await building.run(bench.build_of(gone), CPU, _ignore)
@@ -313,8 +340,8 @@ async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, 
 async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_so_that_it_is_put_again(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(41))
     await bench.damage_newest(bus, subjects.MODEL_FILES)
     ended = await building.run(bench.build_of(spec), CPU, _ignore)
@@ -326,8 +353,8 @@ async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_
 
 
 async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     broken = models.model([models.node("NoSuchOperator", "x", "y")], [models.value("x", [1])], [models.value("y", [1])])
     spec = await bench.upload(bus, broken)
     ended = await building.run(bench.build_of(spec), CPU, _ignore)
@@ -340,8 +367,8 @@ async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any
 
 
 async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path, process="there.is.none")
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path, process="there.is.none")
     ended = await building.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
     assert ended.error is not None
     assert ended.error.message.startswith("the build ended with code 1: ")
@@ -350,8 +377,8 @@ async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats:
 
 
 async def test_a_model_that_requires_a_gpu_has_no_engine_on_a_cpu(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(7), require_gpu=True)
     ended = await building.run(bench.build_of(spec), CPU, _ignore)
     assert ended.error is not None
@@ -363,8 +390,8 @@ async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
 ) -> None:
     here = {Backend.ORT_CPU: identity.installed()[Backend.ORT_CPU]}
     monkeypatch.setattr(identity, "installed", lambda: here)
-    bus = await connect(nats, "builder")
-    building, _ = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, _ = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(8))
     ended = await building.run(bench.build_of(spec, "NVIDIA L4"), Target("NVIDIA L4", "8.9", "GPU-1"), _ignore)
     assert ended.engines == (_key(spec),)
@@ -376,8 +403,10 @@ async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
 async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path, process="tests.builder.hanging")
+    bus = await connect(nats)
+    building, store = await bench.open_building(
+        await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
+    )
     spec = await bench.upload(bus, bench.scaled(9))
     told: list[Told] = []
     build = bench.build_of(spec)
@@ -392,8 +421,7 @@ async def test_a_build_that_is_cancelled_ends_its_process_and_leaves_nothing(
     assert not any(b"tests.builder.hanging" in _command(pid) for pid in children)
     assert list((tmp_path / "builds").iterdir()) == []
     assert await store.find(_key(spec)) is None
-    lease = await streams.last_message(bus, f"KV_{subjects.LEASES}", f"$KV.{subjects.LEASES}.build.{_key(spec)}")
-    assert lease is None
+    assert await KeyValue(bus, subjects.LEASES).get(f"build.{_key(spec)}") is None
 
 
 def _children() -> list[str]:
@@ -410,9 +438,9 @@ def _command(pid: str) -> bytes:
 async def test_a_build_that_is_cancelled_as_it_takes_its_lease_leaves_the_engine_to_the_next(
     connect: Any, nats: Any
 ) -> None:
-    bus = await connect(nats, "builder")
+    bus = await connect(nats)
     leases = await LateAnswers.open(bus, "late-leases")
-    store = Store(bus, await KeyValue.open(bus, subjects.ENGINES), leases, SystemClock())
+    store = Store(bus, KeyValue(bus, subjects.ENGINES), leases, SystemClock())
 
     async def build() -> None:
         async with store.alone("k" * 64, "first", lambda: None):
@@ -437,8 +465,8 @@ async def test_what_an_earlier_builder_left_is_swept(connect: Any, nats: Any, tm
 
 
 async def test_a_manifest_is_never_replaced(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(10))
     await building.run(bench.build_of(spec), CPU, _ignore)
     first = await store.find(_key(spec))
@@ -452,24 +480,45 @@ async def test_a_manifest_is_never_replaced(connect: Any, nats: Any, tmp_path: P
 async def test_an_engine_whose_files_are_others_than_its_manifest_names_is_not_published(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(11))
     await building.run(bench.build_of(spec), CPU, _ignore)
     first = await store.find(_key(spec))
     assert first is not None
+    reports = await _engine_files(bus) - {file.digest for file in first.files}
     for file in first.files:
         (tmp_path / file.name).write_bytes(bytes(file.size))
     with pytest.raises(BuildFailed, match=r"cannot be stored: model\.onnx is not what the manifest names"):
         await store.publish(msgspec.structs.replace(first, key="0" * 64), tmp_path)
     assert await store.find("0" * 64) is None
+    assert await _engine_files(bus) == {file.digest for file in first.files} | reports
+
+
+async def test_an_engine_that_cannot_be_stored_whole_leaves_none_of_its_files(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
+    spec = await bench.upload(bus, bench.scaled(14))
+
+    before = await _engine_files(bus)
+
+    async def refused(key: str, value: bytes) -> int:
+        raise ArtifactUnavailable("insufficient storage resources available")
+
+    monkeypatch.setattr(store._engines, "create", refused)
+    ended = await building.run(bench.build_of(spec), CPU, _ignore)
+    assert ended.error is not None
+    assert ended.error.stage == "publish"
+    assert await _engine_files(bus) - before == {ended.report, ended.page}
 
 
 async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_again(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(12))
     create = store._engines.create
 
@@ -487,8 +536,8 @@ async def test_a_file_that_was_collected_before_its_manifest_was_there_is_put_ag
 
 
 async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any, tmp_path: Path) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(13))
     await building.run(bench.build_of(spec), CPU, _ignore)
     manifest = await store.find(_key(spec))
@@ -505,8 +554,8 @@ async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any
 async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_built(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    bus = await connect(nats, "builder")
-    building, store = await bench.open_building(bus, tmp_path)
+    bus = await connect(nats)
+    building, store = await bench.open_building(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(14))
     await building.run(bench.build_of(spec), CPU, _ignore)
     ours = await store.find(_key(spec))

@@ -48,12 +48,12 @@ class Scene:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, bus: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
-        await streams.ensure_streams(bus)
-        builds = await KeyValue.open(bus, subjects.BUILDS)
-        building, _ = await bench.open_building(bus, folder, process=process)
-        builder = Builder(bus, builds=builds, building=building, node="n", clock=SystemClock())
-        return cls(bus, builds, building, builder)
+    async def open(cls, bus: Bus, builders: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
+        """`bus` is of whoever asks for builds."""
+        building, _ = await bench.open_building(builders, folder, process=process)
+        builds = KeyValue(builders, subjects.BUILDS)
+        builder = Builder(builders, builds=builds, building=building, node="n", clock=SystemClock())
+        return cls(bus, KeyValue(bus, subjects.BUILDS), building, builder)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._builder.run())
@@ -101,7 +101,7 @@ class Scene:
 
 
 async def test_a_build_is_taken_kept_up_to_date_and_ended(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
     build = await scene.ended()
@@ -119,7 +119,7 @@ async def test_a_build_is_taken_kept_up_to_date_and_ended(connect: Any, nats: An
 
 
 async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(3), require_gpu=True))
     failed = await scene.ended()
@@ -133,7 +133,7 @@ async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: An
 async def test_of_an_error_that_is_longer_than_any_message_the_record_has_the_beginning(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
     proto = models.mlp()
     proto.graph.node[0].domain = "elsewhere"
@@ -150,7 +150,9 @@ async def test_of_an_error_that_is_longer_than_any_message_the_record_has_the_be
 
 
 async def test_whoever_sets_cancel_ends_a_build(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
+    )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(4)))
     await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
@@ -163,7 +165,7 @@ async def test_whoever_sets_cancel_ends_a_build(connect: Any, nats: Any, tmp_pat
 
 
 async def test_one_that_was_cancelled_before_it_began_is_not_begun(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
     await scene.ask(await bench.upload(scene.bus, bench.scaled(5)), cancel=True)
     scene.start()
     assert (await scene.ended()).state is BuildState.CANCELLED
@@ -171,7 +173,7 @@ async def test_one_that_was_cancelled_before_it_began_is_not_begun(connect: Any,
 
 
 async def test_one_that_has_ended_is_acked_and_left_alone(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
     spec = await bench.upload(scene.bus, bench.scaled(6))
     asked = await scene.ask(spec, state=BuildState.SUCCEEDED, engines=("e" * 64,))
     gone = await scene.ask(spec)
@@ -183,13 +185,15 @@ async def test_one_that_has_ended_is_acked_and_left_alone(connect: Any, nats: An
 
 
 async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, nats: Any, tmp_path: Path) -> None:
-    first = await Scene.open(await connect(nats, "builder"), tmp_path / "a", process="tests.builder.hanging")
+    first = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path / "a", process="tests.builder.hanging"
+    )
     first.start()
     await first.ask(await bench.upload(first.bus, bench.scaled(7)))
     await bench.until(lambda: first.seen and first.last.stage is BuildStage.INGEST)
     await first.stop()
     await bench.until(lambda: first.last.state is BuildState.PENDING)
-    second = await Scene.open(await connect(nats, "builder"), tmp_path / "b")
+    second = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path / "b")
     second.start()
     assert (await first.ended()).state is BuildState.SUCCEEDED
     await second.stop()
@@ -199,7 +203,7 @@ async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, na
 async def test_a_build_that_kills_its_builders_is_given_up(
     connect: Any, nats: Any, tmp_path: Path, left: dict[str, Any]
 ) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="there.is.none")
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(8)), **left)
     build = await scene.ended()
@@ -212,7 +216,7 @@ async def test_a_build_that_kills_its_builders_is_given_up(
 
 
 async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     asked = await scene.ask(await bench.upload(scene.bus, bench.scaled(11)))
     queue = subjects.BUILD, subjects.build_consumer("cpu")
     await streams.ensure_consumer(
@@ -240,7 +244,7 @@ async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     run, away = scene.building.run, [BusUnavailable("it is away")] * 9
 
     async def sometimes(*given: Any) -> Any:
@@ -260,7 +264,7 @@ async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop, "_AGAIN_AFTER_S", 0.01)
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     run, full = scene.building.run, [NotStored("no answer came: its disk may be full")]
 
     async def then_full(*given: Any) -> Any:
@@ -281,7 +285,7 @@ async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_
 async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
 
     async def faulty(*_: Any) -> Any:
         raise KeyError("backend")
@@ -297,7 +301,9 @@ async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
 
 
 async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
+    )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(14)))
     await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
@@ -311,7 +317,9 @@ async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: An
 
 
 async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
+    )
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(15)))
     await bench.until(lambda: scene.seen and scene.last.stage is BuildStage.INGEST)
@@ -323,7 +331,9 @@ async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats:
 
 
 async def test_a_builder_answers_for_its_device_also_while_it_builds(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path, process="tests.builder.hanging")
+    scene = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
+    )
     gateway = await connect(nats, "gateway")
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(16)))
@@ -338,7 +348,7 @@ async def test_a_builder_answers_for_its_device_also_while_it_builds(connect: An
 
 
 async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: Any, tmp_path: Path) -> None:
-    scene = await Scene.open(await connect(nats, "builder"), tmp_path)
+    scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)), "NVIDIA L4")
     cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=2.0)
@@ -353,7 +363,7 @@ async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: 
 
 async def test_the_service_is_small_and_stops_when_told(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
-    scene = await Scene.open(bus, tmp_path)
+    scene = await Scene.open(bus, await connect(nats, "builder"), tmp_path)
     root = str(Path(__file__).parents[2])
     environ = {
         "GPUFN_NATS_URL": nats.url_for("builder"),
@@ -400,6 +410,7 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},
         {"GPUFN_BUILD_MEMORY": "much"},
+        {"GPUFN_BUILD_MEMORY": "16"},
         {"GPUFN_BUILD_MEASURE": "long"},
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},

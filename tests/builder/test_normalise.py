@@ -101,6 +101,47 @@ def test_a_file_format_that_is_too_new_is_told_as_an_older_one(tmp_path: Path) -
     onnxruntime.InferenceSession(normal(proto, tmp_path).path, providers=["CPUExecutionProvider"])
 
 
+def _with_threshold(data: object, *, ir_version: int = 8) -> ModelProto:
+    """y = x @ w + threshold, where the threshold is an input with an initialiser."""
+    threshold = models.constant("threshold", data)
+    proto = model(
+        [node("MatMul", "x w", "product"), node("Add", "product threshold", "y")],
+        [value("x", ["N", 4]), value("threshold", list(threshold.dims))],
+        [value("y", ["N", 4])],
+        [models.weights("w", 4, 4), threshold],
+    )
+    proto.ir_version = ir_version
+    return proto
+
+
+def test_an_input_that_has_an_initialiser_is_optional(tmp_path: Path) -> None:
+    found = normal(_with_threshold(0.5), tmp_path)
+    default = np.array(0.5, np.float32).tobytes()
+    assert found.inputs == (TensorSpec("x", "FP32", (-1, 4)), TensorSpec("threshold", "FP32", (), default))
+    session = onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
+    assert [each.name for each in session.get_inputs()] == ["x", "threshold"]
+
+
+@pytest.mark.parametrize(
+    ("data", "ir_version"),
+    [([0.5] * 4, 3), (np.zeros((512, 4)).tolist(), 8)],
+    ids=["an old format, in which each initialiser is an input", "as large as weights"],
+)
+def test_an_initialiser_that_is_no_parameter_stays_a_constant(data: object, ir_version: int, tmp_path: Path) -> None:
+    proto = _with_threshold(data, ir_version=ir_version)
+    if ir_version == 3:
+        proto.graph.input.append(value("w", [4, 4]))
+    assert [spec.name for spec in normal(proto, tmp_path).inputs] == ["x"]
+
+
+def test_weights_that_an_old_exporter_lists_as_inputs_stay_constants(tmp_path: Path) -> None:
+    proto = _with_threshold(0.5)
+    proto.graph.initializer[0].CopyFrom(models.weights("w", 4, 5))
+    proto.graph.input.append(value("w", [4, 5]))
+    proto.graph.output[0].CopyFrom(value("y", ["N", 5]))
+    assert [spec.name for spec in normal(proto, tmp_path).inputs] == ["x"]
+
+
 def test_inputs_that_have_a_constant_are_no_inputs(tmp_path: Path) -> None:
     proto = mlp()
     proto.ir_version = 3

@@ -337,13 +337,14 @@ async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
     caller.start()
     stream = caller.open_stream(request())
     given: asyncio.Queue[StreamCredit] = asyncio.Queue()
+    inbox = subjects.runner_inbox("r")
     runner.subscribe(
-        "credits", lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit))
+        inbox, lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit))
     )
     await runner.flush()
     count = STREAM_WINDOW // 2 + 1
     for number in range(count):
-        stream.take(ItemReply(stream.id, number, "application/json", "credits"), b"1")
+        stream.take(ItemReply(stream.id, number, "application/json", inbox), b"1")
     end(stream, count)
 
     def away(*_: Any, **__: Any) -> None:
@@ -370,14 +371,15 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
     caller = Caller(bus, name="gw-silent", clock=Still())
     caller.start()
     stream = caller.open_stream(request())
+    inbox = subjects.runner_inbox("silent")
     given: asyncio.Queue[int] = asyncio.Queue()
     runner.subscribe(
-        "silent", lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit).taken)
+        inbox, lambda message: given.put_nowait(msgspec.msgpack.decode(message.payload, type=StreamCredit).taken)
     )
     await runner.flush()
     caller.tick(stream.since + 5.0)  # before the first item nobody knows whom to tell
     for number in range(STREAM_WINDOW):
-        stream.take(ItemReply(stream.id, number, "application/json", "silent"), b"1")
+        stream.take(ItemReply(stream.id, number, "application/json", inbox), b"1")
     items = stream.items()
     for _ in range(STREAM_WINDOW):
         await anext(items)
@@ -385,6 +387,6 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
     for seconds in (6.0, 6.1, 9.0):
         caller.tick(stream.since + seconds)
     caller.fail("f", None, BusUnavailable("the end"))
-    bus.publish("silent", encode(StreamCredit("the end", 0)))
+    bus.publish(inbox, encode(StreamCredit("the end", 0)))
     assert [await given.get() for _ in range(3)] == [STREAM_WINDOW, STREAM_WINDOW, 0]
     assert [item async for item in items] == []

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 import socket
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from gpufn.bus import embedded
 from gpufn.bus.connection import Bus
-from gpufn.bus.embedded import EmbeddedServer
+from gpufn.bus.embedded import EmbeddedServer, Leftover
 from gpufn.bus.roles import ROLES
 from gpufn.bus.selfcheck import check_server
 from gpufn.errors import BusUnavailable, ProtocolMismatch
@@ -51,6 +53,35 @@ def test_secrets_are_readable_by_their_owner_alone(nats: EmbeddedServer) -> None
 def test_a_second_server_on_the_same_directory_is_refused(nats: EmbeddedServer) -> None:
     with pytest.raises(BusUnavailable, match=rf"A nats-server \(pid {nats.pid}\) already runs on"):
         EmbeddedServer.start(nats.directory)
+
+
+def test_a_server_is_found_by_its_directory_and_shut_down(tmp_path: Path) -> None:
+    with EmbeddedServer.start(tmp_path) as server:
+        assert Leftover.find(tmp_path.parent) is None
+        found = Leftover.find(tmp_path)
+        assert found is not None
+        assert found.pid == server.pid
+        server._process.send_signal(signal.SIGSTOP)
+        found.end()
+        assert server._process.wait(0) == 0  # not killed
+    assert Leftover.find(tmp_path) is None
+
+
+def test_a_process_that_only_names_the_configuration_is_no_server(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with subprocess.Popen(["cat", "-", tmp_path / "nats.conf"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL):
+        assert Leftover.find(tmp_path) is None
+
+
+def test_a_start_that_is_interrupted_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpufn.bus.embedded.time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            EmbeddedServer.start(tmp_path)
+    EmbeddedServer.start(tmp_path).stop()
 
 
 def test_a_taken_port_is_named_or_when_none_was_asked_for_avoided(tmp_path: Path) -> None:

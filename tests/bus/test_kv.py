@@ -8,7 +8,7 @@ import pytest
 from gpufn.bus import kv as kv_module
 from gpufn.bus import streams
 from gpufn.bus.kv import Entry, KeyValue, Watch
-from gpufn.errors import Conflict
+from gpufn.errors import Conflict, QueueFull
 
 
 async def test_records_are_put_read_and_deleted(connect: Any, nats: Any) -> None:
@@ -84,6 +84,24 @@ async def test_nothing_is_left_of_a_record_that_was_deleted(
     await kv.create("n1.w1", b"y")
     await until(lambda: told[-1] == ("n1.w1", False))
     watch.stop()
+
+
+async def test_a_bucket_of_an_older_release_is_brought_up_to_date(connect: Any, nats: Any) -> None:
+    bus = await connect(nats)
+    older = {"subjects": ["$KV.older.>"], "storage": "file", "max_msgs_per_subject": 1, "discard": "new"}
+    older |= {"deny_delete": True, "allow_rollup_hdrs": True, "allow_direct": True, "allow_msg_ttl": True}
+    await bus.js("STREAM.CREATE.KV_older", {"name": "KV_older", **older})
+    await bus.publish_stored("$KV.older.a", b"1")
+    kv = await KeyValue.open(bus, "older")
+    with pytest.raises(QueueFull):
+        await bus.publish_stored("$KV.older.a", b"an answer of the server")
+    entry = await kv.get("a")
+    assert entry is not None
+    assert entry.value == b"1"
+    await kv.update("a", b"2", entry.revision)
+    await kv.delete("a")
+    await kv.create("a", b"3")
+    assert [each.value for each in await kv.entries()] == [b"3"]
 
 
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "a.>", "ä"])

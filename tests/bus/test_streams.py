@@ -20,7 +20,7 @@ from tests.bus.conftest import lead_astray
 async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buses = [await connect(nats, role) for role in ("gateway", "runner", "agent")]
+    buses = [await connect(nats, "gateway") for _ in range(3)]
     await asyncio.gather(*(streams.ensure_streams(bus) for bus in buses))
     changed = {**streams.STREAMS[subjects.SYNC], "max_msgs_per_subject": 3}
     monkeypatch.setattr(streams, "STREAMS", {**streams.STREAMS, subjects.SYNC: changed})
@@ -31,6 +31,16 @@ async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_da
     with pytest.raises(QueueFull):
         await buses[0].publish_stored(queue, b"")
     await buses[0].publish_stored(subjects.sync_queue("other", 1), b"")
+
+
+async def test_a_node_waits_for_the_streams_that_a_gateway_creates(connect: Any, crash: Any) -> None:
+    gateway, runner = await connect(crash.server, "gateway"), await connect(crash.server, "runner")
+    waiting = asyncio.create_task(streams.wait_for(runner, [subjects.SYNC, subjects.ASYNC]))
+    await streams.ensure_stream(gateway, subjects.SYNC, streams.STREAMS[subjects.SYNC])
+    await runner.flush()
+    assert not waiting.done()
+    await streams.ensure_streams(gateway)
+    await waiting
 
 
 async def test_depths_count_each_revision_over_both_queues_and_classes(connect: Any, nats: Any) -> None:

@@ -82,7 +82,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     app.write_text(APP.format(env=env))
     try:
         with running_platform(tmp_path / "home", environ=environ) as platform:
-            platform.gpufn("deploy", app)
+            platform.gpufn("deploy", app, "--no-check")
             yield Node(platform, machine)
         assert machine.running() == []  # the daemons end with the platform
     finally:

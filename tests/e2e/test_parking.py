@@ -87,7 +87,7 @@ def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parking]:
     app = folder / "app.py"
     app.write_text(APP.format(trouble=str(folder / "trouble")))
     with running_platform(folder / "home", environ={"GPUFN_DEVICES": json.dumps([GPU])}) as platform:
-        platform.gpufn("deploy", app)
+        platform.gpufn("deploy", app, "--no-check")
         yield Parking(platform, folder / "trouble")
 
 

@@ -6,6 +6,7 @@ worker to start: a cold start shows in the answer's `Server-Timing`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -17,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gpufn import Function
+from gpufn.errors import FunctionNotFound, InvalidInput
 from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e
@@ -119,6 +122,18 @@ class Project:
         view = json.loads(self.platform.gpufn("deploy", self._file, "--json", *options))[0]
         assert view["active"] == version
 
+    def try_deploy(self, source: str, version: int) -> tuple[int, str]:
+        """The exit code and what the command wrote to standard error."""
+        self._file.write_text(source.format(name=self.name, version=version))
+        ended = self.platform.try_gpufn("deploy", self._file)
+        return ended.returncode, ended.stderr
+
+    def wait_for_workers(self, count: int) -> None:
+        give_up_at = time.monotonic() + WITHIN_S
+        while sum(self.view()["workers"].values()) != count:
+            assert time.monotonic() < give_up_at, self.view()
+            time.sleep(0.05)
+
     def view(self) -> dict[str, Any]:
         view: dict[str, Any] = self.platform.client.get(f"/v1/functions/{self.name}").json()
         return view
@@ -154,7 +169,7 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
     with Load(project.platform, project.name) as load:
         load.wait_for(1)
         load.cold.clear()
-        project.deploy(CANNOT_START, 2, "--no-wait")
+        project.deploy(CANNOT_START, 2, "--no-wait", "--no-check")
         load.wait_until(lambda: (project.view()["next"] or {}).get("start_error") is not None)
         assert (project.view()["next"]["revision"], project.view()["serving"]) == (2, 1)
         assert "weights.txt" in project.view()["next"]["start_error"]["message"]
@@ -163,6 +178,141 @@ def test_a_revision_that_cannot_start_leaves_the_old_one_serving(project: Projec
         load.wait_for(3)
     assert (load.failed, load.cold) == ([], [])
     assert 2 not in load.versions
+
+
+def test_a_deploy_that_cannot_start_fails_while_the_old_revision_has_no_worker(project: Project) -> None:
+    project.platform.gpufn("scale", project.name, "--max", "0")
+    project.wait_for_workers(0)
+    project.platform.gpufn("scale", project.name)
+    code, told = project.try_deploy(CANNOT_START, 2)
+    assert code == 1
+    assert f"{project.name}@2 does not start, {project.name}@1 still serves: FileNotFoundError" in told
+    assert 'rolling.py, line 5: WEIGHTS = (Path(__file__).parent / "weights.txt").read_text()' in told
+    assert (project.view()["active"], project.view()["serving"]) == (1, 1)
+    assert project.platform.client.get(f"/v1/functions/{project.name}/revisions/2").json()["state"] == "failed"
+    assert project.platform.invoke(project.name, {"number": 1}) == [1, 1]
+
+
+def test_calls_of_a_function_whose_first_deploy_failed_get_the_reason_at_once(
+    platform: Platform, tmp_path: Path
+) -> None:
+    (tmp_path / "weights.txt").touch()
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    code, told = project.try_deploy(CANNOT_START, 1)
+    assert (code, "does not start" in told) == (1, True)
+    answer = platform.client.post(f"/v1/functions/{project.name}/invoke", json={"number": 1})
+    assert (answer.status_code, answer.json()["code"]) == (503, "function_start_failed")
+    assert "weights.txt" in answer.json()["detail"]
+    project.deploy(SERVES, 2)
+    assert platform.invoke(project.name, {"number": 1}) == [2, 1]
+
+
+def test_a_deploy_starts_a_worker_unless_it_is_not_to_be_checked(platform: Platform, tmp_path: Path) -> None:
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    project.deploy(SERVES, 1)
+    assert platform.ready_workers(project.name) == 1
+    (tmp_path / "weights.txt").touch()
+    unchecked = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    unchecked.deploy(CANNOT_START, 1, "--no-check")
+    assert platform.ready_workers(unchecked.name) == 0
+
+
+def test_a_deploy_that_cannot_start_fails_under_load_and_no_caller_notices(project: Project) -> None:
+    with Load(project.platform, project.name) as load:
+        load.wait_for(1)
+        load.cold.clear()
+        code, told = project.try_deploy(CANNOT_START, 2)
+        assert (code, "weights.txt" in told) == (1, True)
+        load.wait_for_more(50)
+    assert (load.failed, load.cold, project.view()["active"]) == ([], [], 1)
+
+
+TWO = """
+from gpufn import gpu_function, method
+
+@gpu_function(name="{name}-counts", idle_timeout=600)
+class Counts:
+    total = 0
+
+    @method
+    def add(self) -> int:
+        self.total += 1
+        return self.total
+
+@gpu_function(name="{name}")
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+def test_a_change_of_one_function_keeps_the_workers_of_the_others(platform: Platform, tmp_path: Path) -> None:
+    name = f"rolls-{next(_numbers)}"
+    file = tmp_path / "rolling.py"
+    for version in (1, 2):
+        file.write_text(TWO.format(name=name, version=version))
+        told = platform.gpufn("deploy", file)
+        assert ("counts@1" in told, f"{name}@{version} " in told, "unchanged" in told) == (True, True, version == 2)
+        assert platform.invoke(name, {"number": 7}) == [version, 7]
+        assert platform.invoke(f"{name}-counts.add") == version, "the instance has lost its state"
+
+
+MISTYPED = """
+import numpyy
+from gpufn import gpu_function
+
+@gpu_function(name="{name}")
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+def test_a_package_that_the_node_lacks_fails_the_deploy_with_the_line(platform: Platform, tmp_path: Path) -> None:
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    code, told = project.try_deploy(MISTYPED, 1)
+    assert code == 1
+    assert "is read without numpyy: not installed here" in told
+    assert "does not start: ModuleNotFoundError: No module named 'numpyy'\n  rolling.py, line 2: import numpyy" in told
+
+
+COUNTS = """
+from gpufn import gpu_function, method
+
+@gpu_function(name="{name}-counts")
+class Counts:
+    @method
+    def add(self, number: int, to: int = 1) -> int:
+        return number + to
+
+@gpu_function(name="{name}-steps")
+def steps(until: int):
+    yield from range(until)
+"""
+
+
+def test_a_deployed_function_is_called_by_its_name_with_every_verb(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFN_URL", platform.url)
+    name = f"rolls_{next(_numbers)}"
+    (tmp_path / "rolling.py").write_text(COUNTS.format(name=name.replace("_", "-")))
+    platform.gpufn("deploy", tmp_path / "rolling.py")
+    add, steps = Function.from_name(f"{name}_counts.add"), Function.from_name(f"{name}-steps")
+    assert (add.remote(2), add.remote(2, to=3), add.spawn(number=4).result()) == (3, 5, 5)
+    assert (list(add.map([1, 2])), list(add.starmap([(1, 2), (3, 4)]))) == ([2, 3], [3, 7])
+    assert (list(steps.stream(3)), steps.remote(3)) == ([0, 1, 2], [0, 1, 2])
+    assert add.options(timeout=20).remote(1) == 2
+    assert list(steps.options(priority="low").stream(2)) == [0, 1]
+
+    async def awaited() -> list[int]:
+        return [await add.aio.remote(5), *[item async for item in steps.aio.stream(2)]]
+
+    assert asyncio.run(awaited()) == [6, 0, 1]
+    with pytest.raises(InvalidInput):
+        add.remote("two")
+    with pytest.raises(FunctionNotFound):
+        Function.from_name("no-such-function").remote()
+    with pytest.raises(InvalidInput, match="cannot run here"):
+        add(1)
 
 
 def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:

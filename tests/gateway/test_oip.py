@@ -154,7 +154,6 @@ async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -
         404, "embed is no model; it is called at /v1/functions/embed/invoke.",
     )  # fmt: skip
     assert error(await models.get(INFER)) == (405, "GET is not allowed here; POST is.")
-    assert error(await models.get("/v2/systemsharedmemory/status"))[0] == 404
     assert error(await models.post(INFER, bytes(make.CALL_LIMIT + 1)))[0] == 413
     models.queue.answer = lambda call: call.reply(kind=OutcomeKind.TIMED_OUT)
     assert error(await models.post(INFER, REQUEST))[0] == 504
@@ -191,6 +190,24 @@ async def test_the_server_says_what_it_can(models: Any) -> None:
     assert (await models.get("/v2/health/ready")).json() == {"ready": True}
     models.reason = "no agent has reported: is one running?"
     assert error(await models.get("/v2/health/ready")) == (503, f"Not ready: {models.reason}.")
+
+
+@pytest.mark.parametrize(
+    ("path", "extension"),
+    [
+        ("/v2/systemsharedmemory/status", "systemsharedmemory"),
+        ("/v2/cudasharedmemory/region/r/register", "cudasharedmemory"),
+        ("/v2/logging", "logging"),
+        ("/v2/trace/setting", "trace"),
+        ("/v2/models/same/trace/setting", "setting"),
+        ("/v2/models/same/versions/3/generate", "generate"),
+    ],
+)
+async def test_an_extension_that_is_missing_is_unsupported_and_not_absent(
+    models: Any, path: str, extension: str
+) -> None:
+    said = f"gpufn does not support the extension {extension!r} of the Open Inference Protocol."
+    assert error(await models.post(path, b"{}")) == (501, said)
 
 
 @pytest.mark.parametrize("path", ["/v2/models/Same", "/v2/models/same/versions/3"])

@@ -25,6 +25,7 @@ from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import HeldBy, LogLine, ResultReply, WhereIs, unpack_invocation
 from gpufn.protocol.records import CallRecord
 from gpufn.revision import RevisionState
+from gpufn_gateway.deploys import How
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on, until
 from tests.taking import take
 
@@ -115,18 +116,49 @@ async def test_deploys_at_once_all_succeed_with_numbers_of_their_own(nats: Any, 
 
 
 @pytest.mark.parametrize(
-    ("name", "ready", "serving"),
-    [("cold", 0, 2), ("warm", 1, 1), ("unknown", None, 1)],
+    ("name", "ready", "check", "serving"),
+    [("cold", 0, False, 2), ("warm", 1, False, 1), ("unknown", None, False, 1), ("checked", 0, True, 1)],
 )
-async def test_serving_moves_at_once_only_when_nobody_is_warm(
-    nats: Any, make: Any, name: str, ready: int | None, serving: int
+async def test_serving_moves_at_once_only_when_nobody_is_warm_and_nothing_is_checked(  # noqa: PLR0917
+    nats: Any, make: Any, name: str, ready: int | None, check: bool, serving: int
 ) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec(name), DIGEST)
+        await until(lambda: name in gateway.registry.functions)
         if ready is not None:
             gateway.report(make.status(name, ready=ready))
-        function = await gateway.deploys.deploy(make.spec(name), DIGEST)
+        function = await gateway.deploys.deploy(make.spec(name), DIGEST, How(check=check))
         assert (function.active, function.serving, function.latest) == (2, serving, 2)
+
+
+async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        spec = msgspec.to_builtins(make.spec("owned"))
+        here = {"file": "app.py", "project": "vision", "project_id": "1", "deployer": "ada@laptop"}
+
+        async def deploy(source: Any, **more: Any) -> tuple[int, str]:
+            sent = {"spec": spec, "bundle": DIGEST, "check": False, "source": source, **more}
+            answer = await gateway.http.post("/v1/functions", json=sent)
+            return answer.status_code, answer.json().get("detail", "")
+
+        assert await deploy(None) == (201, "")
+        assert await deploy(here) == (201, "")  # the one before did not say where it came from
+        assert await deploy(here | {"deployer": "bob@desk"}) == (201, "")
+        status, detail = await deploy(here | {"file": "lib/app.py"})
+        assert (status, detail.partition(":")[0]) == (
+            409,
+            "owned@3 is from app.py of the project vision, deployed by bob@desk, "
+            "and this deploy is from lib/app.py of the project vision",
+        )
+        assert "--replace" in detail
+        status, detail = await deploy(here | {"project_id": "2"})
+        assert (status, "another project of that name" in detail) == (409, True)
+        status, detail = await deploy(None)
+        assert (status, "a client that does not say from where" in detail) == (409, True)
+        assert await deploy(here | {"file": "lib/app.py", "key": "forged"}, replace=True) == (201, "")
+        await until(lambda: 4 in gateway.registry.revisions["owned"])
+        view = (await gateway.http.get("/v1/functions/owned")).json()
+        assert (view["source"]["file"], view["source"]["key"], view["deployed_at"] > 0) == ("lib/app.py", "", True)
 
 
 async def test_rollback_goes_to_an_earlier_revision(nats: Any, make: Any, problem: Any) -> None:

@@ -19,7 +19,7 @@ VIEW: dict[str, Any] = {
     "spec": {
         "name": "f",
         "entry": {"module": "app", "qualname": "f"},
-        "methods": [{"name": ""}],
+        "methods": [{"name": "", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}],
         "scaling": {"min_workers": 0, "max_workers": 4},
         "resources": {"gpu": ["L4"], "share": "time", "cpu": 1.0, "memory_bytes": 1 << 30},
     },

@@ -16,6 +16,13 @@ from tests.sdk.commands import VIEW, command
 from tests.sdk.conftest import StubGateway
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_the_kind_of_a_value_by_one_word(name: str) -> None:
+    text = command(name, "--help").output
+    assert " range>" not in text
+    assert "<list[" not in text
+
+
 def test_help_lists_every_command_without_importing_them() -> None:
     result = command("--help")
     assert result.exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,39 @@ def test_deploy_says_which_revision_serves(  # noqa: PLR0917
     assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
 
 
+def test_deploy_names_the_arguments_that_changed(gateway: StubGateway, project: Project) -> None:
+    project({"app.py": APP["app.py"].replace("x: int", "x: int, mark: str = '!'")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    assert result.stderr == 'gpufn: warning: the arguments of f changed: mark is added, default "!"\n'
+
+
+def test_deploy_sends_where_the_function_comes_from(gateway: StubGateway, project: Project) -> None:
+    project({**APP, "pyproject.toml": ""})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    assert command("deploy", "app.py", "--replace", "--no-check").exit_code == 0
+    sent = next(request for request in gateway.requests if request.method == "POST").json
+    assert (sent["source"]["file"], sent["replace"], sent["check"]) == ("app.py", True, False)
+
+
+def test_a_function_of_another_file_is_refused_and_the_others_of_the_file_are_deployed(
+    gateway: StubGateway, project: Project
+) -> None:
+    project({"app.py": APP["app.py"] + APP["app.py"].partition("\n")[2].replace("def f", "def g")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "f@3 is from b.py"}, status=409)
+    gateway.on("POST /v1/functions", VIEW | {"name": "g", "serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    assert (result.exit_code, result.stderr) == (1, "gpufn: f@3 is from b.py\n")
+    assert result.stdout.startswith("g@3  ")
+
+
 def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
     project({"app.py": "print('imported')\n" + APP["app.py"]})
     gateway.on("GET /v1/nodes", {"nodes": []})
@@ -88,16 +122,28 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
     assert result.exit_code == 0
 
 
+def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
+    gateway: StubGateway, project: Project
+) -> None:
+    project({"pack/__init__.py": "", "pack/app.py": APP["app.py"], "data/words.txt": "w", "pack/data/other.txt": "o"})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    assert command("deploy", "pack/app.py", "--include", "data/*").exit_code == 0
+    refused = command("deploy", "pack/app.py", "--include", "other/*")
+    assert refused.stderr.strip().endswith(str(Path.cwd()))
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "code", "message"),
     [
         ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
         (APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
         (
-            {"app.py": "import nothing"},
+            {"app.py": "import json.nothing"},
             [],
             1,
-            "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
+            "cannot import app.py: line 1, `import json.nothing`: ModuleNotFound",
         ),
         ({}, [], 2, "there is no file app.py"),
         (APP, ["--include", "../x"], 2, "include='../x' is not a glob below "),

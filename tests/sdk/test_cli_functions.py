@@ -65,6 +65,15 @@ def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
     assert "gpu               L4, time" in lines
 
 
+def test_describe_names_the_file_the_deployer_and_the_time_of_the_deploy(gateway: StubGateway) -> None:
+    source = {"file": "lib/ocr.py", "project": "vision", "project_id": "1", "deployer": "ada@laptop", "key": "k1"}
+    gateway.on("GET /v1/functions/f", VIEW | {"source": source, "deployed_at": time.time() - 300})
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    lines = command("describe", "f").stdout.splitlines()
+    assert "source            lib/ocr.py of the project vision" in lines
+    assert "deployed          ada@laptop, with the key k1, 5 min ago" in lines
+
+
 def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
     spec = VIEW["spec"] | {
         "batch": {"max_size": 16, "max_wait_ms": 2.5},

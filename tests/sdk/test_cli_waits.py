@@ -6,7 +6,7 @@ import pytest
 
 from gpufn import Client
 from gpufn.cli import _waits
-from gpufn.cli._waits import told_why
+from gpufn.cli._waits import reported_waits
 from tests.sdk.conftest import StubGateway
 
 WHY = {"function": "f", "waiting": {"reason": "no_capacity", "detail": "n1: it has no L4 GPU"}}
@@ -29,7 +29,7 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
         if reason == "it runs":
             runs.set()
 
-    with Client() as client, told_why(client, "f", tell):
+    with Client() as client, reported_waits(client, "f", tell):
         assert runs.wait(30)
     assert told[:2] == ["n1: it has no L4 GPU", "it runs"]
 
@@ -37,13 +37,28 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)
-    with Client() as client, told_why(client, "f", pytest.fail):
+    with Client() as client, reported_waits(client, "f", pytest.fail):
         while not gateway.requests:
             pass
     assert len(gateway.requests) == 1, "once is enough"
 
 
-def test_in_a_pipe_nothing_is_asked(gateway: StubGateway) -> None:
-    with Client() as client, told_why(client, "f", pytest.fail):
+def test_without_a_terminal_each_new_reason_is_a_line_on_standard_error(
+    gateway: StubGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.on("GET /v1/functions/f/why", WHY)
+    gateway.on("GET /v1/functions/f/why", {"function": "f", "waiting": {"reason": "no_capacity", "detail": "again"}})
+    gateway.on(
+        "GET /v1/functions/f/why", {"function": "f", "waiting": {"reason": "starting", "detail": "a worker starts"}}
+    )
+    gateway.on("GET /v1/functions/f/why", {"function": "f"})
+    with Client() as client, reported_waits(client, "f", pytest.fail):
+        while len(gateway.requests) < 5:
+            pass
+    assert capsys.readouterr().err == "f waits: n1: it has no L4 GPU\nf waits: a worker starts\n"
+
+
+def test_with_json_and_without_a_terminal_standard_error_is_left_to_the_error(gateway: StubGateway) -> None:
+    with Client() as client, reported_waits(client, "f", pytest.fail, json=True):
         pass
     assert gateway.requests == []

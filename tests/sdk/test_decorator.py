@@ -82,7 +82,10 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"share": "mps", "gpu": "any"}, "share='mps' needs a limit of GPU memory: write for example vram='6Gi'"),
         ({"share": "mps", "gpu": "L4", "sm": 25}, "share='mps' needs a limit of GPU memory"),
         ({"share": "mps", "gpu": "L4", "vram": "6 gig"}, "vram: '6 gig' is not a memory size"),
-        ({"share": "mps", "gpu": "L4", "vram": 1000}, "vram is at least 64 MiB, not 1,000 bytes"),
+        (
+            {"share": "mps", "gpu": "L4", "vram": 1000},
+            "vram is 1,000 bytes, and a CUDA context under MPS needs at least 64 MiB: write vram='1000Mi'",
+        ),
         ({"share": "mps", "gpu": "L4", "vram": "6Gi", "sm": 0}, "sm is a whole number from 1 to 100, not 0"),
         ({"share": "mps", "gpu": "L4", "vram": "6Gi", "sm": 12.5}, "sm is a whole number from 1 to 100, not 12.5"),
         ({"share": "mps", "gpu": "L4:2", "vram": "6Gi"}, "share='mps' is a part of one GPU, and gpu=... asks for 2"),
@@ -103,6 +106,11 @@ def test_a_part_of_a_gpu_is_asked_for_in_words() -> None:
         ({"gpu": 1}, "gpu is None"),
         ({"gpu": "cpu"}, "gpu='cpu' is no GPU"),
         ({"memory": "lots"}, "memory: 'lots' is not a memory size"),
+        ({"memory": 512}, "memory is 512 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'"),
+        (
+            {"memory": "8Mi"},
+            "memory is 8,388,608 bytes, and a Python process needs at least 16 MiB: write memory='512Mi'",
+        ),
         ({"cpu": 0}, "cpu is a number from 0.01 to 1024, not 0"),
         ({"timeout": 0}, "timeout is a number from 0.001"),
         ({"min_workers": 5}, "min_workers=5 is more than max_workers=4"),

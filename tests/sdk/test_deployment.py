@@ -67,7 +67,7 @@ class _Api:
         sent(path.stat().st_size // 2)
         return True
 
-    def create_revision(self, spec: FunctionSpec, bundle: str) -> FunctionView | Building:
+    def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> FunctionView | Building:
         self.did.append(f"create {spec.name}")
         return _view(3, 3)
 
@@ -112,7 +112,7 @@ def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: 
 
 def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
     class _Builds(_Api):
-        def create_revision(self, spec: FunctionSpec, bundle: str) -> Building:
+        def create_revision(self, spec: FunctionSpec, bundle: str, **how: Any) -> Building:
             return Building(function="f", revision=3, builds=("b1",))
 
     deployment = deploy(_Builds(None), _WANTED)

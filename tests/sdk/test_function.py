@@ -11,7 +11,7 @@ from typing import Any, assert_type, cast
 import cloudpickle
 import pytest
 
-from gpufn import Batch, Call, Graph, _transport, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Call, Graph, Retry, _transport, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
 from gpufn.priority import Priority
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
@@ -418,6 +418,36 @@ def test_a_class_can_be_extended() -> None:
             return 2 * n
 
     assert More().twice(4) == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"), [(OSError("busy"), 3), (ConnectionError("busy"), 3), (ValueError("no"), 1)]
+)
+def test_a_local_call_is_tried_again_as_its_function_says(error: Exception, attempts: int) -> None:
+    began: list[None] = []
+
+    @gpu_function(name=f"flaky-{type(error).__name__.lower()}", retries=Retry(2, delay_s=3600, on=(OSError,)))
+    def flaky() -> None:
+        began.append(None)
+        raise error
+
+    with run_locally() as platform, pytest.raises(FunctionRaised):
+        flaky.remote()
+    assert (len(began), len(platform.calls)) == (attempts, 1)
+
+
+def test_a_local_call_returns_the_result_of_the_attempt_that_succeeds() -> None:
+    began: list[None] = []
+
+    @gpu_function(retries=2)
+    def recovers() -> int:
+        began.append(None)
+        if len(began) < 3:
+            raise OSError("busy")
+        return len(began)
+
+    with run_locally():
+        assert recovers.remote() == 3
 
 
 def test_a_replacement_stands_in_and_calls_are_recorded() -> None:

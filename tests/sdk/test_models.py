@@ -44,6 +44,7 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"build_timeout": float("nan")}, "build_timeout is a number of seconds from 1 to 86400, not nan"),
         ({"build_timeout": "1h"}, "build_timeout is a number of seconds, not '1h'"),
         ({"build_memory": "much"}, "'much' is not a memory size"),
+        ({"build_memory": 2}, "build_memory is 2 bytes, and a process that compiles needs at least 16 MiB: write"),
         ({"build_memory": 1 << 70}, "a memory size is less than 8 EiB, not 1180591620717411303424"),
         ({"build_memory": "9" * 400}, "a memory size is less than 8 EiB, not '999"),
     ],

@@ -27,7 +27,7 @@ folder = Path(sys.argv[1])
 supervisor = Supervisor(
     programs=[Program(name, name) for name in sys.argv[2:]],
     environment=lambda name: os.environ | {"PYTHONPATH": str(folder), "EVENTS": str(folder / "events")},
-    start_bus=(lambda: EmbeddedServer.start(folder)) if "HAS_BUS" in os.environ else None,
+    start_bus=(lambda: EmbeddedServer.start(folder, ends_with_parent=True)) if "HAS_BUS" in os.environ else None,
     is_ready=lambda: all((folder / f"{name}.is-ready").exists() for name in sys.argv[2:]),
     logs=folder / "logs",
     bus_log=folder / "nats.log",
@@ -180,6 +180,22 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     assert [_ends(pidfd) for pidfd in pidfds] == [True, True]
     for pidfd in pidfds:
         os.close(pidfd)
+    run.rest()
+
+
+def test_nats_ends_with_a_supervisor_that_is_killed_after_its_helpers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HAS_BUS", "yes")
+    run = _Run(tmp_path, {"first": _LIVES})
+    pids = _pids(run.until("pids", "True"))
+    nats = os.pidfd_open(pids["nats"])
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    for helper in set(map(int, children)) - set(pids.values()):
+        os.kill(helper, signal.SIGKILL)
+    run.process.kill()
+    assert _ends(nats)
+    os.close(nats)
     run.rest()
 
 

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from gpufn.bus.embedded import Leftover
 from gpufn.cli.up import _free_port, _told_of_disk, _without_password
 from gpufn.errors import Conflict, InvalidInput
 from gpufn.home import Home
@@ -43,6 +45,16 @@ def _end(pidfds: dict[str, int]) -> list[str]:
     return staying
 
 
+def _first_worker(home: Path) -> int:
+    """Its pid, once a worker runs."""
+    give_up = time.monotonic() + 30
+    while time.monotonic() < give_up:
+        for path in (home / "run" / "w").glob("*/process.json"):
+            return int(json.loads(path.read_bytes())["process"]["pid"])
+        time.sleep(0.05)
+    pytest.fail("no worker was started")
+
+
 @pytest.mark.e2e
 def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(tmp_path: Path) -> None:
     started = _gpufn(tmp_path, "up", "--detach", "--port", "0")
@@ -65,16 +77,49 @@ def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(tmp_path: 
     assert not (tmp_path / "up.json").exists()
 
 
+_RUNS_FOR_LONG = """
+import time
+from gpufn import gpu_function
+
+@gpu_function
+def slow() -> None:
+    time.sleep(600)
+"""
+
+
 @pytest.mark.e2e
 def test_a_killed_up_leaves_nothing_behind_and_can_start_again(tmp_path: Path) -> None:
+    (app := tmp_path / "app.py").write_text(_RUNS_FOR_LONG)
     assert _gpufn(tmp_path, "up", "--detach", "--port", "0").returncode == 0
     record = json.loads((tmp_path / "up.json").read_bytes())
     pidfds = {name: os.pidfd_open(pid) for name, pid in record["pids"].items()}
+    assert _gpufn(tmp_path, "deploy", str(app)).returncode == 0
+    assert _gpufn(tmp_path, "submit", "slow").returncode == 0
+    pidfds["worker"] = os.pidfd_open(_first_worker(tmp_path))
     os.kill(record["pid"], signal.SIGKILL)
     assert _end(pidfds) == []
     again = _gpufn(tmp_path, "up", "--detach", "--port", "0")
     _gpufn(tmp_path, "down")
     assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.e2e
+def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(tmp_path: Path) -> None:
+    """It was stopped, so that it could not act on the signal that its supervisor's end sends it."""
+    for command in (("up", "--detach", "--port", "0"), ("down",)):
+        assert _gpufn(tmp_path, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up the second time
+        record = json.loads((tmp_path / "up.json").read_bytes())
+        left = os.pidfd_open(record["pids"]["nats"])
+        signal.pidfd_send_signal(left, signal.SIGSTOP)
+        os.kill(record["pid"], signal.SIGKILL)
+        others = {name: os.pidfd_open(pid) for name, pid in record["pids"].items() if name != "nats"}
+        assert _end(others) == []
+        recovered = _gpufn(tmp_path, *command)
+        assert (recovered.returncode, recovered.stderr) == (0, "")
+        assert _end({"nats": left}) == []
+    ended = f"stopped nats-server (pid {record['pids']['nats']}), which an earlier `gpufn up` left in {tmp_path}\n"
+    assert recovered.stdout == ended
+    assert _gpufn(tmp_path, "down").stdout == f"gpufn is not running in {tmp_path}\n"
 
 
 @pytest.mark.e2e
@@ -85,6 +130,7 @@ def test_a_process_that_cannot_start_ends_up_with_its_own_words(
     ended = _gpufn(tmp_path, "up", "--detach", "--port", "0")
     assert ended.returncode == 1
     assert re.fullmatch(r"gpufn: gateway cannot start: .*SHOUTING.*\n", ended.stderr)
+    assert Leftover.find(tmp_path / "nats") is None
     assert not (tmp_path / "up.json").exists()
 
 

@@ -8,7 +8,7 @@ from gpufn.device import DeviceShare
 from gpufn.errors import ErrorInfo
 from gpufn.invocation import OutcomeKind
 from gpufn.protocol.reports import FunctionStatus
-from gpufn.revision import Revision, RevisionKey
+from gpufn.revision import CheckState, Revision, RevisionKey
 
 from .placement import NoRoom
 from .policy import Demand, ScaleDecision
@@ -58,6 +58,24 @@ class MoveServing(msgspec.Struct, frozen=True):
     reason: str
 
 
+class MoveActive(msgspec.Struct, frozen=True):
+    """Back to the revision that serves: `revision` cannot."""
+
+    function: str
+    revision: int
+    reason: str
+
+
+class EndCheck(msgspec.Struct, frozen=True):
+    """A revision that was to be checked is, or cannot be. With `error` it is FAILED."""
+
+    function: str
+    revision: int
+    state: CheckState
+    reason: str = ""
+    error: ErrorInfo | None = None
+
+
 class EndQueued(msgspec.Struct, frozen=True):
     """End the calls that no runner holds."""
 
@@ -67,7 +85,7 @@ class EndQueued(msgspec.Struct, frozen=True):
     error: ErrorInfo
 
 
-Action = Start | Resume | Park | Drain | Delete | MoveServing | EndQueued
+Action = Start | Resume | Park | Drain | Delete | MoveServing | MoveActive | EndCheck | EndQueued
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -90,6 +108,7 @@ class Need(msgspec.Struct):
     reason: str
     is_failing: bool = False  # its last starts failed
     is_next: bool = False  # calls do not go there yet
+    is_check: bool = False  # nothing waits for it but a deploy, and nobody makes room for that
     has_begun: bool = False  # in this step: it has a worker on its way
     no_room: NoRoom | None = None
     is_slot_limited: bool = False

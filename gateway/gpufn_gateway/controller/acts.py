@@ -15,22 +15,24 @@ import msgspec
 
 from gpufn.bus import queues
 from gpufn.bus.connection import Bus, NotStored
-from gpufn.bus.kv import KeyValue
+from gpufn.bus.kv import Entry, KeyValue
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
-from gpufn.errors import Conflict, PlatformError
+from gpufn.errors import Conflict, PlatformError, RevisionNotFound
 from gpufn.ids import new_worker_id
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
+from gpufn.revision import Check, Revision, RevisionState
 from gpufn.tasks import Tasks
 from gpufn.workers import Assignment, Desired
 
-from .actions import Action, Delete, Drain, EndQueued, MoveServing, Park, Resume, Start
+from .actions import Action, Delete, Drain, EndCheck, EndQueued, MoveActive, MoveServing, Park, Resume, Start
 from .world import World
 
 log = logging.getLogger(__name__)
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
+_revision = msgspec.msgpack.Decoder(Revision)
 
 
 class Acts:
@@ -43,6 +45,7 @@ class Acts:
         world: World,
         *,
         functions: KeyValue,
+        revisions: KeyValue,
         assignments: KeyValue,
         versions: Mapping[str, int],
         lease: Lease,
@@ -52,6 +55,7 @@ class Acts:
         self._bus = bus
         self._world = world
         self._functions = functions
+        self._revisions = revisions
         self._assignments = assignments
         self._versions = versions
         self._lease = lease
@@ -84,6 +88,10 @@ class Acts:
                 doing = self._delete(action)
             case MoveServing():
                 doing = self._move(action)
+            case MoveActive():
+                doing = self._move_back(action)
+            case EndCheck():
+                doing = self._end_check(action)
             case EndQueued():
                 doing = self._end_queued(action)
         self._tasks.start(self._guarded(action, doing), type(action).__name__)
@@ -185,6 +193,30 @@ class Acts:
         except Conflict:
             return  # somebody deployed or scaled at the same time; the watch tells, and the next step looks again
         log.info("calls go to the new revision: %s", action.reason, extra=_ids(action))
+
+    async def _move_back(self, action: MoveActive) -> None:
+        function = self._world.functions.get(action.function)
+        if function is None or function.active != action.revision:
+            return
+        moved = msgspec.structs.replace(function, active=function.serving, updated_at=self._clock.time())
+        with contextlib.suppress(Conflict):  # as in `_move`
+            await self._functions.update(action.function, encode(moved), self._versions[action.function])
+            log.warning("%s is active again: %s", f"{action.function}@{function.serving}", action.reason)
+
+    async def _end_check(self, action: EndCheck) -> None:
+        def ended(entry: Entry | None) -> bytes:
+            if entry is None:
+                raise RevisionNotFound(f"{action.function} has no revision {action.revision}.")
+            revision = _revision.decode(entry.value)
+            if not revision.is_checked_first:
+                return entry.value
+            state = revision.state if action.error is None else RevisionState.FAILED
+            check = Check(action.state, action.reason)
+            return encode(msgspec.structs.replace(revision, state=state, check=check, error=action.error))
+
+        with contextlib.suppress(RevisionNotFound):  # it was deleted meanwhile
+            await self._revisions.change(subjects.revision_key(action.function, action.revision), ended)
+            log.info("the check of a revision ended: %s %s", action.state, action.reason, extra=_ids(action))
 
     async def _end_queued(self, action: EndQueued) -> None:
         ended = await queues.end_queued(

@@ -90,6 +90,7 @@ class Controller:
             bus,
             self.world,
             functions=functions,
+            revisions=revisions,
             assignments=assignments,
             versions=self._records,
             lease=self._lease,

@@ -1,7 +1,8 @@
 """One step of the controller as a pure function: `plan(world, now) -> Plan`, its actions and what to tell.
 
 1. Assignments on lost nodes are given up, unless their workers still serve.
-2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves.
+2. Per function: its roles (serving, next, retired), a ScaleDecision per revision, whether `serving` moves. A revision
+   that is to be checked has one worker at least, and its check ends when that is READY, fails, or finds no room.
 3. Workers above their revision's count park, or drain, the longest idle first; those that were parked for long enough
    drain (`Leaving`).
 4. Missing workers resume, where one is parked and its share is free, or are placed: functions that have none first, of
@@ -21,11 +22,11 @@ from collections.abc import Iterable, Iterator
 from gpufn import start_failures
 from gpufn.invocation import OutcomeKind, was_deleted
 from gpufn.protocol.reports import FunctionStatus
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, RevisionState
 from gpufn.workers import WorkerState
 
-from . import policy, rollout
-from .actions import Action, Decided, EndQueued, MoveServing, Need, Plan, Resume, Start
+from . import checks, policy, rollout
+from .actions import Action, Decided, EndQueued, MoveActive, MoveServing, Need, Plan, Resume, Start
 from .circuit import CircuitState
 from .demand import demand_of, workers_of
 from .leaving import Leaving
@@ -84,6 +85,9 @@ class _Step:
                         self._decide(self.world.functions[name])
         without_room = self._start()
         self._make_room(without_room)
+        for need in without_room:
+            if (end := checks.without_room(need, self.now, has_nodes=bool(self.world.reports(self.now)))) is not None:
+                self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
         teller = Teller(self.world, self.now, self.limits)
@@ -132,6 +136,8 @@ class _Step:
         if function.active != function.serving:
             self._move(function, decided[function.serving], decided[function.active])
         for one in decided.values():
+            if (end := checks.ended(one, function)) is not None:
+                self.actions.append(end)
             self.leaving.drain_surplus(one, function)
             self.leaving.drain_parked(one, function)
 
@@ -146,12 +152,16 @@ class _Step:
         workers = workers_of(world, view, slots, now)
         if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
+        elif record.state is RevisionState.FAILED and role is not Role.RETIRED:
+            decision = ScaleDecision(0, f"revision {number} does not start: deploy the function again", want=0)
         elif role is Role.SERVING:
             view.served_at = now
             scaling = policy.effective(record.spec.scaling, function)
             window = window_for(view, scaling.scaledown_window_s, workers.held, now)
             decision = policy.decide(scaling, demand, workers, peak=window.at(now), last=view.last)
             window.record(now, decision.keep)
+            if record.is_checked_first and decision.count == 0 and scaling.max_workers:
+                decision = ScaleDecision(1, f"revision {number} is checked: 1 worker", want=1)
         elif role is Role.NEXT:
             assert serving is not None
             highest = policy.effective(record.spec.scaling, function).max_workers
@@ -174,6 +184,8 @@ class _Step:
     def _need(self, one: Decided, record: Revision, missing: int, starting: int, held: int) -> None:
         allowed = one.view.circuit.starts_allowed(self.now, missing, starting)
         calls = one.demand.calls if one.demand is not None else 0
+        serving = self.world.view((one.key[0], self.world.functions[one.key[0]].serving))
+        is_check = checks.is_only_check(one, serving)
         if one.view.waiting_since is None:
             one.view.waiting_since = self.now
         if allowed == 0:
@@ -185,10 +197,11 @@ class _Step:
             missing=allowed,
             calls=calls,
             # The next revision of a function that is called takes part as if it had the calls itself.
-            waits_for_first=held == 0 and (calls > 0 or one.role is Role.NEXT),
+            waits_for_first=held == 0 and (calls > 0 or (one.role is Role.NEXT and not is_check)),
             reason=one.decision.reason,
             is_failing=one.view.circuit.openings > 0,
-            is_next=one.role is Role.NEXT,
+            is_next=one.role is Role.NEXT and not is_check,
+            is_check=is_check,
         )
         self.needs.append(one.need)
 
@@ -199,13 +212,20 @@ class _Step:
             want=one.decision.want,
             is_failing=one.view.circuit.state(self.now) is not CircuitState.CLOSED,
             most=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
+            held=len(checks.held(one.view)),
+            check=None if record is None or record.check is None else record.check.state,
         )
 
     def _move(self, function: Function, serving: Decided, following: Decided) -> None:
+        if following.revision is not None and following.revision.state is RevisionState.FAILED:
+            self.actions.append(MoveActive(function.name, function.active, "the new revision does not start"))
+            return
         moves, why = rollout.may_move(self._standing(serving, function), self._standing(following, function))
         if moves:
             self.actions.append(MoveServing(function.name, function.active, why))
-            self.needs = [need for need in self.needs if need is not serving.need]  # room is the new revision's now
+            # Room is the new revision's from now on, which is looked at again once it serves.
+            not_now = (serving.need,) if following.view.workers else (serving.need, following.need)
+            self.needs = [need for need in self.needs if not any(need is each for each in not_now)]
         else:
             failure = following.view.circuit.last_error
             told = f": {failure.summary}" if failure is not None else ""
@@ -214,6 +234,12 @@ class _Step:
     def _end_queued(self, one: Decided) -> None:
         if one.view.in_state(WorkerState.READY, WorkerState.PARKED, WorkerState.RESUMING):
             return  # starts fail, and still somebody serves what is queued
+        record = one.revision
+        if record is not None and record.state is RevisionState.FAILED and record.error is not None:
+            if one.demand is not None and one.demand.calls:
+                error = start_failures.told(one.key[0], record.error)
+                self.actions.append(EndQueued(*one.key, OutcomeKind.NOT_STARTED, error))
+            return
         circuit = one.view.circuit
         if circuit.openings < 2:
             one.view.ended_at_opening = 0

@@ -5,7 +5,10 @@
 2. When as many of `active` are READY, so that capacity does not dip, `serving` moves; at once when it fails to start
    itself. That it has nobody READY is no reason: on the only GPU it gave way to `active`, which has yet to show that it
    starts. While `active` fails to start nothing moves: calls stay with what works.
-3. A retired revision keeps its workers while anything is queued for it, and those that run something until it has
+3. A revision that is to be checked takes no calls before one worker of it is READY. The first start that fails makes it
+   FAILED, and `serving` is `active` again. Without room its check ends, and the rules above go on; while nobody is warm
+   calls move at once, so that a deploy without room changes what the next call runs.
+4. A retired revision keeps its workers while anything is queued for it, and those that run something until it has
    ended; and all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that
    one of them still sent there would find nobody.
 
@@ -19,7 +22,7 @@ import enum
 
 import msgspec
 
-from gpufn.revision import Function
+from gpufn.revision import CheckState, Function
 
 from .policy import Demand, Workers
 
@@ -34,12 +37,14 @@ class Role(enum.StrEnum):
 
 class Standing(msgspec.Struct, frozen=True):
     """How a revision stands: READY workers, those that its policy wants (None: unknown), whether its starts fail, and
-    how many workers it may have (None: unknown)."""
+    how many workers it may have (None: unknown). `held` are all workers that are not on their way out."""
 
     ready: int = 0
     want: int | None = None
     is_failing: bool = False
     most: int | None = None
+    held: int = 0
+    check: CheckState | None = None
 
 
 def role_of(function: Function, revision: int) -> Role:
@@ -68,6 +73,10 @@ def may_move(serving: Standing, following: Standing) -> tuple[bool, str]:
     """Whether calls go to the next revision from now on, and why."""
     if following.is_failing:
         return False, "the new revision's workers fail to start: calls stay with the old one"
+    if following.check is CheckState.PENDING:
+        return False, "it is checked: calls stay with the old one until a worker has started"
+    if following.check is CheckState.UNCHECKED and not serving.held and not following.held:
+        return True, "no worker is warm, and none could be started to check it"
     if serving.ready == 0 and serving.is_failing:
         return True, "the old revision's workers fail to start"
     needed = workers_for_next(serving, following.most)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
-from gpufn.revision import Function
+from gpufn.revision import Function, Revision, RevisionState
 from gpufn.workers import WorkerState
 
 from . import policy
@@ -55,7 +56,8 @@ class Teller:
             service_s=view.service_s,
             cold_start_s=view.cold_start_s,
             # Not while it is half open: the call that is let in is what asks for the next try.
-            start_error=circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None,
+            start_error=_failed_for_good(serving.revision)
+            or (circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None),
             next=None if function.active == function.serving else self._next(function.active, decided),
         )
 
@@ -164,6 +166,11 @@ class Teller:
         for_s = self._now - min(since) if since else 0.0
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
         return Waiting(WaitReason.STARTING, f"a worker is starting, for {for_s:.1f} s", eta_s)
+
+
+def _failed_for_good(record: Revision | None) -> ErrorInfo | None:
+    """Why the first deploy of a function failed: no other revision serves, and this one is not tried again."""
+    return record.error if record is not None and record.state is RevisionState.FAILED else None
 
 
 def undecided(world: World, now: float) -> dict[str, FunctionStatus]:

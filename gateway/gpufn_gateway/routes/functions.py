@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -20,12 +20,12 @@ from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn.revision import Function, Revision
+from gpufn.revision import Function, Revision, Source
 from gpufn.spec import FunctionSpec, function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
-from gpufn_gateway.deploys import Deploys
+from gpufn_gateway.deploys import Deploys, How
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
@@ -50,6 +50,10 @@ _log_line = msgspec.msgpack.Decoder(LogLine)
 class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
     spec: msgspec.Raw
     bundle: str
+    check: bool = True
+    source: Source | None = None
+    replace: bool = False
+    code: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,9 +120,11 @@ class FunctionRoutes:
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
+        source = wanted.source and msgspec.structs.replace(wanted.source, key=principal.id)
+        how = How(check=wanted.check, source=source, replace=wanted.replace, code=wanted.code)
         if spec.models:
-            return self._building(await self._deploys.build(spec, bundle))
-        function = await self._deploys.deploy(spec, bundle)
+            return self._building(await self._deploys.build(spec, bundle, how))
+        function = await self._deploys.deploy(spec, bundle, how)
         return json_answer(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
@@ -152,6 +158,8 @@ class FunctionRoutes:
                 "builds": [build_view(self._builds, known[build]) for build in revision.builds if build in known],
                 "engines": revision.engines,
                 "error": revision.error,
+                "check": revision.check,
+                "source": revision.source,
             }
         )
 
@@ -261,6 +269,9 @@ class FunctionRoutes:
             "cold_start_s": status.cold_start_s,
             "start_error": status.start_error,
             "next": status.next,
+            "check": revision.check if revision else None,
+            "source": revision.source if revision else None,
+            "deployed_at": revision.created_at if revision else None,
         }
 
 
@@ -287,6 +298,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "number": revision.number,
         "created_at": revision.created_at,
         "bundle": revision.bundle,
+        "code": revision.code,
         "state": revision.state,
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,

@@ -22,6 +22,19 @@ from gpufn_gateway.registry import Registry, Target
 from gpufn_gateway.routes.requests import json_answer, principal_of
 from gpufn_gateway.telemetry import Telemetry
 
+# Extensions of Triton that its clients call. `/v2/repository/models` has a refusal of its own.
+_UNSUPPORTED = (
+    "/v2/logging",
+    "/v2/trace/{rest:path}",
+    "/v2/systemsharedmemory/{rest:path}",
+    "/v2/cudasharedmemory/{rest:path}",
+    "/v2/tpusharedmemory/{rest:path}",
+    "/v2/models/{model}/trace/setting",
+    "/v2/models/{model}/generate",
+    "/v2/models/{model}/generate_stream",
+    "/v2/models/{model}/versions/{version}/generate",
+    "/v2/models/{model}/versions/{version}/generate_stream",
+)
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
@@ -49,7 +62,7 @@ class OipRoutes:
                 Route(f"{one}/config", self.config, methods=["GET"]),
                 Route(f"{one}/stats", self.statistics, methods=["GET"]),
             ]
-        return routes
+        return routes + [Route(path, self.unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED]
 
     async def server(self, request: Request) -> Response:
         return json_answer({"name": "gpufn", "version": gpufn.__version__, "extensions": _EXTENSIONS})
@@ -103,6 +116,10 @@ class OipRoutes:
 
     async def change(self, request: Request) -> Response:
         raise RouteError(400, "Models are deployed and deleted with gpufn, not loaded and unloaded.")
+
+    async def unsupported(self, request: Request) -> Response:
+        extension = request.url.path.split("/")[-1 if "model" in request.path_params else 2]
+        raise RouteError(501, f"gpufn does not support the extension {extension!r} of the Open Inference Protocol.")
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gpufn import media
 from gpufn.errors import InvalidInput
 from gpufn.ids import is_digest
-from gpufn.misfits import misfit
+from gpufn.misfits import json_fault, misfit
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.problems import RouteError
@@ -64,7 +64,7 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
     except msgspec.ValidationError as error:
         raise _refusal(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}") from None
 
 
 def _refusal(text: str, kind: type[msgspec.Struct]) -> InvalidInput:

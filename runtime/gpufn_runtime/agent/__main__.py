@@ -18,9 +18,10 @@ import msgspec
 import gpufn
 import gpufn_runtime
 from gpufn import open_files
-from gpufn.bus import objects
+from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
-from gpufn.bus.kv import KeyValue
+from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.engine import EngineManifest
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
@@ -30,7 +31,6 @@ from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
 from gpufn.watchdog import tell_watchdog
-from gpufn_runtime.agent import node_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -54,6 +54,8 @@ from gpufn_runtime.agent.settings import AgentSettings
 log = logging.getLogger("gpufn_runtime.agent")
 
 _CONNECT_PAUSE_S = 0.2
+_BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.ENGINES)
+_STORES = (subjects.BUNDLES, subjects.ENGINE_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
@@ -89,28 +91,50 @@ def _why(errors: ExceptionGroup[GpufnError], code: int) -> int:
 
 async def _serve(settings: AgentSettings, files_at_first: int) -> None:
     tell_watchdog()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, told)
     bus = await _connect(settings.nats_url, stop)
     if bus is None:
         return
     try:
-        await node_name.claim(bus, settings.node, settings.home)
-        await _work(settings, bus, stop, files_at_first)
+        await claim_node(bus, "agent", settings.node, settings.home)
+        if await _there_is_a_gateway(bus, stop):
+            await _work(settings, bus, stop, hurry, files_at_first)
     finally:
         await bus.close()
 
 
-async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at_first: int) -> None:
+async def _there_is_a_gateway(bus: Bus, stop: asyncio.Event) -> bool:
+    """Wait for the buckets that a gateway creates. False when told to stop first."""
+    waiting = asyncio.create_task(
+        streams.wait_for(bus, (*map(stream_of, _BUCKETS), *map(objects.stream_of, _STORES))), name="buckets"
+    )
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not waiting.done():
+        waiting.cancel()
+        return False
+    waiting.result()
+    return True
+
+
+async def _work(
+    settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, files_at_first: int
+) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await objects.get(bus, subjects.BUNDLES, digest)
 
     async def fetch_file(digest: str, path: Path) -> None:
         await objects.get_file(bus, subjects.ENGINE_FILES, digest, path)
 
-    manifests = await KeyValue.open(bus, subjects.ENGINES)
+    manifests = KeyValue(bus, subjects.ENGINES)
 
     async def find_engine(key: str) -> EngineManifest | None:
         entry = await manifests.get(key)
@@ -124,9 +148,9 @@ async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at
         node=settings.node,
         home=home,
         bus=bus,
-        assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
-        functions=await KeyValue.open(bus, subjects.FUNCTIONS),
-        revisions=await KeyValue.open(bus, subjects.REVISIONS),
+        assignments=KeyValue(bus, subjects.ASSIGNMENTS),
+        functions=KeyValue(bus, subjects.FUNCTIONS),
+        revisions=KeyValue(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
         launcher=LauncherByImage(standbys, containers),
@@ -136,14 +160,15 @@ async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at
         clock=clock,
         default_image=settings.default_image,
         open_files=files_at_first,
+        supervisor_fifo=settings.supervisor_fifo,
         park_bytes=settings.park_bytes,
-        stop_grace_s=settings.stop_grace_s,
+        grace_s=settings.grace_s,
     )
     async with asyncio.TaskGroup() as tasks:  # should a task die, so do we: workers live on, to be adopted
         kept = [tasks.create_task(standbys.run(), name="templates")]
         if containers is not None:
             kept.append(tasks.create_task(containers.run(), name="containers"))
-        await agent.run(stop)
+        await agent.run(stop, hurry)
         for task in kept:
             task.cancel()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Iterable, Mapping
 
@@ -48,14 +47,15 @@ class Inheritance:
     def _adopt(self, folder: WorkerFolder, file: ProcessFile, assignment: Assignment | None) -> None:
         record = WorkerRecord(file.worker, file.function, file.revision, assignment, started_at=file.started_at)
         group = self._burials.group_left(file.worker, file)
-        fifo = folder.open_output()
-        if not self._running.attend(record, file.process, folder, group, fifo, container=file.container):
-            os.close(fifo)
+        pidfd = processes.open_pidfd(file.process)
+        if pidfd is None:
             if assignment is None:
                 self._burials.sweep(folder, file)
             else:
                 self._bury(folder, file, assignment)
             return
+        handle = processes.Handle(file.process, pidfd)
+        self._running.attend(record, handle, folder, group, folder.open_output(), container=file.container)
         self._fleet.records[record.worker] = record
         log.info("%s is adopted: pid=%d", record, file.process.pid)
         if assignment is None:

@@ -123,11 +123,11 @@ class Launches:
                 undo.callback(self._launcher.let_go, launched.container)
             else:  # now: a burial may have to wait, and it would take calls. It is our child, and not reaped yet
                 undo.callback(processes.kill_each, [launched.pid])
-            process = processes.identify(launched.pid)
-            if process is None or not self._running.attend(
-                record, process, folder, group, fifo, container=launched.container
-            ):
+            handle = launched.handle or processes.open_handle(launched.pid)
+            if handle is None:
                 raise PlatformError("Its process ended at once.")
+            undo.callback(os.close, handle.pidfd)
+            self._running.attend(record, handle, folder, group, fifo, container=launched.container)
             undo.pop_all()
         record.started_at = self._clock.time()
         folder.write_process(
@@ -135,7 +135,7 @@ class Launches:
                 worker=record.worker,
                 function=record.function,
                 revision=record.revision,
-                process=process,
+                process=handle.process,
                 started_at=record.started_at,
                 cgroup=os.fspath(group.path) if group else None,
                 container=launched.container,

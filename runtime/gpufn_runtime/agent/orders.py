@@ -25,15 +25,22 @@ _MEMORY_PART = 4  # a worker that names no memory gets at most this part of the 
 
 
 class Orders:
-    """`default_image` is that of a function without one: None, and it is a process. `open_files` are allowed to it."""
+    """`default_image` is that of a function without one: None, and it is a process. `open_files` are allowed to it.
+    `supervisor_fifo`: what its process ends with."""
 
     def __init__(
-        self, home: Home, devices: DeviceWatch, default_image: ImageSpec | None, open_files: int | None
+        self,
+        home: Home,
+        devices: DeviceWatch,
+        default_image: ImageSpec | None,
+        open_files: int | None,
+        supervisor_fifo: str,
     ) -> None:
         self._home = home
         self._devices = devices
         self._default_image = default_image
         self._open_files = open_files
+        self._supervisor_fifo = supervisor_fifo
         self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
 
     def image(self, spec: FunctionSpec) -> ImageSpec | None:
@@ -75,6 +82,7 @@ class Orders:
             memory_bytes=self.memory_bytes(revision.spec),
             memory_limit_bytes=self.memory_bytes(revision.spec) if group is None else None,
             open_files=self._open_files,
+            supervisor_fifo=self._supervisor_fifo,
             cgroup_procs=() if group is None else (os.fspath(group.entrance),),
         )
 

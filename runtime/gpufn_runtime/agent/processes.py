@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,6 +27,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Process(msgspec.Struct, frozen=True):
     pid: int
     start_time: int  # clock ticks since boot, as in /proc/<pid>/stat
+
+
+class Handle(NamedTuple):
+    """A process and an open pidfd of it, which names it also after it has ended."""
+
+    process: Process
+    pidfd: int
 
 
 def become_subreaper() -> None:
@@ -56,6 +64,13 @@ def open_pidfd(process: Process) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def open_handle(pid: int) -> Handle | None:
+    """None when the process is gone."""
+    process = identify(pid)
+    pidfd = open_pidfd(process) if process is not None else None
+    return Handle(process, pidfd) if process is not None and pidfd is not None else None
 
 
 def reap(pid: int) -> tuple[int | None, int | None]:

@@ -69,17 +69,16 @@ class Running:
     def attend(
         self,
         record: WorkerRecord,
-        process: processes.Process,
+        handle: processes.Handle,
         folder: WorkerFolder,
         group: MemoryGroup | None,
         fifo: int,
         *,
         container: str,
-    ) -> bool:
-        """Hear of its output, on `fifo`, and of its end. False when it is gone already; else `fifo` is ours."""
-        pidfd = processes.open_pidfd(process)
-        if pidfd is None:
-            return False
+    ) -> None:
+        """Read its output, on `fifo`, and report its end, though it have ended already. `fifo` and the pidfd are ours
+        from now on."""
+        process, pidfd = handle
         output = OutputLog(self._clock.monotonic())
         worker = RunningWorker(record, process, folder, group, output, fifo, pidfd, container)
         self._living.add(worker)
@@ -88,7 +87,6 @@ class Running:
             self._shares.joined(record.worker, record.key, record.assignment.share, process.pid)
         self._loop.add_reader(fifo, self._on_output, worker)
         self._loop.add_reader(pidfd, self._on_exit, worker)
-        return True
 
     def end(self, record: WorkerRecord, how: signal.Signals, reason: str) -> None:
         """A worker that is being launched is ended as soon as it has a process."""
@@ -187,6 +185,7 @@ class Running:
             signal=signum,
             tail=worker.output.tail(),
             device_fault=record.device_fault,
+            stopping=record.stopping,
             untold=untold,
             killed_for=record.killed_for,
         )

@@ -20,12 +20,16 @@ from gpufn.bus.delivery import Delivery, Ledger
 from gpufn.bus.wire import ack_tokens
 from gpufn.clock import Clock
 from gpufn.errors import GpufnError
+from gpufn.invocation import StartReason
 from gpufn.priority import QUEUES, QueueKind
 from gpufn.protocol.frames import Unfinished
 from gpufn.protocol.messages import InvocationMessage
+from gpufn.protocol.records import StartNote
 from gpufn.revision import Revision
 from gpufn.tasks import Tasks
+from gpufn_runtime.runner import start_numbers
 from gpufn_runtime.runner.attempt import Attempt, Run, may_run_s
+from gpufn_runtime.runner.starts import Starts
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -48,12 +52,14 @@ class Adoption:
         ledgers: Mapping[QueueKind, Ledger],
         *,
         clock: Clock,
+        starts: Starts,
         go_on: Callable[[Attempt], None],
     ) -> None:
         self._bus = bus
         self._revision = revision
         self._ledgers = ledgers
         self._clock = clock
+        self._starts = starts
         self._go_on = go_on
         self._methods = {method.name: method for method in revision.spec.methods}
         self._tasks = Tasks(f"adoption of calls of {revision}")
@@ -78,15 +84,16 @@ class Adoption:
         if found is None or self._ledgers[found[1].queue].knows(found[0]):
             link.refuse(unfinished.attempt)
             return
-        delivery, message = found
+        delivery, message, note = found
         self._ledgers[message.queue].hold(delivery)
+        message, reason = start_numbers.adopted(message, note, unfinished.number, delivery.counted)
         delivery.delivered += 1  # by the worker, to us
-        attempt = self._attempt(link, unfinished, delivery, message)
+        attempt = self._attempt(link, unfinished, delivery, message, reason)
         link.adopt(attempt)
         self._go_on(attempt)
 
-    async def _find(self, unfinished: Unfinished) -> tuple[Delivery, InvocationMessage] | None:
-        """Its delivery, if it is one of ours and nobody else has it."""
+    async def _find(self, unfinished: Unfinished) -> tuple[Delivery, InvocationMessage, StartNote | None] | None:
+        """Its delivery, if it is one of ours and nobody else has it; and the note of its call's last start."""
         if (place := place_of(self._revision, unfinished.delivery)) is None:
             return None
         stream, kind, seq = place
@@ -99,10 +106,16 @@ class Adoption:
         if await records.where(self._bus, message.id) is not None:
             return None
         handed_over = Message(stored.subject, unfinished.delivery, stored.payload, stored.headers)
-        return Delivery(self._bus, handed_over, self._ledgers[kind]), message
+        note = None if message.reply else await self._starts.read(message.id, seq)
+        return Delivery(self._bus, handed_over, self._ledgers[kind]), message, note
 
     def _attempt(
-        self, link: WorkerLink, unfinished: Unfinished, delivery: Delivery, message: InvocationMessage
+        self,
+        link: WorkerLink,
+        unfinished: Unfinished,
+        delivery: Delivery,
+        message: InvocationMessage,
+        reason: StartReason,
     ) -> Attempt:
         """It has until the earlier runner would have ended it; its GPU is charged from now on."""
         now, wall = self._clock.monotonic(), self._clock.time()
@@ -115,7 +128,9 @@ class Adoption:
             busy_from=link.busy.begin(now),
         )
         method, never = self._methods[message.method], -math.inf
-        return Attempt(unfinished.attempt, delivery, message, method, link, "", touched_at=never, phase=run)
+        return Attempt(
+            unfinished.attempt, delivery, message, method, link, "", touched_at=never, reason=reason, phase=run
+        )
 
 
 def place_of(revision: Revision, settled_at: str) -> tuple[str, QueueKind, int] | None:

@@ -41,6 +41,8 @@ from gpufn_runtime.runner.line import Waiting
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.start_numbers import first_reason
+from gpufn_runtime.runner.starts import Starts
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Arrivals:
         *,
         clock: Clock,
         settler: Settler,
+        starts: Starts,
         departed: Departed,
         parcels: NodeParcels,
         attempts: Attempts,
@@ -76,6 +79,7 @@ class Arrivals:
         self._line = places.line
         self._clock = clock
         self._settler = settler
+        self._starts = starts
         self._departed = departed
         self._parcels = parcels
         self._attempts = attempts
@@ -209,6 +213,8 @@ class Arrivals:
                 return
             number, at = link.next_attempt_number(), self._clock.monotonic()
             attempt = Attempt(number, delivery, message, method, link, parcel, touched_at=at)
+            if message.attempt > 1:
+                attempt.reason = first_reason(message)
             link.slots.take()
             link.idle_since = None
             if link.seat is None:
@@ -222,6 +228,8 @@ class Arrivals:
         elif attempt.delivery.delivered > 1 or (not attempt.is_direct and self._departed.was_away(attempt.message)):
             self._look_up(attempt, self._run_if_waited_for(attempt, body))
         else:
+            if attempt.message.may_have_begun:
+                self._starts.number(attempt, None)
             self._run(attempt, body)
 
     def _look_up(self, attempt: Attempt, looking: Coroutine[Any, Any, None]) -> None:
@@ -249,11 +257,13 @@ class Arrivals:
         """A delivery that came before may have ended the invocation, or have queued its next attempt, without being
         acked; and a cancel may have ended it between two attempts, or come while that is looked up. Or another runner
         has it: a bus that stood still hands out again what runs, before it reads that it does."""
-        known = held = None
+        known = held = note = None
+        is_repeated = attempt.delivery.delivered > 1
         try:
             known = await records.record_of(self._bus, attempt.message.id)
-            if attempt.delivery.delivered > 1:
+            if is_repeated:
                 held = await records.where(self._bus, attempt.message.id)
+                note = await self._starts.read(attempt.message.id, attempt.delivery.seq)
         except GpufnError as error:
             log.warning("could not look up %s: %s", attempt.message.id, error)
         if _has_lost_its_worker(attempt):
@@ -269,7 +279,11 @@ class Arrivals:
         elif held is not None:
             self._return(attempt, ACK_WAIT_S)
         else:
+            if is_repeated:
+                self._starts.number(attempt, note)
             self._run(attempt, body)
+            if is_repeated:
+                self._starts.note(attempt)
 
     async def _run_if_waited_for(self, attempt: Attempt, body: bytes) -> None:
         """The caller may have died with the runner that had it before, as of a call that a function made there, or
@@ -286,6 +300,7 @@ class Arrivals:
         elif attempt.is_cancelled or not is_waited_for:
             self._end_unbegun(attempt)
         else:
+            self._starts.number(attempt, None)
             self._run(attempt, body)
 
     async def _is_elsewhere(self, attempt: Attempt) -> bool:
@@ -307,7 +322,7 @@ class Arrivals:
     def _longest_delay_s(self, message: InvocationMessage) -> float:
         """Of a retry: the clock may have been set back since its time was written."""
         retries = self._revision.spec.retries
-        return 0.0 if retries is None else retries.delay_before(message.attempt)
+        return 0.0 if retries is None else retries.delay_before(message.retries_used + 1)
 
 
 def _has_lost_its_worker(attempt: Attempt) -> bool:

@@ -10,13 +10,14 @@ What is known of it in one phase only is in that phase's value.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from gpufn.bus.delivery import Delivery
-from gpufn.invocation import OutcomeKind
+from gpufn.invocation import OutcomeKind, StartReason
 from gpufn.protocol.frames import STREAM_WINDOW
 from gpufn.protocol.messages import InvocationMessage, Progress
 from gpufn.spec import MethodSpec
@@ -69,6 +70,7 @@ class Run(msgspec.Struct, kw_only=True, eq=False):
     own_calls: int = 0  # how many of these are of its own function
     progress: Progress | None = None  # as it said last
     checkpoint_seq: int = 0  # where the last one is stored, of this attempt or of one before it
+    note: asyncio.Task[int] | None = None  # stores the note of this start, and returns its place; 0: it is not stored
 
     def grant(self, taken: int) -> int:
         """The reader of its stream has taken so many of its items, in all: so many more it may send now."""
@@ -87,6 +89,7 @@ class Attempt(msgspec.Struct, eq=False):
     link: WorkerLink
     parcel: str  # its input's name in the worker's folder, when it is one
     touched_at: float  # monotonic
+    reason: StartReason = StartReason.FIRST  # why it is started
     phase: Arrived | AwaitsTurn | Run = ARRIVED
 
     @property

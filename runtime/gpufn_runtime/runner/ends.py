@@ -6,7 +6,6 @@ failure ended is handed back, to run on another one.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 
 from gpufn.clock import Clock
@@ -16,10 +15,11 @@ from gpufn.errors import (
     GpufnError,
     InvocationCancelled,
     InvocationTimedOut,
+    PlatformStopping,
     ResultNotEncodable,
     WorkerLost,
 )
-from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, STOPS_WITHIN_S, Outcome, OutcomeKind
+from gpufn.invocation import DELIVERIES_ON_FAILED_GPUS, STOPS_WITHIN_S, Outcome, OutcomeKind, StartReason
 from gpufn.protocol import frames
 from gpufn.spec import CallKind
 from gpufn.workers import Exit
@@ -30,11 +30,13 @@ from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.starts import Starts
 from gpufn_runtime.runner.worker_link import WorkerLink
 
 # How long a worker may take to say that it stopped. A sync function cannot be interrupted, so one that ran out of time
 # is ended with its worker at once; a cancelled one may be about to end by itself, which keeps its worker warm.
 _GRACE_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
+_HANDED_BACK = {DeviceFailed.code: StartReason.DEVICE_FAILED, PlatformStopping.code: StartReason.STOPPED}
 
 
 class Ends:
@@ -45,6 +47,7 @@ class Ends:
         *,
         clock: Clock,
         settler: Settler,
+        starts: Starts,
         nested: NestedCalls,
         output: Output,
         parcels: NodeParcels,
@@ -53,6 +56,7 @@ class Ends:
     ) -> None:
         self._clock = clock
         self._settler = settler
+        self._starts = starts
         self._nested = nested
         self._output = output
         self._parcels = parcels
@@ -84,7 +88,7 @@ class Ends:
             self.failed += 1
             body = b""
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
-        if not _hands_back(attempt, outcome):
+        if not self._hands_back(attempt, outcome):
             self._charge(attempt, outcome, run_s)
             self._settler.settle(
                 attempt, outcome, result.content_type, body, parcel=parcel, run_s=run_s, now=self._clock.time()
@@ -119,8 +123,7 @@ class Ends:
         why = exit_.describe() if exit_ is not None else "closed its connection"
         tail = f"\n{exit_.tail}" if exit_ is not None and exit_.tail else ""
         what = f"worker {link.worker} {why} while it ran this call{tail}"
-        is_gpus = exit_ is not None and exit_.device_fault
-        error = DeviceFailed(what).info() if is_gpus else WorkerLost(what).info()
+        error = _error_of(exit_)(what).info()
         for attempt in attempts:
             self._settle_lost(attempt, error)
 
@@ -136,11 +139,22 @@ class Ends:
         self.ended += 1
         self.failed += 1
         outcome = _as_decided(attempt, Outcome(OutcomeKind.LOST, error))
-        if not _hands_back(attempt, outcome):
+        if not self._hands_back(attempt, outcome):
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
             run_s = min(self._clock.monotonic(), attempt.run.lost_at) - attempt.run.began
             self._charge(attempt, outcome, run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
+
+    def _hands_back(self, attempt: Attempt, outcome: Outcome) -> bool:
+        """Whether it runs again, though nobody has asked for a retry: its GPU failed, or its node stops."""
+        error = outcome.error
+        why = _HANDED_BACK.get(error.code) if error is not None else None
+        if error is None or why is None or attempt.run.items:
+            return False
+        if why is StartReason.DEVICE_FAILED and attempt.delivery.delivered >= DELIVERIES_ON_FAILED_GPUS:
+            return False
+        self._starts.hand_back(attempt, why, error.summary)
+        return True
 
     def _charge(self, attempt: Attempt, outcome: Outcome, run_s: float) -> None:
         is_failed, gpu_s = outcome.kind is not OutcomeKind.SUCCEEDED, attempt.gpu_s
@@ -173,14 +187,10 @@ class Ends:
             attempt.link.seat.done(attempt)
 
 
-def _hands_back(attempt: Attempt, outcome: Outcome) -> bool:
-    """Its GPU failed under it, or under its neighbour: it runs again, on another one."""
-    is_gpus = outcome.error is not None and outcome.error.code == DeviceFailed.code
-    if not is_gpus or attempt.run.items or attempt.delivery.delivered >= DELIVERIES_ON_FAILED_GPUS:
-        return False
-    with contextlib.suppress(GpufnError):  # without the bus it comes again by itself
-        attempt.delivery.nak()
-    return True
+def _error_of(exit_: Exit | None) -> type[GpufnError]:
+    if exit_ is not None and exit_.stopping:
+        return PlatformStopping
+    return DeviceFailed if exit_ is not None and exit_.device_fault else WorkerLost
 
 
 def _as_decided(attempt: Attempt, outcome: Outcome) -> Outcome:

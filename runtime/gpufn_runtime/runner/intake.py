@@ -237,9 +237,8 @@ class Intake:
         self._tasks.start(self._recreate())
 
     async def _recreate(self) -> None:
-        """SYNC lives in the server's memory: after its restart the stream and our consumer are made again."""
+        """SYNC is in the server's memory: after a restart a gateway creates the stream, then a runner its consumers."""
         try:
-            await streams.ensure_streams(self._bus)
             await self._ensure_consumers((STANDING, *self._polled))
         except GpufnError as error:
             log.warning("the queues of %s cannot be pulled from yet: %s", self._revision, error)

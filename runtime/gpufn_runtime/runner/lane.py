@@ -31,7 +31,7 @@ Take = Callable[["DirectDelivery"], None]
 class DirectDelivery:
     """A call that came by the lane; see `gpufn.bus.delivery.Delivery` for one from a queue."""
 
-    delivered = 1
+    delivered, seq = 1, 0
     settled_at = ""  # only over its gateway's connection, which goes with us
     __slots__ = ("_gateway", "_is_told", "body", "is_settled", "is_withdrawn", "message")
 
@@ -56,10 +56,14 @@ class DirectDelivery:
         self._is_told = True
         self._gateway.ended(reply, body)
 
-    def nak(self, delay_s: float = 0) -> None:
+    def nak(self, delay_s: float = 0, *, has_begun: bool = False) -> None:
         """Not here, not now."""
         self._settle()
-        self._gateway.send(lane.Refused(self.message.id))
+        self._gateway.send(lane.Refused(self.message.id, has_begun))
+
+    def starts_since(self, delivered: int = 0) -> int:
+        """The gateway offers a call once."""
+        return 0
 
     def ack(self) -> None:
         """Its end was told, or its retry is queued."""

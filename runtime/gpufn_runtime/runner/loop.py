@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
 
 from gpufn.beats import Beats
-from gpufn.bus import doorbells, streams
+from gpufn.bus import doorbells
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
@@ -44,6 +45,7 @@ from gpufn_runtime.runner.queues import Queues
 from gpufn_runtime.runner.relay import Relay
 from gpufn_runtime.runner.revision_queue import RevisionQueue
 from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.starts import Starts
 from gpufn_runtime.runner.supervision import Supervision
 from gpufn_runtime.runner.whereabouts import Whereabouts
 from gpufn_runtime.runner.worker_link import WorkerLink
@@ -85,12 +87,13 @@ class Runner:
         self._queues = Queues(self._attempts)
         self._lane = Lane(home.lane_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(functions, revisions)
-        self._caller = Caller(bus, name=name, clock=clock)
+        self._caller = Caller(bus, name=subjects.runner_caller(name), clock=clock)
         self._supervision = Supervision(bus, node, clock)
         self._parcels = NodeParcels(home.parcels)
         self._removals = Tasks("removal of parcels")
         self._meter = Meter(usage, node, clock)
-        self._settler = Settler(bus, clock, self._parcels)
+        self._starts = Starts(bus, node, clock)
+        self._settler = Settler(bus, clock, self._parcels, self._starts)
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(bus, self._caller, self._directory, self._circuits, clock)
         self._output = Output(bus, clock)
@@ -111,7 +114,6 @@ class Runner:
 
     async def run(self) -> None:
         """Until cancelled; then let what ended be kept."""
-        await streams.ensure_streams(self._bus)
         self._caller.start()
         self._supervision.start()
         self._circuits.start()
@@ -136,6 +138,8 @@ class Runner:
                 await asyncio.sleep(_TICK_S)
         finally:
             watch.stop()
+            with contextlib.suppress(GpufnError):
+                await self._bus.flush()  # what the agent said of workers that ended is heard before this returns
             self._lane.close()
             for queue in self._queues:
                 queue.close()
@@ -253,6 +257,7 @@ class Runner:
             revision,
             clock=self._clock,
             settler=self._settler,
+            starts=self._starts,
             supervision=self._supervision,
             nested=self._nested,
             departed=self._departed,

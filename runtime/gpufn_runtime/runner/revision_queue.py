@@ -35,6 +35,7 @@ from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.settle import Settler
+from gpufn_runtime.runner.starts import NOTED_AFTER_S, Starts
 from gpufn_runtime.runner.supervision import Supervision
 from gpufn_runtime.runner.unexplained import Unexplained
 from gpufn_runtime.runner.waits import Waits
@@ -54,6 +55,7 @@ class RevisionQueue:
         *,
         clock: Clock,
         settler: Settler,
+        starts: Starts,
         supervision: Supervision,
         nested: NestedCalls,
         departed: Departed,
@@ -68,22 +70,24 @@ class RevisionQueue:
         self.revision = revision
         self._clock = clock
         self._attempts = attempts
+        self._starts = starts
         self._parcels = parcels
         self._on_start = on_start  # an attempt began of which somebody has to hear
         self._places = Places(revision.spec)
         self._ends = Ends(
-            clock=clock, settler=settler, nested=nested, output=output, parcels=parcels, attempts=attempts, meter=meter
+            clock=clock, settler=settler, starts=starts, nested=nested, output=output, parcels=parcels,
+            attempts=attempts, meter=meter,
         )  # fmt: skip
         self._arrivals = Arrivals(
             bus, revision, self._places,
-            clock=clock, settler=settler, departed=departed, parcels=parcels, attempts=attempts,
+            clock=clock, settler=settler, starts=starts, departed=departed, parcels=parcels, attempts=attempts,
             run=self._run, drop=self._drop, ask=self._ask, on_room=on_room,
         )  # fmt: skip
         self._waits = Waits(
             revision, self._places, clock=clock, settler=settler, parcels=parcels, attempts=attempts,
             free=self._ends.free, freed=self._after_end,
         )  # fmt: skip
-        self._adoption = Adoption(bus, revision, self._arrivals.ledgers, clock=clock, go_on=self._go_on)
+        self._adoption = Adoption(bus, revision, self._arrivals.ledgers, clock=clock, starts=starts, go_on=self._go_on)
         self._unexplained = Unexplained(self._ends, supervision, clock)
         self.workers = Workers(
             revision, self._places,
@@ -102,7 +106,7 @@ class RevisionQueue:
 
     def close(self) -> None:
         """Pull nothing more, and let the workers go."""
-        self._unexplained.end_all()
+        self._unexplained.leave_all()
         self.workers.close()
         self._arrivals.close()
         if self._ticking is not None:
@@ -222,6 +226,8 @@ class RevisionQueue:
                     self._after_end(link)
                 else:
                     self._touch(attempt, now)
+                    if attempt.is_submitted and run.note is None and now - run.began >= NOTED_AFTER_S:
+                        self._starts.note(attempt)
         busy |= self._waits.tick(read_until, self._touch)
         busy |= self._unexplained.tick(read_until, self._touch)
         self._arrivals.close_line_while(lasting)

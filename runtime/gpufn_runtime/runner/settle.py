@@ -29,7 +29,7 @@ from gpufn.errors import BusUnavailable, GpufnError, InvalidInput, PayloadTooLar
 from gpufn.invocation import Outcome, OutcomeKind, Settlement, settlement_for, state_after
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import pack
-from gpufn.protocol.limits import RECORD_BYTES, inline_bytes
+from gpufn.protocol.limits import KEPT_ATTEMPTS, RECORD_BYTES, inline_bytes
 from gpufn.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn.protocol.records import AttemptRecord, CallRecord
 from gpufn.tasks import Tasks
@@ -38,11 +38,12 @@ from gpufn_runtime.runner.intake import TOUCH_EVERY_S
 from gpufn_runtime.runner.lane import DirectDelivery, too_large
 from gpufn_runtime.runner.parcels import NodeParcels
 from gpufn_runtime.runner.replies import Replies
+from gpufn_runtime.runner.start_numbers import next_start
+from gpufn_runtime.runner.starts import Starts
 
 log = logging.getLogger(__name__)
 
 _RETRY_BUS_S = 0.2
-_KEPT_ATTEMPTS = 20
 _KEPT_MESSAGE_CHARS = 200
 _RUNG_FOR_S = 60.0
 _DUE_S = 0.02  # a server that was told to hold it back until then gives it out a few milliseconds later
@@ -50,10 +51,11 @@ _BLOB_LONGER_S = 600.0  # than its record, which is stored after it
 
 
 class Settler:
-    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels) -> None:
+    def __init__(self, bus: Bus, clock: Clock, parcels: NodeParcels, starts: Starts) -> None:
         self._bus = bus
         self._clock = clock
         self._parcels = parcels
+        self._starts = starts
         self._replies = Replies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[Delivery | DirectDelivery, float] = {}  # of those being settled; monotonic
@@ -77,11 +79,11 @@ class Settler:
         if attempt.is_submitted:
             self.unsettled[message.id] = attempt
         left_s = message.deadline - now if message.deadline else math.inf
-        settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.attempt, left_s=left_s)
+        settlement = settlement_for(outcome, attempt.link.revision.spec.retries, message.retries_used, left_s=left_s)
         if settlement is Settlement.RETRY and not attempt.run.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            record = _record_of(attempt, outcome, now, run_s)
+            record = _record_of(attempt, outcome, now, run_s, self._starts.node)
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
             self._start(attempt.delivery, self._end_attempt(attempt, record, body, parcel))
         else:
@@ -96,6 +98,7 @@ class Settler:
         # Not sooner: until its end is kept the call may come again, and goes on from there.
         if attempt.run.checkpoint_seq or _was_tried(attempt.delivery, attempt.message):
             await self._forget_checkpoint(record.id, attempt.run.checkpoint_seq)
+        await self._starts.forget(attempt)
 
     async def _forget_checkpoint(self, invocation: str, seq: int = 0) -> None:
         """There is no next attempt. It is at `seq`, if this one knows of any. One that stays, because the bus is away,
@@ -123,14 +126,30 @@ class Settler:
             self._reply(delivery, message, reply, b"")
             self._ack(delivery)
         else:
-            self._start(delivery, self._end(delivery, _record(delivery, message, outcome, now, keep_s)))
+            record = _record(delivery, message, outcome, now, keep_s)
+            self._start(delivery, self._end_refused(delivery, message, record))
         if _was_tried(delivery, message):
             self._tasks.start(self._forget_checkpoint(message.id))
+
+    async def _end_refused(
+        self, delivery: Delivery | DirectDelivery, message: InvocationMessage, record: CallRecord
+    ) -> None:
+        """With the attempt that was interrupted, if there is a note of one."""
+        if delivery.delivered > 1:
+            with contextlib.suppress(GpufnError):
+                note = await self._starts.read(message.id, delivery.seq)
+                if note is not None:
+                    before = next_start(message, note, 0, self._clock.time())[0].attempts
+                    record = msgspec.structs.replace(record, attempt=note.attempt, attempts=before)
+        await self._end(delivery, record)
+        if _was_tried(delivery, message):
+            await self._starts.drop(message.id)
 
     def confirm(self, delivery: Delivery | DirectDelivery, record: CallRecord) -> None:
         """It has ended already: whoever ended it may have died before the rest was done."""
         self._start(delivery, self._bury_and_ack(delivery, record))
         self._tasks.start(self._forget_checkpoint(record.id))
+        self._tasks.start(self._starts.drop(record.id))
 
     def drop(self, delivery: Delivery | DirectDelivery) -> None:
         """Its next attempt is queued already: whoever queued it may have died before this one was acked."""
@@ -156,19 +175,24 @@ class Settler:
     def _retry(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
         message, retries = attempt.message, attempt.link.revision.spec.retries
         assert retries is not None
-        number = message.attempt + 1
-        again = msgspec.structs.replace(message, attempt=number, not_before=now + retries.delay_before(number))
+        retried = message.retries_used + 1
+        not_before = now + retries.delay_before(retried + 1)
+        again = msgspec.structs.replace(message, attempt=message.attempt + 1, retried=retried, not_before=not_before)
         if attempt.is_submitted:
-            attempts, gpu_s = _attempts(attempt, outcome, now), message.gpu_s + attempt.gpu_s
+            attempts, gpu_s = _attempts(attempt, outcome, now, self._starts.node), message.gpu_s + attempt.gpu_s
             again = msgspec.structs.replace(again, attempts=attempts, gpu_s=gpu_s)
         _, body = unpack_invocation(attempt.delivery.payload)
-        self._start(attempt.delivery, self._requeue(attempt.delivery, again, body))
+        self._start(attempt.delivery, self._retry_attempt(attempt, again, body))
+
+    async def _retry_attempt(self, attempt: Attempt, again: InvocationMessage, body: bytes) -> None:
+        await self._requeue(attempt.delivery, again, body)
+        await self._starts.forget(attempt)
 
     async def _requeue(self, delivery: Delivery | DirectDelivery, message: InvocationMessage, body: bytes) -> None:
         """The next attempt is stored before this one is acked; its id makes a second try of ours the same message. A
         call that had this one's id before may have had such an attempt minutes ago, in another place."""
         payload = pack(message, body)
-        msg_id = f"{message.id}@{_place(delivery)}.{message.attempt}"
+        msg_id = f"{message.id}@{_place(delivery)}.{message.retries_used + 1}"
         while True:
             try:
                 stored = await self._bus.publish_stored(delivery.subject, payload, msg_id=msg_id)
@@ -264,6 +288,7 @@ class Settler:
 
     async def finish(self) -> None:
         """Wait until everything that ended is kept."""
+        await self._starts.finish()
         await self._tasks.done()
 
 
@@ -286,12 +311,12 @@ def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: st
     )
 
 
-def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float) -> CallRecord:
+def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float, node: str) -> CallRecord:
     message, run = attempt.message, attempt.run
     ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
     return msgspec.structs.replace(
         ended,
-        attempts=_attempts(attempt, outcome, now),
+        attempts=_attempts(attempt, outcome, now, node),
         started_at=run.started_at,
         queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=run_s,
@@ -319,7 +344,7 @@ def _place(delivery: Delivery | DirectDelivery) -> int:
     return delivery.seq if isinstance(delivery, Delivery) else 0
 
 
-def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRecord, ...]:
+def _attempts(attempt: Attempt, outcome: Outcome, now: float, node: str) -> tuple[AttemptRecord, ...]:
     """Those before, as many as are kept, and this one."""
     error = outcome.error
     this = AttemptRecord(
@@ -331,5 +356,7 @@ def _attempts(attempt: Attempt, outcome: Outcome, now: float) -> tuple[AttemptRe
         gpu_s=attempt.gpu_s,
         code="" if error is None else error.code[:_KEPT_MESSAGE_CHARS],
         message="" if error is None else error.summary[:_KEPT_MESSAGE_CHARS],
+        node=node,
+        reason=attempt.reason,
     )
-    return (*attempt.message.attempts, this)[-_KEPT_ATTEMPTS:]
+    return (*attempt.message.attempts, this)[-KEPT_ATTEMPTS:]

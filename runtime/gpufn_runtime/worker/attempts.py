@@ -204,7 +204,9 @@ class Attempts:
         with self._lock:
             self._told += 1
             return self._stale, tuple(
-                Unfinished(each.run.attempt, each.run.invocation, each.run.delivery, now - each.came_at)
+                Unfinished(
+                    each.run.attempt, each.run.invocation, each.run.delivery, now - each.came_at, each.run.number
+                )
                 for each in (*self._held.values(), *self._unsent)
             )
 

@@ -9,7 +9,7 @@ import traceback
 import msgspec
 
 import gpufn.errors
-from gpufn.errors import ErrorInfo
+from gpufn.errors import ErrorInfo, RequestError
 
 _MAX_MESSAGE = 16 << 10
 _MAX_TRACEBACK = 64 << 10  # of the frame header's 1 MiB
@@ -20,6 +20,14 @@ _OURS = (
     os.path.dirname(os.path.abspath(gpufn.errors.__file__)) + os.sep,
     "<frozen importlib",
 )
+
+
+class Rejected(Exception):
+    """The platform's own code found in a run that the caller's input is at fault: a model refused its values."""
+
+    def __init__(self, reason: RequestError) -> None:
+        super().__init__(reason.message)
+        self.reason = reason
 
 
 def describe(error: BaseException, bundle_dir: str = "", code: str = "function_raised") -> ErrorInfo:

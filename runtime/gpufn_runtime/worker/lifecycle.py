@@ -1,6 +1,6 @@
 """A worker's life.
 
-1. confine the process (cgroup, limits)
+1. end with the supervisor of its node; confine the process (cgroup, limits)
 2. connect to the runner's socket: Hello; of a part of a GPU: prove that it is held to it
 3. load the bundle's code; make the class and run its @enter hooks: Ready, or StartFailed and exit 3
 4. the reader thread takes frames; the user threads, this one first, run calls (`executor`)
@@ -48,6 +48,7 @@ from gpufn.protocol.frames import (
 )
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, RECONNECT_S, WorkerConfig
 from gpufn.spares import MOST_BYTES
+from gpufn.supervisor_fifo import end_with_supervisor
 from gpufn_runtime.worker import loader, process
 from gpufn_runtime.worker.attempts import Attempts
 from gpufn_runtime.worker.calls import NestedCalls
@@ -104,6 +105,10 @@ class Worker:
     def run(self) -> int:
         """Live; the exit code says how it ended."""
         process.explain_crashes()
+        fifo = self._config.supervisor_fifo
+        if fifo and not end_with_supervisor(fifo):
+            print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
+            return EXIT_LINK_LOST
         unconfined = self._confine()
         if not self._link.connect(CONNECT_S):
             print(f"no runner listens on {self._config.socket}", file=sys.stderr)  # noqa: T201

@@ -26,7 +26,7 @@ from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
 from gpufn._stand_ins import StandIn, readable
 from gpufn.errors import InvalidInput, RequestError
-from gpufn.misfits import misfit
+from gpufn.misfits import json_fault, misfit
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
 
@@ -119,7 +119,7 @@ class Parameters:
         except msgspec.ValidationError as error:
             raise self._refusal(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"the body is not valid {form}: {error}") from error
+            raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
         if self._struct is not None:
             given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
             return self._placed({name: self._whole(name, value) for name, value in given if value is not _NOT_GIVEN})

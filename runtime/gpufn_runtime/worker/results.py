@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpufn import values
-from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol import frames
 from gpufn.protocol.frames import Item, Result
 from gpufn.protocol.limits import INLINE_BYTES, PARCEL_BYTES
 from gpufn_runtime.worker.attempts import Attempt, Attempts
-from gpufn_runtime.worker.failures import bounded, describe
+from gpufn_runtime.worker.failures import Rejected, bounded, describe
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.output import Output
 
@@ -64,6 +64,9 @@ class Results:
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+        if isinstance(error, Rejected):
+            self.rejected(attempt, error.reason, started)
+            return
         if isinstance(error, MemoryError):
             _let_go(error)
         fault = self.fault_of(error)
@@ -71,6 +74,9 @@ class Results:
             self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
         if fault is not None and fault.is_lost:
             self._end(attempt, OutcomeKind.LOST, started, DeviceFailed(fault.describe()).info())
+            return
+        if isinstance(error, BusUnavailable):  # of a call that the function made: the platform failed, not its code
+            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()))
             return
         ours = isinstance(error, ResultNotEncodable) and not error.traceback
         info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)

@@ -23,7 +23,7 @@ import msgspec
 
 from gpufn.bus import doorbells, jetstream
 from gpufn.bus.call_request import CallRequest
-from gpufn.bus.connection import Bus, Message
+from gpufn.bus.connection import Bus, Message, is_inbox
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.bus.searches import Searches
 from gpufn.clock import Clock
@@ -119,6 +119,16 @@ class Caller:
                 self.abandon(call)
                 call.fail(error)
 
+    def fail_unless_begun(self, error: GpufnError) -> None:
+        """End the calls that no runner has begun: they are taken out of their queues."""
+        self._searches.end_unless_begun(list(self._pending.values()), error)
+
+    def fail_all(self, error: GpufnError) -> None:
+        """End every call, and what runs for it."""
+        for call in list(self._pending.values()):
+            self.abandon(call)
+            call.fail(error)
+
     def tick(self, now: float) -> None:
         """End the calls whose deadline is over, or that have waited for too long. `now` is monotonic; call it a few
         times a second."""
@@ -189,8 +199,9 @@ class Caller:
             self._bus.publish(subjects.CANCELS, encode(Cancel(call.id)))
 
     def give_credit(self, to: str, credit: StreamCredit) -> None:
-        """Raises BusUnavailable."""
-        self._bus.publish(to, encode(credit))
+        """Raises BusUnavailable. `to` is from a message: a runner must not make a gateway publish elsewhere."""
+        if subjects.is_runner_inbox(to):
+            self._bus.publish(to, encode(credit))
 
     # --- to the bus and back -----------------------------------------------------------------------------------------
 
@@ -262,7 +273,7 @@ class Caller:
             call.fail(error)
 
     def _tell_waited_for(self, message: Message) -> None:
-        if message.payload:  # an older runner only asks who is here
+        if message.payload and is_inbox(message.reply):  # an older runner only asks who is here
             asked = _waited_for.decode(message.payload)
             if asked.anew:
                 for call in [self._pending[each] for each in asked.invocations if each in self._pending]:

@@ -39,6 +39,7 @@ _PING_INTERVAL_S = 5.0
 _FIRST_RECONNECT_S = 0.05
 _LONGEST_RECONNECT_S = 0.5  # a loopback or LAN connect costs the server little; waiting costs us calls
 _STORE_RETRY_S = 0.1
+_INBOX = "_INBOX."
 
 
 class Subscription:
@@ -72,7 +73,7 @@ class Bus:
         self._count = itertools.count(1)
         # The user is in the prefix so that a server's permissions can keep roles out of each other's inboxes.
         user = urlsplit(self._servers[0]).username or "any"
-        self._inbox = f"_INBOX.{user}.{secrets.token_hex(8)}"
+        self._inbox = f"{_INBOX}{user}.{secrets.token_hex(8)}"
 
     @classmethod
     async def connect(
@@ -346,6 +347,11 @@ class Bus:
                 callback()
             except Exception:
                 log.exception("a callback failed after the reconnect")
+
+
+def is_inbox(subject: str) -> bool:
+    """Whether an answer to `subject` reaches a process of ours, and no stream."""
+    return subject.startswith(_INBOX)
 
 
 def _jittered(delay_s: float) -> float:

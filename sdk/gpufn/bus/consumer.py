@@ -233,7 +233,11 @@ class Pull:
 
     def _hand_back(self, message: Message) -> None:
         """There is no credit for it, so to somebody else; but not what runs here."""
-        if message.reply and not message.status and not Delivery(self._bus, message, self._ledger).is_repeat():
+        if not message.reply or message.status:
+            return
+        delivery = Delivery(self._bus, message, self._ledger)
+        if not delivery.is_repeat():
+            self._ledger.handed_back(delivery.key, range(delivery.delivered, delivery.delivered + 1))
             self._bus.publish(message.reply, b"-NAK")
 
 

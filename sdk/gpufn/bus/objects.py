@@ -53,6 +53,10 @@ class Blob(msgspec.Struct, frozen=True):
     seq: int
 
 
+def stream_of(bucket: str) -> str:
+    return f"OBJ_{bucket}"
+
+
 def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -67,24 +71,30 @@ async def ensure_bucket(bus: Bus, bucket: str, *, expires: bool = False) -> None
         "allow_direct": True,
         "allow_msg_ttl": expires,
     }
-    await streams.ensure_stream(bus, f"OBJ_{bucket}", config)
+    await streams.ensure_stream(bus, stream_of(bucket), config)
 
 
-async def put(bus: Bus, bucket: str, data: bytes) -> str:
-    """Store `data` unless it is there; returns its digest. The bucket must exist (`ensure_bucket`)."""
+async def put(bus: Bus, bucket: str, data: bytes, *, purges: bool = True) -> str:
+    """Store `data` unless it is there; returns its digest. The bucket must exist (`ensure_bucket`); `purges` as for
+    `put_file`."""
     digest = await asyncio.to_thread(digest_of, data)
     if not await touch(bus, bucket, digest):
-        await put_stream(bus, bucket, digest, len(data), _parts(data))
+        await _put(bus, bucket, digest, len(data), _parts(data), purges=purges)
     return digest
 
 
-async def put_file(bus: Bus, bucket: str, path: Path) -> str:
-    """Store a file unless its bytes are there; returns their digest. Raises OSError when it cannot be read."""
+async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) -> tuple[str, bool]:
+    """Store a file unless its bytes are there. Return their digest, and whether this call stored them.
+
+    `purges` False: for a role that may not purge a stream. `remove_unfinished` removes what a failed upload leaves.
+    Raises OSError when the file cannot be read.
+    """
     size, digest = await asyncio.to_thread(_size_and_digest, path)
-    if not await touch(bus, bucket, digest):
+    is_new = not await touch(bus, bucket, digest)
+    if is_new:
         async with contextlib.aclosing(_parts_of_file(path)) as parts:
-            await put_stream(bus, bucket, digest, size, parts)
-    return digest
+            await _put(bus, bucket, digest, size, parts, purges=purges)
+    return digest, is_new
 
 
 async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
@@ -105,8 +115,9 @@ async def _put(
     *,
     owner: str = "",
     ttl_s: float | None = None,
+    purges: bool = True,
 ) -> str:
-    """As `put_stream`. `digest` None: it is to be found out, and is returned."""
+    """As `put_stream`. `digest` None: it is computed, and returned."""
     upload = secrets.token_hex(11)
     subject = f"$O.{bucket}.C.{upload}"
     sha256 = Sha256()
@@ -115,14 +126,15 @@ async def _put(
             chunks = await _send_chunks(bus, subject, upload, whole, ttl_s)
         digest = _same(await sha256.hexdigest(), digest)
     except BaseException:
-        with contextlib.suppress(PlatformError):
-            await streams.purge(bus, f"OBJ_{bucket}", subject)
+        if purges:
+            with contextlib.suppress(PlatformError):
+                await streams.purge(bus, stream_of(bucket), subject)
         raise
     # What breaks off from here on leaves the chunks, for the description that names them may have been stored all the
     # same. If it was not, `remove_unfinished` finds them.
     info = BlobInfo(_name(digest, owner), bucket, upload, size, chunks, blob_info.wire_digest(digest))
-    if not await _describe(bus, info, ttl_s):
-        await streams.purge(bus, f"OBJ_{bucket}", subject)
+    if not await _describe(bus, info, ttl_s) and purges:
+        await streams.purge(bus, stream_of(bucket), subject)
     return digest
 
 
@@ -162,7 +174,7 @@ async def keep_file(bus: Bus, bucket: str, path: Path, *, owner: str, ttl_s: flo
     looked for. Raises OSError when it cannot be read, InvalidInput when it grows or shrinks meanwhile."""
     size = (await asyncio.to_thread(path.stat)).st_size
     async with contextlib.aclosing(_parts_of_file(path)) as parts:
-        digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s)
+        digest = await _put(bus, bucket, None, size, parts, owner=owner, ttl_s=ttl_s, purges=False)
     return digest, size
 
 
@@ -186,7 +198,7 @@ async def verify(bus: Bus, bucket: str, digest: str) -> bool:
                 pass
     except ArtifactUnavailable:
         if there is not None:  # not one that was put meanwhile
-            await streams.delete_message(bus, f"OBJ_{bucket}", there.seq)
+            await streams.delete_message(bus, stream_of(bucket), there.seq)
         return False
     return True
 
@@ -203,7 +215,7 @@ async def touch(bus: Bus, bucket: str, digest: str) -> bool:
 async def blobs(bus: Bus, bucket: str) -> list[Blob]:
     """Every blob that there is, the longest untouched first; not those whose description cannot be read."""
     found = []
-    for message in await feed.collect(bus, f"OBJ_{bucket}", f"$O.{bucket}.M.>"):
+    for message in await feed.collect(bus, stream_of(bucket), f"$O.{bucket}.M.>"):
         info = blob_info.read(message)
         if info is not None and not info.deleted:
             found.append(Blob(info.name, info.size, message.time, info.nuid, message.seq))
@@ -212,16 +224,16 @@ async def blobs(bus: Bus, bucket: str) -> list[Blob]:
 
 async def remove(bus: Bus, bucket: str, blob: Blob) -> bool:
     """Delete a blob unless it was touched since `blobs` found it."""
-    if not await streams.delete_message(bus, f"OBJ_{bucket}", blob.seq):
+    if not await streams.delete_message(bus, stream_of(bucket), blob.seq):
         return False
-    await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{blob.upload}")
+    await streams.purge(bus, stream_of(bucket), f"$O.{bucket}.C.{blob.upload}")
     return True
 
 
 async def remove_unfinished(bus: Bus, bucket: str, before: float) -> int:
     """Delete what is left of uploads whose process died, if nothing came since `before`, in unix seconds by the
     server's clock; returns how many."""
-    stream, prefix = f"OBJ_{bucket}", f"$O.{bucket}.C."
+    stream, prefix = stream_of(bucket), f"$O.{bucket}.C."
     uploads = await streams.messages_per_subject(bus, stream, f"{prefix}>")
     finished = {f"{prefix}{blob.upload}" for blob in await blobs(bus, bucket)}  # after: a late end counts
     removed = 0
@@ -237,9 +249,16 @@ async def delete(bus: Bus, bucket: str, digest: str) -> None:
     """Absent is fine."""
     there = await _description(bus, bucket, digest)
     if there is not None:
-        await streams.purge(bus, f"OBJ_{bucket}", there.subject)
+        await streams.purge(bus, stream_of(bucket), there.subject)
         if (info := blob_info.read(there)) is not None:
-            await streams.purge(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}")
+            await streams.purge(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}")
+
+
+async def withdraw(bus: Bus, bucket: str, digest: str) -> None:
+    """Delete a blob's description. `remove_unfinished` removes the chunks, for roles that may not purge a stream."""
+    there = await _description(bus, bucket, digest)
+    if there is not None:
+        await streams.delete_message(bus, stream_of(bucket), there.seq)
 
 
 async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:
@@ -356,7 +375,7 @@ async def _read_chunks(bus: Bus, bucket: str, info: BlobInfo) -> AsyncGenerator[
         while missing:
             batch = min(missing, _WINDOW)
             body = {"seq": next_seq, "next_by_subj": f"$O.{bucket}.C.{info.nuid}", "batch": batch}
-            bus.publish(f"{jetstream.API}DIRECT.GET.OBJ_{bucket}", msgspec.json.encode(body), reply=inbox)
+            bus.publish(f"{jetstream.API}DIRECT.GET.{stream_of(bucket)}", msgspec.json.encode(body), reply=inbox)
             # The batch, then a notice: 204 at its end, 404 when nothing matches, 503 when nobody answers.
             while not (message := await _next(arrived, bucket)).status:
                 yield message.payload
@@ -366,7 +385,7 @@ async def _read_chunks(bus: Bus, bucket: str, info: BlobInfo) -> AsyncGenerator[
             if message.status == 503:
                 raise BusUnavailable(f"{bucket} cannot be read: nobody answers for it.")
             if batch:  # in a cluster the node that answered may be behind
-                chunk = await streams.next_message(bus, f"OBJ_{bucket}", f"$O.{bucket}.C.{info.nuid}", next_seq)
+                chunk = await streams.next_message(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}", next_seq)
                 if chunk is None:
                     raise incomplete
                 yield chunk.payload
@@ -387,7 +406,7 @@ async def _next(arrived: asyncio.Queue[Message], bucket: str) -> Message:
 
 
 async def _description(bus: Bus, bucket: str, name: str) -> StoredMessage | None:
-    return await streams.last_message(bus, f"OBJ_{bucket}", blob_info.subject(bucket, name))
+    return await streams.last_message(bus, stream_of(bucket), blob_info.subject(bucket, name))
 
 
 async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
@@ -396,7 +415,7 @@ async def _is_whole(bus: Bus, description: StoredMessage) -> bool:
     if info is None or info.deleted:
         return False
     subject = f"$O.{info.bucket}.C.{info.nuid}"
-    stored = await streams.messages_per_subject(bus, f"OBJ_{info.bucket}", subject)
+    stored = await streams.messages_per_subject(bus, stream_of(info.bucket), subject)
     return stored.get(subject, 0) == info.chunks
 
 

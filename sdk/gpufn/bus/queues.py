@@ -186,7 +186,7 @@ async def end_unless_held(bus: Bus, seq: int, invocation: InvocationMessage, out
             is_ended = await records.end(bus, records.ended(invocation, outcome, now))
             await take_out_ended(bus, seq, invocation)
             return is_ended
-        if is_ended := await streams.delete_message(bus, subjects.SYNC, seq):
+        if (is_ended := await streams.delete_message(bus, subjects.SYNC, seq)) and subjects.is_reply(invocation.reply):
             bus.publish(invocation.reply, pack(_ended_reply(invocation, outcome, now)))
         return is_ended
     except BusUnavailable as trouble:

@@ -12,8 +12,6 @@ from gpufn.errors import BusUnavailable, ProtocolMismatch
 from gpufn.protocol import subjects
 
 _OLDEST = (2, 12)  # per-message TTL 2.11, atomic batches 2.12
-_PROBE = "GPUFN_PROBE"
-_PROBE_SUBJECT = f"{subjects.PREFIX}.probe"
 _ACK_TOKENS = 9
 _TIMEOUT_S = 5.0
 
@@ -38,17 +36,20 @@ async def check_server(bus: Bus) -> None:
 
 
 async def _ack_tokens(bus: Bus) -> int:
-    config = {"subjects": [_PROBE_SUBJECT], "storage": "memory", "max_msgs": 1, "discard": "old"}
-    await streams.ensure_stream(bus, _PROBE, config)
-    await bus.publish_stored(_PROBE_SUBJECT, b"", msg_id=None)
+    config = {"subjects": [subjects.PROBE_FILTER], "storage": "memory", "max_msgs": 1, "discard": "old"}
+    await streams.ensure_stream(bus, subjects.PROBE, config)
+    await bus.publish_stored(subjects.PROBE_FILTER, b"", msg_id=None)
     name = f"probe-{secrets.token_hex(8)}"
     consumer = {"name": name, "ack_policy": "none", "deliver_policy": "last", "inactive_threshold": 5_000_000_000}
-    await bus.js(f"CONSUMER.CREATE.{_PROBE}.{name}", {"stream_name": _PROBE, "config": consumer, "action": "create"})
+    await bus.js(
+        f"CONSUMER.CREATE.{subjects.PROBE}.{name}",
+        {"stream_name": subjects.PROBE, "config": consumer, "action": "create"},
+    )
     taken: asyncio.Queue[Message] = asyncio.Queue()
     inbox = bus.new_inbox()
     subscription = bus.subscribe(inbox, taken.put_nowait)
     try:
-        bus.publish(f"{jetstream.API}CONSUMER.MSG.NEXT.{_PROBE}.{name}", b'{"batch":1}', reply=inbox)
+        bus.publish(f"{jetstream.API}CONSUMER.MSG.NEXT.{subjects.PROBE}.{name}", b'{"batch":1}', reply=inbox)
         async with asyncio.timeout(_TIMEOUT_S):
             message = await taken.get()
         if message.status:  # in a cluster the consumer's node may not have it yet
@@ -58,5 +59,5 @@ async def _ack_tokens(bus: Bus) -> int:
     finally:
         subscription.unsubscribe()
         with contextlib.suppress(BusUnavailable, JetStreamError):
-            await bus.js(f"CONSUMER.DELETE.{_PROBE}.{name}")
+            await bus.js(f"CONSUMER.DELETE.{subjects.PROBE}.{name}")
     return len(message.reply.split("."))

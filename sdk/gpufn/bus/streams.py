@@ -1,6 +1,7 @@
 """The streams for invocations, results and logs, and what one asks of a stream.
 
-`ensure_streams` runs at every start and after every reconnect: SYNC lives in the server's memory and goes with it.
+Gateways create the streams, at every start and after every reconnect: SYNC is in the server's memory and goes with it.
+The processes of a node may not create any; at their start they wait for those that they need (`wait_for`).
 
 A message that is older than its stream's `max_age` is gone without a word, also while it runs: then nobody counts it,
 and nobody has it again when its runner dies. So an invocation's stream keeps it for longer than any deadline.
@@ -12,7 +13,7 @@ import asyncio
 import base64
 import datetime
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from gpufn.protocol import subjects
 
 log = logging.getLogger(__name__)
 
+_WAIT_S = 0.1
 _REPLICAS = 3  # in a cluster: one node may die
 _SECOND = 1_000_000_000  # JetStream counts nanoseconds
 _MINUTE = 60 * _SECOND
@@ -155,6 +157,27 @@ async def _ensure(bus: Bus, body: dict[str, Any]) -> None:
 async def ensure_streams(bus: Bus) -> None:
     for name, config in STREAMS.items():
         await ensure_stream(bus, name, config)
+
+
+async def wait_for(bus: Bus, names: Iterable[str]) -> None:
+    """Return once these streams exist: a gateway may start after us. Raises BusUnavailable, JetStreamError."""
+    has_logged = False
+    for name in names:
+        while not await _exists(bus, name):
+            if not has_logged:
+                has_logged = True
+                log.info("waiting for a gateway to create %s", name)
+            await asyncio.sleep(_WAIT_S)
+
+
+async def _exists(bus: Bus, name: str) -> bool:
+    try:
+        await bus.js(f"STREAM.INFO.{name}")
+    except JetStreamError as error:
+        if error.err_code not in jetstream.NOT_FOUND:
+            raise
+        return False
+    return True
 
 
 async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:

@@ -14,7 +14,9 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any, NoReturn, TextIO
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TextIO, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -63,6 +65,7 @@ COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that asks what may come next
 _TYPED = "gpufn.typed"  # in a context: the command and what follows it
 _UsageError: Any = typer.BadParameter.__mro__[1]  # click's: of the one that is installed, or that newer typers bring
 _ESCAPED = "gpufn-escaped"  # what is done with letters that cannot be encoded
+_VALUES: dict[Any, str] = {str: "str", int: "int", float: "float", Path: "path"}
 _EXIT_CODES = (
     "2 wrong usage, 3 no gateway, 4 not found, 5 not allowed, 6 no room now, 7 the function raised, 8 no engine, else 1"
 )
@@ -82,6 +85,7 @@ class LazyGroup(TyperGroup):
             found.command(cmd_name)(command)
         built = typer.main.get_command(found)
         built.name = cmd_name
+        _name_values(built)
         return built
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -114,6 +118,22 @@ class LazyGroup(TyperGroup):
                 from gpufn.cli._render import WrongUsage  # noqa: PLC0415
 
                 raise WrongUsage(error.format_message()) from error
+
+
+def _name_values(command: Any) -> None:
+    """Show the value of an option as `<int>`, where Typer has `<int range>` or `<list[str]>`."""
+    for each in getattr(command, "commands", {}).values():
+        _name_values(each)
+    hints = get_type_hints(command.callback) if command.callback is not None else {}
+    for param in command.params:
+        kinds = {hints.get(param.name), *get_args(hints.get(param.name))}
+        kinds |= {item for kind in kinds for item in get_args(kind)}
+        if param.param_type_name != "option":
+            continue
+        if words := [_VALUES[kind] for kind in kinds if kind in _VALUES]:
+            param.metavar = f"<{words[0]}>"
+        elif choices := [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]:
+            param.metavar = f"<{'|'.join(str(each.value) for each in choices[0])}>"
 
 
 def _wants_json(ctx: Any) -> bool:

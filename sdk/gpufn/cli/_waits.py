@@ -1,4 +1,4 @@
-"""Why a call takes long, told beside the spinner while it does."""
+"""Report why a call waits, while it waits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from gpufn.cli._render import say
 from gpufn.errors import GpufnError
 
 if TYPE_CHECKING:
@@ -17,25 +18,35 @@ _EVERY_S: Final = 1.0
 
 
 @contextlib.contextmanager
-def told_why(client: Client, function: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """At a terminal: `tell` what the function's calls wait for, asked once a second by a thread of its own."""
-    if not sys.stderr.isatty():
+def reported_waits(client: Client, function: str, show: Callable[[str], None], *, json: bool = False) -> Iterator[None]:
+    """Poll the gateway once a second for the reason why the function's calls wait.
+
+    At a terminal each answer goes to `show`, the text beside the spinner. Elsewhere each new reason is a line on
+    standard error, which `json` leaves to the error in JSON.
+    """
+    is_terminal = sys.stderr.isatty()
+    if json and not is_terminal:
         yield
         return
     ended = threading.Event()
 
-    def ask() -> None:
+    def poll() -> None:
+        last = None
         while not ended.wait(_EVERY_S):
             try:
                 waiting = client.why(function).waiting
-            except GpufnError:  # a key that may only invoke; what is wrong is the call's to tell
+            except GpufnError:  # the key may only invoke, or the call itself will report the fault
                 return
-            tell(waiting.detail if waiting else "it runs")
+            if is_terminal:
+                show(waiting.detail if waiting else "it runs")
+            elif waiting and waiting.reason != last:
+                last = waiting.reason
+                say(f"{function} waits: {waiting.detail}", err=True)
 
-    asking = threading.Thread(target=ask, name="why", daemon=True)
-    asking.start()
+    thread = threading.Thread(target=poll, name="why", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        asking.join()
+        thread.join()

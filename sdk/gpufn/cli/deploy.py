@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -30,7 +30,7 @@ from gpufn.cli._model_options import (
     onnx_of,
 )
 from gpufn.cli._render import Json, as_typed, print_json, say, size, step
-from gpufn.errors import FunctionNotFound, InvalidSpec
+from gpufn.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
 from gpufn.spec import Packaging
 
 if TYPE_CHECKING:
@@ -51,7 +51,10 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="Send these files too: a glob below the file's folder, such as 'data/*'."),
+        typer.Option(
+            help="Also send the files that match this glob, such as 'data/*'. It is relative to the file's folder; for "
+            "a file in a package, to the folder that holds the package. May be repeated."
+        ),
     ] = None,
     precision: PrecisionOption = None,
     max_batch: MaxBatch = None,
@@ -71,14 +74,27 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     timeout: Annotated[
         float | None, typer.Option(help="Wait so many seconds; else the function's startup_timeout.", min=0)
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Start a worker of the new revision before calls go there.")
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="A new revision even when nothing changed.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace a function that came from another file or project.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Deploy the functions of a file, or a model.
 
     The file and the modules beside it that it imports are sent; other files only with --include. Models are sent and
-    built: compiled for the devices that there are, checked and measured. While a worker of the old revision is warm,
-    calls stay there until the new one has a worker too; one that cannot be built or start takes no calls.
+    built: compiled for the devices that there are, checked and measured. A worker of the new revision is started, and
+    calls stay with the old one until it is ready; a revision that cannot be built or start takes no calls, and the
+    command fails. Where no node has room for that worker now, the command says so, and does not fail. Each function of
+    a file is deployed on its own: a failure of one does not stop the others. A function that came from another file or
+    project is replaced only with --replace. One whose code and options did not change keeps its revision and its
+    workers, although other functions of the file changed; --force deploys it again.
+
+    Packages that the file imports and that are not installed here get stand-ins, to read names, options and
+    signatures. Type hints of these packages accept any argument at the gateway, and are checked in the worker.
 
     A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
@@ -89,7 +105,16 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     workers = WorkerOptions(gpu, memory, min_workers, max_workers, idle_timeout, park_timeout)
     found_in = _of_model if is_model(file) else _of_file
     with found_in(file, name or [], include or [], typed, workers) as wanted, Client() as client:
-        _deploy(client, wanted, wait=wait, timeout_s=timeout, force=force, json=json)
+        how = _How(wait=wait, timeout_s=timeout, force=force, check=check, replace=replace)
+        _deploy(client, wanted, how, json=json)
+
+
+class _How(NamedTuple):
+    wait: bool
+    timeout_s: float | None
+    force: bool
+    check: bool
+    replace: bool
 
 
 @contextlib.contextmanager
@@ -98,6 +123,7 @@ def _of_model(
 ) -> Iterator[list[Deployable]]:
     """Inside the `with`, for an exported model's file is gone afterwards."""
     from gpufn import _deployment  # noqa: PLC0415
+    from gpufn._source import source_of_file  # noqa: PLC0415
 
     if include:
         raise typer.BadParameter("--include is for a file of functions; a model's weights are sent with it")
@@ -105,7 +131,8 @@ def _of_model(
         with step(f"Reading {file}"), as_typed():
             options = {"name": _only(names) or name_of(file), **workers.given()}
             deployable = _deployment.deployable_model(typed.model(onnx), options)
-        yield [deployable]
+            source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
+        yield [deployable._replace(source=source)]
 
 
 @contextlib.contextmanager
@@ -121,29 +148,44 @@ def _of_file(
     path = Path(file)
     with as_typed():
         _bundle.check_file(path)
-        check_globs(path.parent, include)
+        check_globs(_bundle.import_root(path.resolve()), include)
     # What the file prints is no result of ours: with --json a program reads those.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
-        functions = _chosen(_bundle.load(path).functions, names, path)
+        project = _bundle.load(path, to_run=False)
+        functions = _chosen(project.functions, names, path)
         deployables = list(_deployment.deployables(functions, include))
+    if project.missing:
+        say(f"gpufn: warning: {file} is read without {', '.join(project.missing)}: not installed here", err=True)
     yield deployables
 
 
-def _deploy(
-    client: Client, wanted: list[Deployable], *, wait: bool, timeout_s: float | None, force: bool, json: bool
-) -> None:
+def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) -> None:
+    """A failure of one function does not stop the others; the command fails with it after them."""
     from gpufn import _deployment  # noqa: PLC0415
 
     made = []
+    failures: list[Exception] = []
     for each in wanted:
-        with step(f"Deploying {each.spec.name}, {size(each.size)}") as tell:
-            deployment = _deployment.deploy(client, each, force=force, told=tell)
+        try:
+            with step(f"Deploying {each.spec.name}, {size(each.size)}") as tell:
+                deployment = _deployment.deploy(
+                    client, each, force=how.force, check=how.check, replace=how.replace, told=tell
+                )
+        except Conflict as error:
+            failures.append(error)
+            continue
         if deployment.lacking:
             say(f"gpufn: warning: calls of {each.spec.name} will wait: {deployment.lacking}", err=True)
+        if deployment.arguments:
+            say(f"gpufn: warning: {_deployment.changes(deployment)}", err=True)
         made.append((each.spec, deployment))
     results: list[Any] = []
     for spec, deployment in made:
-        view = _awaited(client, deployment, timeout_s) if wait else deployment.view
+        try:
+            view = _awaited(client, deployment, how.timeout_s) if how.wait else deployment.view
+        except (GpufnError, TimeoutError) as error:
+            failures.append(error)
+            continue
         results.append(deployment if view is None else view)
         if json:
             continue
@@ -153,16 +195,27 @@ def _deploy(
             _say(spec, view, client.url, is_new=deployment.is_new)
     if json:
         print_json(results)
+    if failures:
+        for failure in failures[:-1]:
+            say(f"gpufn: {failure}", err=True)
+        raise failures[-1]
 
 
 def _awaited(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
     from gpufn import _deployment  # noqa: PLC0415
+    from gpufn._checking import is_pending  # noqa: PLC0415
     from gpufn.cli._progress import watched  # noqa: PLC0415
 
     view = deployment.view
     if view is None:
         with watched(deployment.builds) as seen:
             view = _deployment.wait_until_built(client, deployment.function, deployment.revision, timeout_s, seen=seen)
+    if is_pending(view):
+        with step(f"Starting {view.name}@{view.active}"):
+            view = _deployment.checked(client, view, deployment.startup_timeout_s, timeout_s)
+    if unchecked := _deployment.unchecked(view):
+        say(f"gpufn: warning: {unchecked}", err=True)
+        return view
     if view.serving != view.active:
         patience_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
         with step(f"Starting {view.name}@{view.active}") as tell:

@@ -75,6 +75,8 @@ def describe(
             ("address", f"{url}/v1/functions/{view.name}{'.METHOD' if spec.get('is_class') else ''}/invoke"),
             ("methods", ", ".join(filter(None, methods))),
             ("revision", _revision(view)),
+            ("source", view.source and str(view.source)),
+            ("deployed", _deployed(view)),
             ("workers", workers(view.workers)),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
             ("note", _note(view)),
@@ -189,6 +191,13 @@ def workers(counts: WorkerCounts) -> str:
 
 def _revision(view: FunctionView) -> str:
     return str(view.active) if view.active == view.serving else f"{view.active} (still serving {view.serving})"
+
+
+def _deployed(view: FunctionView) -> str:
+    """`ada@laptop, with the key 3f2a, 5 min ago`."""
+    source = view.source
+    by = () if source is None else (source.deployer, f"with the key {source.key}" if source.key else "")
+    return ", ".join(filter(None, (*by, ago(view.deployed_at) if view.deployed_at else "")))
 
 
 def _known(count: int | None) -> str:

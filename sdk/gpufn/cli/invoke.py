@@ -11,7 +11,7 @@ import typer
 from gpufn.cli._call import Arguments, Class, Data, File, Output, body_of, check_output, show
 from gpufn.cli._names import CallableName
 from gpufn.cli._render import Json, print_json_line, step
-from gpufn.cli._waits import told_why
+from gpufn.cli._waits import reported_waits
 from gpufn.errors import Forbidden
 from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn.spec import FunctionSpec, spec_from_json
@@ -55,7 +55,7 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
                         out.write(msgspec.json.encode(item) + b"\n")
                         out.flush()
             return
-        with step(f"Calling {name}") as tell, told_why(client, name.partition(".")[0], tell):
+        with step(f"Calling {name}") as show_step, reported_waits(client, name.partition(".")[0], show_step, json=json):
             answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
     show(answer, output, json=json)
 

@@ -124,9 +124,17 @@ def status(id: Id, json: Json = False) -> None:  # noqa: A002
     )
     if len(call.attempts) > 1:
         rows = [
-            (str(each.number), each.outcome.value, each.worker, each.message or each.code) for each in call.attempts
+            (
+                str(each.number),
+                each.reason.value if each.reason else "",
+                each.outcome.value,
+                each.node,
+                each.worker,
+                each.message or each.code,
+            )
+            for each in call.attempts
         ]
-        print_table(("attempt", "outcome", "worker", "error"), rows, empty="")
+        print_table(("attempt", "reason", "outcome", "node", "worker", "error"), rows, empty="")
 
 
 def _show_map(found: MapView, *, json: bool) -> None:

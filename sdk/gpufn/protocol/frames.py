@@ -105,12 +105,14 @@ RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerIte
 
 
 class Unfinished(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An attempt that an earlier runner began, `ran_s` ago, and whose Result it did not get. `delivery` as in Run."""
+    """An attempt that an earlier runner began, `ran_s` ago, and whose Result it did not get. `delivery` and `number`
+    as in Run."""
 
     attempt: int
     invocation: str
     delivery: str
     ran_s: float
+    number: int = 1
 
 
 class Hello(_Frame, tag=10, frozen=True, array_like=True, gc=False):

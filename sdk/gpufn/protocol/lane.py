@@ -51,9 +51,10 @@ class Ended(_Frame, tag=12, frozen=True, array_like=True, gc=False):
 
 
 class Refused(_Frame, tag=13, frozen=True, array_like=True, gc=False):
-    """No slot is free, or others wait already: it is for the queue."""
+    """No slot is free, or others wait already: it is for the queue. `has_begun`: its attempt was interrupted."""
 
     invocation: str
+    has_begun: bool = False
 
 
 class Queued(_Frame, tag=14, frozen=True, array_like=True, gc=False):

@@ -38,6 +38,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     mps: MpsLimits | None = None  # it shares its GPU by MPS
     memory_bytes: int | None = None  # what it may use, whatever holds it to that
     memory_limit_bytes: int | None = None  # for the process to set on itself where no cgroup holds it
+    supervisor_fifo: str = ""  # the worker ends when nobody holds it open for writing any more
     open_files: int | None = None  # at first; its node's agent, which it has its limits from, allows itself all
     cgroup_procs: tuple[str, ...] = ()  # files that the process writes 0, itself, to before it loads anything
 

@@ -9,6 +9,7 @@ a frame's body     MESSAGE_BYTES   between a runner and its worker: whatever a m
 a checkpoint       CHECKPOINT_BYTES   what a call may leave for its next attempt
 progress           PROGRESS_CHARS    of what a call says of itself
 a chunk of a map   CHUNK_ITEMS        in INLINE_BYTES; beside its entry a message each, of the 1,000 of an atomic batch
+a record           KEPT_ATTEMPTS      attempts of its call, the last ones
 a timeout          LONGEST_TIMEOUT_S  that a caller may ask for
 a whole number     LARGEST_INTEGER    such as a size in bytes: what a message can say
 """
@@ -24,6 +25,7 @@ CHECKPOINT_BYTES = 4 << 20
 PROGRESS_CHARS = 500
 RECORD_BYTES = 1 << 20
 CHUNK_ITEMS = 999
+KEPT_ATTEMPTS = 20
 LONGEST_TIMEOUT_S = 7 * 86_400.0
 LARGEST_INTEGER = (1 << 63) - 1
 

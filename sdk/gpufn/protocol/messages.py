@@ -57,6 +57,12 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     owner: str = subjects.PLATFORM  # the id of the API key that made it
     gpu_s: float = 0.0  # that all attempts before this one are charged: not all of them are in `attempts`
     may_have_begun: bool = False  # on the lane, with a runner that is gone
+    retried: int | None = None  # how often its Retry policy was used; None in messages of older versions
+
+    @property
+    def retries_used(self) -> int:
+        """Of the function's Retry policy. `attempt` may be further: it counts each start of user code."""
+        return self.attempt - 1 if self.retried is None else self.retried
 
     @property
     def queue(self) -> QueueKind:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from gpufn.errors import ErrorInfo
-from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind, StartReason
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import Unpacker
@@ -20,7 +20,8 @@ from gpufn.workers import ColdStart
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one Attempt of a submitted Invocation ended, and where. `code` and `message` are its error's, shortened."""
+    """How one Attempt of a submitted Invocation ended, and where. `code` and `message` are its error's, shortened.
+    `reason` says why it was started; both it and `node` are empty in records of older versions."""
 
     number: int
     outcome: OutcomeKind
@@ -30,6 +31,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str = ""
     message: str = ""
     gpu_s: float = 0.0  # GPU seconds that it is charged
+    node: str = ""
+    reason: StartReason | None = None
 
 
 class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -153,6 +156,26 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 unpack_checkpoint: Unpacker[Checkpoint] = Unpacker(Checkpoint)
+
+
+class StartNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The last start of user code for a submitted Invocation, kept while that start has no end.
+
+    It belongs to the message at `seq` of ASYNC, in its hand-over `delivered`. `interrupted` says why the attempt was
+    stopped before its end, and `message` says more; `attempts` are those before it.
+    """
+
+    seq: int
+    delivered: int
+    attempt: int
+    reason: StartReason
+    node: str
+    worker: str
+    started_at: float
+    attempts: tuple[AttemptRecord, ...] = ()
+    interrupted: StartReason | None = None
+    ended_at: float = 0.0
+    message: str = ""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last one of each call that made any
 WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of calls whose end is to be told
+PROBE = "GPUFN_PROBE"  # one message in memory, by which a gateway checks the server's settings
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
 ASYNC_FILTER = f"{PREFIX}.inv.a.>"
@@ -32,6 +33,7 @@ LOGS_FILTER = f"{PREFIX}.log.>"
 BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
+PROBE_FILTER = f"{PREFIX}.probe"
 WEBHOOK_CONSUMER = "H-webhooks"
 
 # Key-value buckets and object stores
@@ -39,6 +41,7 @@ FUNCTIONS = "gpufn_functions"  # <function> → Function
 REVISIONS = "gpufn_revisions"  # <function>.<revision> → Revision
 ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
+BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
@@ -138,6 +141,10 @@ def checkpoint(invocation: str) -> str:
     return f"{PREFIX}.ckp.{invocation}"
 
 
+def start_note(invocation: str) -> str:
+    return f"{PREFIX}.ckp.{invocation}.start"
+
+
 def progress(invocation: str) -> str:
     """Where a call that runs says how far it is: core NATS, a Progress each time."""
     return f"{PREFIX}.prg.{invocation}"
@@ -175,6 +182,11 @@ def device_token(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "unnamed"
 
 
+def runner_caller(runner: str) -> str:
+    """A runner's name as a caller. Its first token keeps runners out of the replies to gateways."""
+    return f"{RUNNER_CALLERS}.{runner}"
+
+
 def replies(caller: str) -> str:
     """What one caller (a gateway or a runner) subscribes to, once, for the replies to all of its calls."""
     return f"{PREFIX}.rep.*.{caller}.*"
@@ -184,7 +196,13 @@ def reply(function: str, caller: str, token: str) -> str:
     return f"{PREFIX}.rep.{function}.{caller}.{token}"
 
 
+def is_reply(subject: str) -> bool:
+    """Whether somebody waits for a reply there. A subject in a message may be any."""
+    return subject.startswith(f"{PREFIX}.rep.")
+
+
 ASKED = "-"
+RUNNER_CALLERS = "runner"
 
 
 def beside(reply: str) -> str:
@@ -195,6 +213,10 @@ def beside(reply: str) -> str:
 def runner_inbox(runner: str) -> str:
     """Where a runner takes credits for the streams that it feeds."""
     return f"{PREFIX}.run.{runner}"
+
+
+def is_runner_inbox(subject: str) -> bool:
+    return subject.startswith(f"{PREFIX}.run.")
 
 
 def node_report(node: str) -> str:
@@ -221,9 +243,9 @@ def worker_event(function: str) -> str:
     return f"{PREFIX}.evt.worker.{function}"
 
 
-def agent(node: str) -> str:
-    """Where a node's agent says where it runs."""
-    return f"{PREFIX}.ctl.agent.{node}"
+def on_node(role: str, node: str) -> str:
+    """Where a node's agent, runner or builder answers on which host it runs."""
+    return f"{PREFIX}.ctl.node.{role}.{node}"
 
 
 def kill(node: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.bus import objects
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.embedded import EmbeddedServer
 from gpufn.bus.kv import KeyValue
@@ -108,6 +109,9 @@ class Node:
         """Those that an agent in a process of its own reads."""
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
+        await KeyValue.open(self.bus, subjects.ENGINES)
+        for store in (subjects.BUNDLES, subjects.ENGINE_FILES):
+            await objects.ensure_bucket(self.bus, store)
 
     async def fetch(self, digest: Digest) -> bytes:
         if digest not in self.bundles:
@@ -160,7 +164,7 @@ class Node:
             ),
             shares=shares,
             clock=SystemClock(),
-            **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
+            **{"grace_s": 2.0, "tick_s": 0.05, **options},
         )
         self._tasks = [
             asyncio.create_task(self.launcher.run(), name="templates"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import subprocess
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from gpufn.errors import PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.protocol.launch import CONTROL_NAME, TemplateReady, WorkerConfig
+from gpufn.protocol.launch import CONTROL_NAME, ForkRequest, TemplateReady, WorkerConfig
 from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.environment import import_environment
 from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonAway, LaunchOrder
 from gpufn_runtime.agent.launchers.containers import ContainerLauncher
+from gpufn_runtime.agent.launchers.control import Control
 from gpufn_runtime.agent.launchers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.standbys import ContainerUse
 
@@ -211,6 +213,29 @@ def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launc
     on_launcher(test)
 
 
+def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
+    on_launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        ended: list[int] = []
+
+        def send(control: Control, request: ForkRequest) -> None:
+            (process,) = daemon.processes.values()
+            process.kill()
+            process.wait()
+            ended.append(process.pid)
+
+        monkeypatch.setattr(Control, "send", send)
+        launched = await launcher.launch(_order(tmp_path))
+        assert ended == [launched.pid]
+        assert launched.handle is not None
+        assert select.select([launched.handle.pidfd], [], [], 0)[0], "it is of the process that has ended"
+        os.close(launched.handle.pidfd)
+        await daemon.remove(launched.container)
+
+    on_launcher(test)
+
+
 def test_a_standby_that_is_too_large_is_made_once(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         launcher.leave_room(150 * MIB)
@@ -273,6 +298,8 @@ def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, t
         launched = await launcher.launch(_order(tmp_path))
         assert not launched.is_standby
         assert launched.container not in daemon.killed
+        assert launched.handle is not None
+        os.close(launched.handle.pidfd)
         left = set(os.listdir(tmp_path / "run" / "w" / "w-1")) - {CONTROL_NAME}  # which newer Pythons remove
         assert left == {"bundle", "config.json"}
         await daemon.remove(launched.container)

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroups
@@ -15,14 +17,11 @@ from gpufn_runtime.agent.folders import ProcessFile, WorkerFolder
 from gpufn_runtime.agent.inheritance import Inheritance
 
 
-class GoneAlready:
+def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process ends between the look at it and its pidfd."""
-
-    def attend(self, *_: Any, **__: Any) -> bool:
-        return False
-
-
-def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "open_pidfd", lambda process: None)
     folder = WorkerFolder(tmp_path / "w1")
     folder.path.mkdir()
     os.mkfifo(folder.output)
@@ -35,7 +34,7 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(tmp
         burials = Burials(
             fleet, node="n", assignments=cast("Any", None), groups=MemoryGroups(None), buried=lambda: None, retry_s=1.0
         )
-        Inheritance(fleet, cast("Any", GoneAlready()), burials, cast("Any", None)).take_over([folder], {})
+        Inheritance(fleet, cast("Any", None), burials, cast("Any", None)).take_over([folder], {})
         await burials.done()
 
     asyncio.run(run())

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gpufn.device import Health
 from gpufn.resources import Resources
 from gpufn.workers import OF_THE_NODE, Desired, WorkerState
 from gpufn_runtime.agent import processes
+from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 
 
@@ -156,6 +158,26 @@ def test_a_gigabyte_of_output_does_not_reach_the_log_stream(on_node: Any) -> Non
         assert len(event.exit.tail) <= 8 << 10
         assert sum(len(line.text) for line in node.lines) < 3 << 20
         assert [line.text for line in node.lines if "were dropped: more than 128 KiB/s" in line.text]
+
+    on_node(run)
+
+
+def test_a_worker_that_is_gone_as_soon_as_it_is_launched_has_ended_and_did_not_fail_to_start(on_node: Any) -> None:
+    """In a container it is no child of the agent: nothing of it is left once it has ended."""
+
+    async def launch(order: LaunchOrder) -> Launched:
+        process = subprocess.Popen(["true"])  # noqa: ASYNC220  it takes no time
+        handle = processes.open_handle(process.pid)
+        process.wait()
+        return Launched(process.pid, handle=handle)
+
+    async def run(node: Any) -> None:
+        await node.deploy()
+        await node.start()
+        node.launcher.launch = launch
+        worker = await node.assign()
+        await node.event(worker, "exited")
+        assert [event.kind.value for event in node.events if event.worker == worker] == ["started", "exited"]
 
     on_node(run)
 
@@ -396,14 +418,14 @@ def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node
     async def run(node: Any) -> None:
         await node.deploy("sleep")
         await node.deploy("stubborn", number=2)
-        await node.start(stop_grace_s=0.2)
+        await node.start(grace_s=0.2)
         polite, stubborn = await node.assign(), await node.assign(revision=2)
         await node.line("no")
         await node.line(f"hello from {polite}")
         await node.stop()
         assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
         told = (await node.event(stubborn, "exited")).exit.describe()
-        assert told == "was killed by SIGKILL (it did not end within 0.2 s of SIGTERM)"
+        assert told == "was killed by SIGKILL (its node stops, and its calls did not finish within 0.2 s)"
         assert await node.assigned() == []
         assert not list(node.home.worker("x").parent.iterdir())
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn.bus import records, streams
+from gpufn.bus import objects, records, streams
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus, Message
@@ -121,6 +121,8 @@ class Node:
         self.workers: list[FakeWorker] = []
 
     async def open(self) -> None:
+        await streams.ensure_streams(self.bus)
+        await objects.ensure_bucket(self.bus, subjects.RESULT_FILES, expires=True)
         self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)

@@ -32,7 +32,7 @@ def test_a_call_whose_gpu_failed_runs_on_another_worker_without_a_policy(url: st
         assert isinstance((await first.next())[0], frames.Drain)
         second = await node.worker(revision, "w-2")
         run, body = await second.run()
-        assert (run.number, body) == (1, b'"again"')  # the same attempt: no retry of the function's is used up
+        assert (run.number, body) == (2, b'"again"')
         second.answer(run, body)
         reply, _ = await call.future
         assert (reply.kind, reply.worker) == (OutcomeKind.SUCCEEDED, "w-2")
@@ -104,6 +104,6 @@ def test_a_submitted_call_whose_gpu_failed_ends_with_its_result(url: str, tmp_pa
             else:
                 worker.answer(run, b"2")
         record, result = await records.wait(node.bus, call.id, 10)
-        assert (record.state, result, record.attempt) == (InvocationState.SUCCEEDED, b"2", 1)
+        assert (record.state, result, record.attempt) == (InvocationState.SUCCEEDED, b"2", 2)
 
     on_node(url, tmp_path, test)

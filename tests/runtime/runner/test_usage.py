@@ -106,7 +106,8 @@ def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended
         run, _ = await worker.run()
         worker.answer(run)
         last = await ended(node, record.id)
-        raised, succeeded = last.attempts
+        failed, raised, succeeded = last.attempts
+        assert failed.gpu_s == 0
         assert succeeded.gpu_s == pytest.approx(2 * (last.run_s or 0.0))
         assert last.gpu_s == pytest.approx(raised.gpu_s + succeeded.gpu_s) != succeeded.gpu_s
 
@@ -116,7 +117,7 @@ def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended
 def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle, "_KEPT_ATTEMPTS", 1)
+    monkeypatch.setattr(settle, "KEPT_ATTEMPTS", 1)
 
     async def queued_again(node: Node, invocation: str, attempt: int) -> CallRecord:
         while (found := await records.read(node.bus, invocation)) is None or found[0].attempt < attempt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 
 from gpufn.protocol.codec import PROTOCOL
 from gpufn.protocol.frames import Drain, Draining, Hello, Ready
+from gpufn.protocol.launch import EXIT_LINK_LOST
+from gpufn.supervisor_fifo import held_open
 
 Start = Any
 
@@ -69,6 +72,33 @@ def test_code_that_does_not_load_says_why(make_peer: Start, source: str, phase: 
     assert shown in shown_in
     assert "gpufn_runtime" not in shown_in
     assert "importlib" not in shown_in
+
+
+def test_a_worker_ends_with_its_supervisor_whatever_it_does(make_peer: Start, tmp_path: Path) -> None:
+    fifo, told = tmp_path / "up", tmp_path / "told"
+    os.mkfifo(told)
+    source = f"""
+        import re, subprocess
+        child = subprocess.Popen(["sleep", "600"])
+        open({str(told)!r}, "w").write(str(child.pid))
+        re.match("(a+)+$", "a" * 64 + "b")  # for ever, and holds the interpreter
+        """
+    with held_open(fifo):
+        worker = make_peer(source, supervisor_fifo=str(fifo)).launch()
+        worker.accept()
+        child = os.pidfd_open(int(told.read_text()))
+    assert worker.wait() == -signal.SIGKILL
+    assert select.select([child], [], [], 10)[0], "its child lives on"
+    os.close(child)
+
+
+def test_a_worker_whose_supervisor_has_ended_does_not_start(make_peer: Start, tmp_path: Path) -> None:
+    fifo = tmp_path / "up"
+    worker = make_peer("def f(): ...", supervisor_fifo=str(fifo)).launch()
+    assert worker.wait() == EXIT_LINK_LOST
+    os.mkfifo(fifo)
+    worker = make_peer("def f(): ...", supervisor_fifo=str(fifo)).launch()
+    assert worker.wait() == EXIT_LINK_LOST
 
 
 def test_a_hook_that_fails_says_why(make_peer: Start) -> None:

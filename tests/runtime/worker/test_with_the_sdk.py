@@ -7,7 +7,11 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from gpufn import media, values
+from gpufn.errors import BusUnavailable
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol.frames import Cancel
 
 Start = Any
@@ -28,6 +32,27 @@ def test_a_decorated_function_calls_another_one(start: Start) -> None:
     assert (call.target, call.parent, values.decode_call(body)) == ("g", number, ([1], {}))
     worker.answer(call.call, *values.encode_result(20, media.NATIVE))
     assert worker.result()[1] == b"[2,20]"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(start: Start, kind: str) -> None:
+    body = "return g.remote(x)" if kind == "sync" else "return await g.aio.remote(x)"
+    worker = start(
+        f"""
+        from gpufn import gpu_function
+        @gpu_function()
+        def g(x: int) -> int: return x + 1
+        @gpu_function()
+        {"async " if kind == "async" else ""}def f(x: int) -> int: {body}
+        """,
+        kind=kind,
+    )
+    worker.run(b'{"x": 1}')
+    call, _ = worker.next()
+    worker.answer(call.call, "", b"", OutcomeKind.REJECTED, BusUnavailable("away").info())
+    result, _ = worker.result()
+    assert result.kind is OutcomeKind.LOST
+    assert (result.error.code, result.error.message, result.error.retryable) == ("bus_unavailable", "away", True)
 
 
 def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: Start) -> None:

@@ -11,6 +11,7 @@ from gpufn.errors import PlatformError
 from gpufn.image import ImageSpec
 from gpufn.protocol.launch import EXIT_SIGNALLED, WorkerConfig
 from gpufn_runtime.agent.mps.base import Mounts
+from gpufn_runtime.agent.processes import Handle
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Launched:
     pid: int
     is_standby: bool = False  # forked from a template, or in a container that was there
     container: str = ""  # the id of its container, whose first process `pid` is
+    handle: Handle | None = None  # of a process that is not our child: it may end before anybody else can open one
 
 
 class NodeFault(PlatformError):

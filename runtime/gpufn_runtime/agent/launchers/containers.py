@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +22,7 @@ from gpufn.errors import GpufnError, PlatformError
 from gpufn.home import Home
 from gpufn.image import ImageSpec
 from gpufn.removal import remove_tree
-from gpufn_runtime.agent import standbys
+from gpufn_runtime.agent import processes, standbys
 from gpufn_runtime.agent.environment import import_environment
 from gpufn_runtime.agent.images import Images
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonAway, Launched, LaunchOrder
@@ -202,14 +203,20 @@ class ContainerLauncher:
         return found
 
     async def _give(self, container: Container, order: LaunchOrder, *, is_standby: bool) -> Launched:
+        handle: processes.Handle | None = None
         try:
+            handle = processes.open_handle(container.pid)  # before the request: a worker may end within milliseconds
+            if handle is None:
+                raise PlatformError(f"The process of container {container.name} has ended.")
             await container.become(order)
         except BaseException:
+            if handle is not None:
+                os.close(handle.pidfd)
             await self._abandon(container)
             raise
         self._strays.in_use.add(container.id)
         self._making.discard(container.name)
-        return Launched(container.pid, is_standby, container.id)
+        return Launched(container.pid, is_standby, container.id, handle)
 
     async def _make(self, kind: Kind, modules: ModuleSet) -> Container:
         """One whose process waits for a request. Raises PlatformError."""

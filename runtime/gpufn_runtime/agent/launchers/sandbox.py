@@ -125,6 +125,7 @@ def inside(config: WorkerConfig) -> WorkerConfig:
             for parameter, folders in config.engines.items()
         },
         parcels=PARCELS,
+        supervisor_fifo="",
         memory_limit_bytes=None,
         open_files=None,
         cgroup_procs=(),

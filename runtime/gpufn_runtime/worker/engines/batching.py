@@ -16,7 +16,7 @@ from gpufn.engine import EngineManifest
 from gpufn.errors import InvalidInput
 from gpufn.model import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
-from gpufn_runtime.worker.engines.tensors import described, dtype_of
+from gpufn_runtime.worker.engines.tensors import default_of, described, dtype_of
 
 T = TypeVar("T")
 _Shapes = tuple[tuple[int, ...], ...]
@@ -40,6 +40,7 @@ class Batching:
 
     def __init__(self, manifest: EngineManifest) -> None:
         self._inputs = {spec.name: spec for spec in manifest.inputs}
+        self._defaults = {spec.name: value for spec in manifest.inputs if (value := default_of(spec)) is not None}
         self._profiles = manifest.profiles
         self._batched = manifest.batched
         self._max_batch = manifest.max_batch
@@ -48,6 +49,8 @@ class Batching:
     def fit(self, inputs: Mapping[str, Array]) -> Fitted:
         """InvalidInput names the input that does not fit: unknown, missing, of another dtype or rank, of a shape
         that no profile accepts, or a BOOL of other bytes than 0 and 1."""
+        if self._defaults:
+            inputs = {**self._defaults, **inputs}
         self._check_names(inputs)
         ordered = {name: inputs[name] for name in self._inputs}
         for name, spec in self._inputs.items():

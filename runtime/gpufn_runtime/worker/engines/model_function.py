@@ -19,11 +19,13 @@ import msgspec
 
 from gpufn import media, values
 from gpufn.errors import InvalidInput, RequestError, UnsupportedMediaType
+from gpufn.misfits import json_fault
 from gpufn_runtime.worker.engines import batching, oip
 from gpufn_runtime.worker.engines.base import Arrays
 from gpufn_runtime.worker.engines.batching import Fitted
 from gpufn_runtime.worker.engines.session import Session
 from gpufn_runtime.worker.engines.tensors import cast
+from gpufn_runtime.worker.failures import Rejected
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,12 @@ class ModelFunction:
     # --- what it knows as the function --------------------------------------------------------------------------------
 
     def call(self, asked: Asked) -> Any:
-        return self._answer(asked, self._session.run(asked.fitted))
+        """Raises Rejected where the model refuses the values of its inputs."""
+        try:
+            outputs = self._session.run(asked.fitted)
+        except InvalidInput as error:
+            raise Rejected(error) from error
+        return self._answer(asked, outputs)
 
     def call_all(self, asked: list[Asked]) -> list[Any]:
         """The answer to each, in order."""
@@ -116,7 +123,7 @@ def _arguments(kind: str, content_type: str, body: bytes | memoryview) -> dict[s
             accepted = f"{media.JSON}, {media.MSGPACK} or {media.TENSORS}"
             raise UnsupportedMediaType(f"{content_type!r} is not accepted: send {accepted}")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"the body is not valid {kind}: {error}") from None
+        raise InvalidInput(f"the body is not valid {kind}: {json_fault(error, body)}") from None
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
         raise InvalidInput("the body is a map from the model's inputs to arrays")
     return given

@@ -20,7 +20,9 @@ import numpy as np
 
 from gpufn.errors import InvalidInput
 from gpufn.media import TENSORS
+from gpufn.misfits import json_fault
 from gpufn.model import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MOST_DIMENSIONS, TensorSpec
+from gpufn.values import number_word
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
 from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
 
@@ -87,8 +89,10 @@ def decode(
     text, binary = _parts(content_type, memoryview(body))
     try:
         head = _head.decode(text)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.ValidationError as error:
         raise InvalidInput(f"this is no inference request: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"this is no inference request: {json_fault(error, text)}") from None
     except RecursionError:
         raise InvalidInput("this is no inference request: it is nested too deep") from None
     return Request(head.id or "", _arrays(head.inputs, inputs, binary), _wanted(head, [spec.name for spec in outputs]))
@@ -256,6 +260,8 @@ def _to_list(array: Array, datatype: str) -> list[Any]:
         # bfloat16 is the upper half of a float32.
         flat = (contiguous(flat).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     found: list[Any] = flat.tolist()
+    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+        return [each if math.isfinite(each) else number_word(each) for each in found]
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpufn.errors import InvalidInput
 from gpufn.model import DATATYPES, TensorSpec
+from gpufn.values import number_word
 from gpufn_runtime.worker.engines.base import Array
 
 if importlib.util.find_spec("ml_dtypes") is not None:
@@ -28,6 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name.lower()) for name in DATATYPES if name.startswith(("INT", "UINT"))},
 }
 # Which kinds of numpy array a list of Python values may become, by the kind of the dtype that is wanted.
+_NUMBER_WORDS = {number_word(number): number for number in (np.nan, np.inf, -np.inf)}
 _FROM_KINDS = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}
 
 
@@ -40,7 +42,13 @@ def described(spec: TensorSpec) -> str:
     >>> described(TensorSpec("images", "FP32", (-1, 3, 224, 224)))
     'images FP32[-1,3,224,224]'
     """
-    return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]"
+    optional = "" if spec.default is None else " (optional)"
+    return f"{spec.name} {spec.datatype}[{','.join(map(str, spec.shape))}]{optional}"
+
+
+def default_of(spec: TensorSpec) -> Array | None:
+    """Return the value of an input that the caller left out, or None if the caller has to send it."""
+    return None if spec.default is None else np.frombuffer(spec.default, dtype_of(spec.datatype)).reshape(spec.shape)
 
 
 def as_array(spec: TensorSpec, value: Any) -> Array:
@@ -105,6 +113,8 @@ def _converted(spec: TensorSpec, value: Any) -> Array:
         )
     try:
         natural = np.asarray(value)
+        if natural.dtype.kind == "U" and wanted.kind == "f":
+            natural = _with_number_words(value)
         if natural.dtype == np.float64 and wanted == np.uint64:
             whole = np.asarray(value, np.object_)  # of integers on both sides of 2**63 numpy makes float64
             if all(type(element) is int for element in whole.reshape(-1).tolist()):
@@ -116,6 +126,15 @@ def _converted(spec: TensorSpec, value: Any) -> Array:
             return natural.astype(wanted) if wanted.kind not in "iu" or empty else np.asarray(value, wanted)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"{spec.name}: this cannot be read as {spec.datatype}: {error}", field=spec.name) from None
+
+
+def _with_number_words(value: Any) -> Array:
+    """Numbers, among which "NaN", "Infinity" and "-Infinity" stand for the numbers that JSON lacks."""
+    items = np.asarray(value, np.object_)
+    flat = [_NUMBER_WORDS.get(item, item) if isinstance(item, str) else item for item in items.reshape(-1).tolist()]
+    if text := next((item for item in flat if not isinstance(item, (int, float))), None):
+        raise TypeError(f"{text!r} is not a number")
+    return np.array(flat, np.float64).reshape(items.shape)
 
 
 def _object_array(spec: TensorSpec, value: Any) -> Array:

@@ -78,7 +78,7 @@ def test_every_datatype_comes_as_json_flat_or_nested(datatype: str, flat: bool) 
 
 def test_bf16_is_answered_in_json_as_numbers() -> None:
     _, body = _encode(oip.Request("", {}, {"t": False}), {"t": _sample("BF16")}, (tensor("t", "BF16"),), "m", "1")
-    assert json.loads(body)["outputs"][0]["data"] == [1.0, -2.0, 0.0, None]
+    assert json.loads(body)["outputs"][0]["data"] == [1.0, -2.0, 0.0, "Infinity"]
 
 
 def test_binary_tensors_are_views_of_the_body() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpufn import media, values
+from gpufn.model import TensorSpec
 from gpufn.spec import Batch
 from tests.runtime.worker.engines.engines import rows, tensor, write_engine, write_negation
 
@@ -165,6 +166,49 @@ def test_a_bad_body_is_rejected(model: Any, content_type: str, body: bytes, code
     assert error.message.startswith(message)
 
 
+def test_values_that_the_model_refuses_are_the_callers_fault_and_named(start: Start, tmp_path: Path) -> None:
+    engine = write_engine(
+        tmp_path / "pick", {"x": np.array([1.5, 2.5], np.float32), "at": np.array(0)}, {"y": np.array(1.5, np.float32)},
+        nodes=[("Gather", ["x", "at"], ["y"])],
+        inputs=[tensor("x", "FP32", -1), TensorSpec("at", "INT64", ())], outputs=[TensorSpec("y", "FP32", ())],
+        batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    assert worker.call(b'{"x": [1.5, 2.5], "at": 1}') == b'{"y":2.5}'
+    kind, error = worker.failure(b'{"x": [1.5, 2.5], "at": 9}')
+    assert (kind, error.code) == ("rejected", "invalid_input")
+    assert "x float32[2] = [1.5, 2.5], at int64[] = 9: " in error.message
+    code = start("def f(net): return net([1.5], 9)", models=("net",), engines={"net": (str(engine),)})
+    kind, error = code.failure(b"{}")
+    assert (kind, error.error_type) == ("raised", "InvalidInput"), "the function chose the value"
+
+
+def test_an_input_with_a_default_may_be_left_out(start: Start, tmp_path: Path) -> None:
+    x = np.array([1, 2], np.float32)
+    half = np.array(0.5, np.float32)
+    engine = write_engine(
+        tmp_path / "add", {"x": x, "by": half}, {"y": x + half}, nodes=[("Add", ["x", "by"], ["y"])],
+        inputs=[tensor("x", "FP32", -1), TensorSpec("by", "FP32", (), half.tobytes())],
+        outputs=[tensor("y", "FP32", -1)], batched=False,
+    )  # fmt: skip
+    worker = start(models=("net",), engines={"net": (str(engine),)})
+    assert worker.call(b'{"x": [1, 2]}') == b'{"y":[1.5,2.5]}'
+    assert worker.call(b'{"x": [1, 2], "by": 3}') == b'{"y":[4.0,5.0]}'
+    assert worker.failure(b'{"by": 3}')[1].field == "x"
+
+
+def test_numbers_that_json_lacks_are_texts_both_ways(model: Any) -> None:
+    answer = model.call(b'{"x": [["NaN", 1], ["Infinity", "-Infinity"]]}')
+    assert answer == b'{"y":[["NaN",-1.0],["-Infinity","Infinity"]]}'
+    request = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": ["Infinity", "NaN"]}
+    body = model.call(json.dumps({"inputs": [request]}).encode(), content_type=media.TENSORS, accept=media.TENSORS)
+    assert json.loads(body)["outputs"][0]["data"] == ["-Infinity", "NaN"]
+    kind, error = model.failure(b'{"x": [["nan", 1]]}')
+    assert (kind, error.field) == ("rejected", "x")
+    refused = model.failure(b'{"x": [[1, NaN]]}')[1].message
+    assert refused.startswith("the body is not valid application/json: JSON has no NaN (byte 11)")
+
+
 def test_calls_that_gather_share_runs_and_a_bad_one_fails_alone(start: Start, tmp_path: Path) -> None:
     """The output tells how many rows its run had."""
     x = rows(1, 2)
@@ -201,7 +245,7 @@ def test_calls_that_cannot_share_runs_do_not_wait_for_each_other(start: Start, t
     first, *numbers = worker.run_at_once(busy, b'{"x": [0]}', b'{"x": [9]}', b'{"x": [0]}')
     answers = {result.attempt: (result.kind.value, body) for result, body in (worker.result() for _ in range(4))}
     assert answers.pop(first)[0] == "succeeded"
-    assert [answers[number][0] for number in numbers] == ["succeeded", "raised", "succeeded"]
+    assert [answers[number][0] for number in numbers] == ["succeeded", "rejected", "succeeded"]
     assert "a batch of" not in str(worker.logs)
 
 
