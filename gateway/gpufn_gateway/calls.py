@@ -32,7 +32,7 @@ from gpufn.protocol.records import BodyReference
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
-from gpufn_gateway import admission, negotiation
+from gpufn_gateway import admission, negotiation, query_arguments
 from gpufn_gateway.asked import asked
 from gpufn_gateway.auth import HI, Access, Principal
 from gpufn_gateway.bodies import Receive
@@ -158,12 +158,14 @@ class Calls:
         read: ReadArguments | None = None,
         may_be_parcel: bool = False,
         is_queued: bool = False,
+        query: bytes = b"",
     ) -> PreparedCall:
         """Steps 1 to 6. `waits`: somebody waits for the result, so a function that cannot serve now refuses.
 
         `may_be_parcel`: a large body may become a parcel. `is_queued`: the call is going to be submitted, and a body
         that is too large for its message is stored then (`stored_for`); of other calls it is stored here. In the end
-        `discard` the call. `read` takes the place of steps 5 and 6 for a protocol of its own.
+        `discard` the call. `read` takes the place of steps 5 and 6 for a protocol of its own. `query` has the arguments
+        beside a raw body.
         """
         principal = self.access.authenticate(headers)
         target = self.registry.resolve(name)
@@ -180,7 +182,7 @@ class Calls:
                     raise refused
             if read is None:
                 arguments = await self._read(
-                    name, target, headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued
+                    name, target, headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued, query=query
                 )
             else:
                 arguments = await read(name, target, headers, receive)
@@ -214,6 +216,7 @@ class Calls:
         *,
         may_be_parcel: bool,
         is_queued: bool,
+        query: bytes,
     ) -> Arguments:
         """Keyword arguments, or the bytes of the one parameter that takes bytes."""
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -233,9 +236,17 @@ class Calls:
             raise UnsupportedMediaType(
                 f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
             )
-        body = await self._bodies.take(
-            headers, receive, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued
-        )
+        raw_parameter = target.method.raw_parameter
+        if query and raw_parameter is not None and not negotiation.is_arguments(content_type):
+            others = query_arguments.arguments(query, target.signature, raw_parameter)
+            raw = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued)
+            data = msgspec.msgpack.encode({**others, raw_parameter: raw})
+            content_type = media.MSGPACK
+            body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued)
+        else:
+            body = await self._bodies.take(
+                headers, receive, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued
+            )
         return Arguments(content_type, negotiation.wanted(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:

@@ -54,7 +54,7 @@ class Invoke:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         prefer = headers.get(b"prefer")
         if prefer is not None and b"respond-async" in prefer:
-            await self._submissions.submit(name, headers, receive, send)
+            await self._submissions.submit(name, headers, receive, send, query=scope["query_string"])
             return
         if WEBHOOK in headers:
             raise InvalidInput(
@@ -63,12 +63,14 @@ class Invoke:
             )
         accept = headers.get(b"accept")
         if accept is not None and (b"event-stream" in accept or b"gpufn.items" in accept):
-            await self._stream(await self._calls.prepare(name, headers, receive), headers, accept, receive, send)
+            call = await self._calls.prepare(name, headers, receive, query=scope["query_string"])
+            await self._stream(call, headers, accept, receive, send)
             return
         if b"idempotency-key" in headers:
-            await self._submissions.invoke(name, headers, receive, send)
+            await self._submissions.invoke(name, headers, receive, send, scope["query_string"])
             return
-        await self.answer(await self._calls.prepare(name, headers, receive, may_be_parcel=True), receive, send, OWN)
+        call = await self._calls.prepare(name, headers, receive, may_be_parcel=True, query=scope["query_string"])
+        await self.answer(call, receive, send, OWN)
 
     async def _stream(
         self, call: PreparedCall, headers: dict[bytes, bytes], accept: bytes, receive: Receive, send: Send
@@ -89,7 +91,8 @@ class Invoke:
             raise InvalidInput(what, field="Idempotency-Key")
 
     async def submit(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._submissions.submit(name, dict(scope["headers"]), receive, send)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        await self._submissions.submit(name, headers, receive, send, query=scope["query_string"])
 
     async def answer(self, call: PreparedCall, receive: Receive, send: Send, wording: Wording) -> None:
         """Start a call and tell its end to the client, who may leave before."""

@@ -52,6 +52,7 @@ class Signature:
         self._schema = schema
         self._decode = _decoder(schema).decode
         self._takes_nothing_required = not schema.get("required")
+        self._of_names: dict[str, msgspec.json.Decoder[Any]] = {}
 
     @classmethod
     def of(cls, method: MethodSpec) -> Signature:
@@ -71,6 +72,25 @@ class Signature:
             raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}; {self._hint}") from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()
+
+    def takes(self, name: str) -> bool:
+        """True when there may be an argument of this name."""
+        return name in self.names or self._schema.get("additionalProperties", True) is not False
+
+    def fits(self, name: str, value: Any) -> bool:
+        """True when `value`, as JSON, may be the argument `name`."""
+        decoder = self._of_names.get(name)
+        if decoder is None:
+            known = name in self.names
+            schema = self._schema["properties"][name] if known else self._schema.get("additionalProperties", True)
+            decoder = msgspec.json.Decoder(_Types(self._schema).of(schema))
+            if known:
+                self._of_names[name] = decoder
+        try:
+            decoder.decode(msgspec.json.encode(value))
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
 
     def _explain(self, trouble: str, body: bytes) -> InvalidInput:
         found = misfit(trouble)

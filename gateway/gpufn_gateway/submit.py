@@ -40,12 +40,19 @@ class Submissions:
         self._ringer = Ringer(bus)
 
     async def submit(
-        self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, *, invocation: str | None = None
+        self,
+        name: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        *,
+        invocation: str | None = None,
+        query: bytes = b"",
     ) -> None:
         """Answer 202 once the call is stored. `invocation` is the client's own id: known already, it is that call."""
         if invocation is not None and not is_invocation_id(invocation):
             raise InvalidInput("an invocation's id is a ULID: 26 characters of 0-9 and a-z", field="id")
-        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True)
+        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
             own = invocation or id_of_key(call.target.name, call.principal, key)
@@ -96,11 +103,13 @@ class Submissions:
         except QueueFull:
             raise self._calls.queue_full(call.target) from None
 
-    async def invoke(self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    async def invoke(
+        self, name: str, headers: dict[bytes, bytes], receive: Receive, send: Send, query: bytes = b""
+    ) -> None:
         """Answer as an invoke would, of a call that is kept: it goes on when its client leaves, who may come again with
         the same Idempotency-Key, or fetch its outcome by id."""
         # It may have an outcome already.
-        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True)
+        call = await self._calls.prepare(name, headers, receive, waits=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
             record = await self._submit(call, id_of_key(call.target.name, call.principal, key), call.deadline)

@@ -50,11 +50,13 @@ class CallRequests(Requests):
         accept: str = media.JSON,
         timeout_s: float | None = None,
         priority: str | None = None,
+        query: str = "",
     ) -> Answer:
-        """As `invoke`, with bytes in and out. `priority` is hi, normal or low; None: the function's own class."""
+        """As `invoke`, with bytes in and out. `priority` is hi, normal or low; None: the function's own class. `query`,
+        as in a URL, has the arguments beside a body that is one parameter's bytes."""
         check_body(body)
         headers = _call_headers(content_type, accept, timeout_s, priority)
-        path = f"/v1/functions/{segment(function)}/invoke"
+        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
         response = self._request("POST", path, content=body, headers=headers, timeout=self._endless)
         return answer_of(response)
 
@@ -82,11 +84,12 @@ class CallRequests(Requests):
         *,
         timeout_s: float | None = None,
         priority: str | None = None,
+        query: str = "",
     ) -> Iterator[Any]:
-        """The items of a generator as JSON values, by server-sent events."""
+        """The items of a generator as JSON values, by server-sent events. `query` as for `invoke_raw`."""
         check_body(body)
         headers = _call_headers(content_type, media.EVENTS, timeout_s, priority)
-        path = f"/v1/functions/{segment(function)}/invoke"
+        path = _with_query(f"/v1/functions/{segment(function)}/invoke", query)
         with self._stream("POST", path, content=body, headers=headers) as response:
             yield from events_of(lines_of(self._chunks(response)))
 
@@ -101,15 +104,17 @@ class CallRequests(Requests):
         timeout_s: float | None = None,
         webhook: str | None = None,
         priority: str | None = None,
+        query: str = "",
     ) -> InvocationView:
         """Queue a call and return; its result is kept as `accept`. The same `invocation` id twice is one call.
 
         What has not ended after `timeout_s` is ended: expired, or timed out if it has started. Its end is told to
-        `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes.
+        `webhook`, an address, in place of the function's; `gpufn.webhooks.verify` checks what comes. `query` as for
+        `invoke_raw`.
         """
         check_body(body)
         id_ = new_invocation_id() if invocation is None else invocation
-        path = f"/v1/functions/{segment(function)}/invocations/{segment(id_)}"
+        path = _with_query(f"/v1/functions/{segment(function)}/invocations/{segment(id_)}", query)
         headers = _call_headers(content_type, accept, timeout_s, priority)
         if webhook:
             check_webhook(webhook)
@@ -169,6 +174,10 @@ class CallRequests(Requests):
     def drop_dead_letters(self, function: str) -> int:
         """Remove all of a function; returns how many."""
         return self._json(Dropped, "DELETE", f"/v1/dlq/{segment(function)}").dropped
+
+
+def _with_query(path: str, query: str) -> str:
+    return f"{path}?{query}" if query else path
 
 
 def _call_headers(content_type: str, accept: str, timeout_s: float | None, priority: str | None) -> dict[str, str]:

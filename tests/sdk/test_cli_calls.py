@@ -58,6 +58,19 @@ def test_invoke_sends_what_it_is_given(  # noqa: PLR0917
     assert (gateway.requests[-1].body, gateway.requests[-1].headers["content-type"]) == (body, content_type)
 
 
+@pytest.mark.parametrize("arguments", [["--file", "cat.png", '{"min_score": 0.9, "tags": ["a b"], "label": "5"}']])
+def test_arguments_beside_a_file_are_sent_in_the_query(
+    gateway: StubGateway, project: Project, arguments: list[str]
+) -> None:
+    project({"cat.png": "PNG"})
+    gateway.on("GET /v1/functions/f", VIEW)
+    gateway.on("POST /v1/functions/f/invoke", 1)
+    assert command("invoke", "f", *arguments).exit_code == 0
+    sent = gateway.requests[-1]
+    assert (sent.body, sent.headers["content-type"]) == (b"PNG", "image/png")
+    assert sent.path.partition("?")[2] == "min_score=0.9&tags=%5B%22a+b%22%5D&label=5"
+
+
 def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
     spec = VIEW["spec"] | {"methods": [{"name": "", "kind": "generator"}]}
     gateway.on("GET /v1/functions/f", VIEW | {"spec": spec})

@@ -81,7 +81,9 @@ class _Submit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, invocation = self._request.path_params["fn"], call_id_in(self._request)
-        await self._submissions.submit(name, headers_of(self._request), receive, send, invocation=invocation)
+        query: bytes = scope["query_string"]
+        headers = headers_of(self._request)
+        await self._submissions.submit(name, headers, receive, send, invocation=invocation, query=query)
 
 
 class _Result:

@@ -6,8 +6,9 @@ import errno
 import mimetypes
 import os
 import sys
+import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -24,24 +25,46 @@ if TYPE_CHECKING:
 
 Arguments = Annotated[str | None, typer.Argument(help="Its arguments as a JSON object; @FILE is a file, - stdin.")]
 Data = Annotated[str | None, typer.Option("--data", "-d", help="As ARGUMENTS.")]
-File = Annotated[Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes.")]
+File = Annotated[
+    Path | None, typer.Option(help="Send this file as it is, for a parameter of bytes; ARGUMENTS are the others.")
+]
 Class = Annotated[
     Priority | None, typer.Option("--priority", help="Its class, in place of the function's; hi needs a key that may.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the result to this file.")]
 
 
-def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple[bytes, str]:
-    """The body and its content type."""
-    if sum(given is not None for given in (arguments, data, file)) > 1:
-        raise typer.BadParameter("give one of ARGUMENTS, --data and --file")
+class Body(NamedTuple):
+    """What a call sends. `query` has the arguments beside a file, as in a URL."""
+
+    data: bytes
+    content_type: str
+    query: str = ""
+
+
+def body_of(arguments: str | None, data: str | None, file: Path | None) -> Body:
+    if arguments is not None and data is not None:
+        raise typer.BadParameter("give one of ARGUMENTS and --data")
+    text = arguments if arguments is not None else data
     if file is not None:
         content_type = mimetypes.guess_type(file.name)[0] or media.BYTES
         # JSON in a --file is meant for the parameter of bytes all the same.
-        return _read(file), media.BYTES if content_type == media.JSON else content_type
-    text = arguments if arguments is not None else data
-    if text is None:
-        return b"{}", media.JSON
+        kind = content_type if content_type not in (media.JSON, media.MSGPACK) else media.BYTES
+        return Body(_read(file), kind, "" if text is None else _query(_object(text)))
+    return Body(b"{}" if text is None else _object(text), media.JSON)
+
+
+def _query(arguments: bytes) -> str:
+    """Each argument as JSON; text as it is, since a query has no quotes."""
+    fields = msgspec.json.decode(arguments, type=dict[str, Any])
+    texts = {
+        name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in fields.items()
+    }
+    return urllib.parse.urlencode(texts)
+
+
+def _object(text: str) -> bytes:
+    """The JSON object that was typed, or that the file or stdin has. Raises WrongUsage."""
     if text in ("-", "@-"):
         body = sys.stdin.buffer.read()
     elif text.startswith("@"):
@@ -54,7 +77,7 @@ def body_of(arguments: str | None, data: str | None, file: Path | None) -> tuple
         if meant := as_json([text]):
             raise WrongUsage(f"the arguments are a JSON object: {meant}") from error
         raise WrongUsage(f"""the arguments are a JSON object such as '{{"x": 1}}': {error}""") from error
-    return body, media.JSON
+    return body
 
 
 def check_output(output: Path | None) -> None:

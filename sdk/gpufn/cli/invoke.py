@@ -40,13 +40,15 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
     """
     from gpufn._client import Client  # noqa: PLC0415
 
-    body, content_type = body_of(arguments, data, file)
+    body, content_type, query = body_of(arguments, data, file)
     check_output(output)
     with Client() as client:
         if not json and _streams(client, name):
             with contextlib.ExitStack() as stack:
                 out = stack.enter_context(output.open("wb")) if output else None
-                for item in client.stream_json(name, body, content_type, timeout_s=timeout, priority=priority):
+                for item in client.stream_json(
+                    name, body, content_type, timeout_s=timeout, priority=priority, query=query
+                ):
                     if out is None:
                         print_json_line(item)
                     else:
@@ -54,7 +56,7 @@ def invoke(  # noqa: PLR0917  Typer passes them by name
                         out.flush()
             return
         with step(f"Calling {name}") as show_step, reported_waits(client, name.partition(".")[0], show_step, json=json):
-            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority)
+            answer = client.invoke_raw(name, body, content_type, timeout_s=timeout, priority=priority, query=query)
     show(answer, output, json=json)
 
 

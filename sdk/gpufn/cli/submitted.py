@@ -37,10 +37,17 @@ def submit(  # noqa: PLR0917  Typer passes them by name
     """Queue a call and print its id; `gpufn result ID` has its result later."""
     from gpufn._client import Client  # noqa: PLC0415
 
-    body, content_type = body_of(arguments, data, file)
+    body, content_type, query = body_of(arguments, data, file)
     with Client() as client:
         view = client.submit(
-            name, body, content_type, accept=media.JSON, timeout_s=timeout, webhook=webhook, priority=priority
+            name,
+            body,
+            content_type,
+            accept=media.JSON,
+            timeout_s=timeout,
+            webhook=webhook,
+            priority=priority,
+            query=query,
         )
     if json:
         print_json(view)
