@@ -23,6 +23,7 @@ from gpufn.errors import (
     InvocationExpired,
     QueueFull,
     UnsupportedMediaType,
+    pickles_refused,
 )
 from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority
@@ -32,7 +33,7 @@ from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation
 from gpufn_gateway.asked import asked
-from gpufn_gateway.auth import HI, Access, Principal
+from gpufn_gateway.auth import HI, PICKLE, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.doorbell import Doorbell, Publisher
@@ -172,6 +173,8 @@ class Calls:
                 arguments = await self._read(name, target, headers, receive, may_be_parcel=may_be_parcel)
             else:
                 arguments = await read(name, target, headers, receive)
+            if arguments.content_type == media.PICKLED:
+                check_pickles(target, principal)
             now = self.clock.time()
             return PreparedCall(
                 principal,
@@ -306,3 +309,10 @@ def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal
     """Raises Forbidden: calls of `hi` are for keys that may, or of functions of that class."""
     if asked is Priority.HI is not spec.priority:
         principal.need(HI)
+
+
+def check_pickles(target: Target, principal: Principal) -> None:
+    """Of a call with pickled arguments, which run code in the worker. Raises UnsupportedMediaType, Forbidden."""
+    if not target.revision.spec.pickle:
+        raise UnsupportedMediaType(pickles_refused(target.name))
+    principal.need(PICKLE)

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from gpufn.errors import FunctionRaised
 
+if TYPE_CHECKING:
+    from gpufn.record_classes import RecordClasses
 
-def decode(answer: tuple[str, bytes]) -> Any:
-    from gpufn import values  # noqa: PLC0415
 
-    return values.decode_value(*answer, allow_pickle=True)
+class ResultReader:
+    """Reads results. Instances are made of the classes that the `hint` of the result names, and of no others.
+
+    With `trusts` instances are made of every class that is loaded here, and pickles are read, which run code.
+    """
+
+    def __init__(self, hint: Callable[[], Any] = lambda: Any, *, trusts: bool = False) -> None:
+        self._hint = hint
+        self._classes: RecordClasses | None = None
+        self.trusts = trusts
+
+    def trusting(self, *, trusts: bool = True) -> ResultReader:
+        """The same, of a function that is trusted, or is not."""
+        return self if trusts is self.trusts else ResultReader(self._hint, trusts=trusts)
+
+    def decode(self, answer: tuple[str, bytes]) -> Any:
+        from gpufn import native, values  # noqa: PLC0415
+
+        find = native.loaded_class if self.trusts else self._find
+        return values.decode_value(*answer, allow_pickle=self.trusts, find=find)
+
+    def _find(self, module: str, qualname: str) -> type | None:
+        if self._classes is None:
+            from gpufn.record_classes import RecordClasses  # noqa: PLC0415
+
+            self._classes = RecordClasses(lambda: [self._hint()])
+        return self._classes.find(module, qualname)
+
+
+PLAIN = ResultReader()
 
 
 @contextlib.contextmanager

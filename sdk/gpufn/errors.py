@@ -142,6 +142,14 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
 
 
+def pickles_refused(function: str) -> str:
+    """The message of an UnsupportedMediaType for pickled arguments."""
+    return (
+        f"{function} takes no pickled arguments, which run code in its workers: send plain values, or deploy it with "
+        "@gpu_function(pickle=True)"
+    )
+
+
 class Conflict(RequestError):
     """Somebody else changed this at the same time."""
 

@@ -27,6 +27,8 @@ from gpufn.errors import (
     InvocationNotFound,
     PayloadTooLarge,
     PlatformError,
+    UnsupportedMediaType,
+    pickles_refused,
 )
 from gpufn.ids import names_invocation
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -281,6 +283,8 @@ def _request(
     deadline: float,
     priority: Priority | None,
 ) -> CallRequest:
+    if call.content_type == media.PICKLED and not revision.spec.pickle:
+        raise UnsupportedMediaType(pickles_refused(revision.function))
     request = CallRequest(revision, call.method, call.content_type, body, call.accept, deadline, priority=priority)
     if parent is None:
         return request

@@ -259,7 +259,7 @@ def test_numpy_arrays_travel_between_python_and_python(start: Start) -> None:
     worker = start("def f(x, scale=1): return (x * scale, {'shape': x.shape})")
     body = values.encode_call((np.ones((2, 3), "float32"),), {"scale": 2})
     answer = worker.call(body, content_type=media.NATIVE, accept=media.NATIVE)
-    array, about = values.decode_value(media.NATIVE, answer, allow_pickle=True)
+    array, about = values.decode_value(media.NATIVE, answer)
     assert (array.dtype, array.tolist(), about) == ("float32", [[2.0] * 3] * 2, {"shape": (2, 3)})
 
 
