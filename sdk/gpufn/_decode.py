@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gpufn.errors import FunctionRaised
+from gpufn.raised_types import as_own_type
 
 if TYPE_CHECKING:
     from gpufn.record_classes import RecordClasses
@@ -46,10 +47,13 @@ PLAIN = ResultReader()
 
 @contextlib.contextmanager
 def remote_traceback() -> Iterator[None]:
-    """An exception of the user's code shows where it was raised, below our own stack."""
+    """An exception of the user's code is of its own type, and shows where it was raised, below our own stack."""
     try:
         yield
     except FunctionRaised as error:
         if error.traceback and not getattr(error, "__notes__", None):
             error.add_note(f"\nIn the worker:\n{error.traceback.rstrip()}")
-        raise
+        own = as_own_type(error)
+        if own is error:
+            raise
+        raise own.with_traceback(error.__traceback__) from error.__cause__

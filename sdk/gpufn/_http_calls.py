@@ -11,7 +11,7 @@ from typing import Any, Never
 
 from gpufn import media, values
 from gpufn._answers import answer_of
-from gpufn._decode import PLAIN, ResultReader
+from gpufn._decode import PLAIN, ResultReader, remote_traceback
 from gpufn._given import check_body, check_seconds
 from gpufn._requests import Requests
 from gpufn._streams import events_of, items_of, lines_of
@@ -41,7 +41,8 @@ class CallRequests(Requests):
         """Call a deployed function (`name`, or `name.method`) and wait for its result. Arguments have names."""
         if unnamed:
             raise TypeError("invoke takes arguments by their names: invoke('f', x=1), or invoke('f', **{'x': 1})")
-        answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
+        with remote_traceback():
+            answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
         return self._reader.decode((answer.content_type, answer.body))
 
     def invoke_raw(

@@ -24,6 +24,7 @@ from gpufn.errors import FunctionNotFound, FunctionRaised, GpufnError, InvalidIn
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
+from gpufn.raised_types import classes_of
 from gpufn.record_classes import RecordClasses
 from gpufn.spec import CallKind, function_name
 
@@ -233,4 +234,5 @@ def _raised_remotely() -> Iterator[None]:
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         name = type(error).__qualname__
-        raise FunctionRaised(str(error) or name, error_type=name, traceback=text) from error
+        classes = classes_of(type(error))
+        raise FunctionRaised(str(error) or name, error_type=name, traceback=text, error_classes=classes) from error
