@@ -25,7 +25,7 @@ from gpufn_gateway.quotas import check as check_limits
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
-ADMIN, DEPLOY, READ, INVOKE_ALL, HI = "admin", "deploy", "read", "invoke:*", "hi"
+ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE = "admin", "deploy", "read", "invoke:*", "hi", "pickle"
 _PREFIX = "gpufn_"
 _MAX_LABEL = 200
 _NO_LIMITS: Final = KeyLimits()
@@ -167,8 +167,11 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
 
 def _check_scope(scope: str) -> None:
     kind, colon, function = scope.partition(":")
-    if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL, HI) or (kind == "invoke" and colon and is_function_name(function)):
+    if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE) or (
+        kind == "invoke" and colon and is_function_name(function)
+    ):
         return
     raise InvalidInput(
-        f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, deploy, read or admin", field="scopes"
+        f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",
+        field="scopes",
     )

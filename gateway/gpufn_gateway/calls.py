@@ -24,6 +24,7 @@ from gpufn.errors import (
     InvocationExpired,
     QueueFull,
     UnsupportedMediaType,
+    pickles_refused,
 )
 from gpufn.parcels import ParcelReader
 from gpufn.priority import Priority
@@ -34,7 +35,7 @@ from gpufn.spec import FunctionSpec
 from gpufn.start_failures import start_failure
 from gpufn_gateway import admission, negotiation, query_arguments
 from gpufn_gateway.asked import asked
-from gpufn_gateway.auth import HI, Access, Principal
+from gpufn_gateway.auth import HI, PICKLE, Access, Principal
 from gpufn_gateway.bodies import Receive
 from gpufn_gateway.call_bodies import CallBodies, CallBody
 from gpufn_gateway.doorbell import Doorbell, Publisher
@@ -186,6 +187,8 @@ class Calls:
                 )
             else:
                 arguments = await read(name, target, headers, receive)
+            if arguments.content_type == media.PICKLED:
+                check_pickles(target, principal)
             now = self.clock.time()
             call = PreparedCall(
                 principal,
@@ -385,3 +388,10 @@ def check_class(asked: Priority | None, spec: FunctionSpec, principal: Principal
     """Raises Forbidden: calls of `hi` are for keys that may, or of functions of that class."""
     if asked is Priority.HI is not spec.priority:
         principal.need(HI)
+
+
+def check_pickles(target: Target, principal: Principal) -> None:
+    """Of a call with pickled arguments, which run code in the worker. Raises UnsupportedMediaType, Forbidden."""
+    if not target.revision.spec.pickle:
+        raise UnsupportedMediaType(pickles_refused(target.name))
+    principal.need(PICKLE)

@@ -1,7 +1,7 @@
 """A chunk of a map as it comes: its items, and whether they fit the signature. Pure.
 
 application/x-ndjson          the arguments of one item per line, a JSON object
-application/vnd.gpufn.calls   `gpufn.media.CALLS`, which the worker checks
+application/vnd.gpufn.calls   `gpufn.media.CALLS`, which the worker checks; pickled-calls the same
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpufn_gateway.signature import Signature
 _LENGTH_BYTES: Final = 4
 _LINE: Final = re.compile(rb"[^\n]+")
 _BLANK: Final = re.compile(rb"\s*")
-_ENCODINGS: Final = {media.LINES: media.JSON, media.CALLS: media.NATIVE}
+_ENCODINGS: Final = {media.LINES: media.JSON, media.CALLS: media.NATIVE, media.PICKLED_CALLS: media.PICKLED}
 
 
 def encoding_of(content_type: bytes | None) -> str:

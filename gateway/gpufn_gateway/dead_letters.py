@@ -7,16 +7,17 @@ from typing import Any
 
 import msgspec
 
+from gpufn import media
 from gpufn.bus import bodies, dead_letters, records
 from gpufn.bus.call_request import CallRequest
 from gpufn.bus.connection import Bus
-from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound
+from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound, UnsupportedMediaType
 from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol import subjects
 from gpufn.protocol.records import BodyReference, CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
 from gpufn_gateway.auth import Principal
-from gpufn_gateway.calls import Calls
+from gpufn_gateway.calls import Calls, check_pickles
 
 MOST_AT_ONCE = 1000
 
@@ -56,6 +57,8 @@ class DeadLetters:
         Raises Forbidden, Limited, QueueFull."""
         letter, payload = await self.read(function, invocation)
         target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
+        if letter.content_type == media.PICKLED:
+            check_pickles(target, principal)
         again = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
         async with self._calls.making(principal, target, letter.priority, is_counted=is_counted):
             reference = letter.reference
@@ -107,7 +110,7 @@ class DeadLetters:
         for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
             try:
                 call = await self.replay(function, letter.id, principal, is_counted=not replayed)
-            except (DeadLetterNotFound, FunctionNotFound, Forbidden):
+            except (DeadLetterNotFound, FunctionNotFound, Forbidden, UnsupportedMediaType):
                 continue  # somebody else has taken it; nobody can call it; nor who asks, in its class
             except CapacityError:
                 if not replayed:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpufn.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, media_type
+from gpufn.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, PICKLED, media_type
 
 # In the order of what keeps most.
-_ARGUMENTS: Final = (NATIVE, MSGPACK, JSON)
+_ARGUMENTS: Final = (PICKLED, NATIVE, MSGPACK, JSON)
 _PLAIN = re.compile(r"[\x20-\x7e]{1,200}")
 _NO_QUALITY = re.compile(r"\s*[qQ]\s*=\s*0(\.0{0,3})?\s*")
 _CACHE_SIZE = 512
@@ -18,7 +18,7 @@ _accepts: dict[bytes | None, str] = {None: ""}
 
 
 def of_body(content_type: bytes | None) -> str:
-    """`JSON` for everything that is read as JSON, `MSGPACK`, `NATIVE`, or the type of a raw body as it was given."""
+    """`JSON` for everything that is read as JSON, `MSGPACK`, `NATIVE`, `PICKLED`, or the type of a raw body."""
     kind = _kinds.get(content_type)
     if kind is None:
         assert content_type is not None

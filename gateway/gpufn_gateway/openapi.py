@@ -27,6 +27,7 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
         "retry_after_s": {"type": "number"},
         "field": {"type": "string"},
         "error_type": {"type": "string"},
+        "error_classes": {"type": "array", "items": {"type": "string"}},
         "traceback": {"type": "string"},
         "stage": {"type": "string"},
         "node": {"type": "string"},

@@ -125,6 +125,8 @@ class Problem(msgspec.Struct, frozen=True):
         for name in ("retry_after_s", "field", "error_type", "traceback", "stage", "node"):
             if (value := getattr(info, name)) is not None:
                 fields[name] = value
+        if info.error_classes:
+            fields["error_classes"] = info.error_classes
         return msgspec.json.encode(fields)
 
     def headers(self) -> Headers:

@@ -73,6 +73,7 @@ def _raised(problem: Problem, retry_after_s: float | None) -> GpufnError:
             retry_after_s=retry_after_s,
             field=problem.field,
             error_type=problem.error_type,
+            error_classes=problem.error_classes,
             traceback=problem.traceback,
             stage=problem.stage,
             node=problem.node,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gpufn import _transport
-from gpufn._decode import decode, remote_traceback
+from gpufn._decode import PLAIN, ResultReader, remote_traceback
 from gpufn._given import check_seconds
 from gpufn._other_words import OF_CALLS, not_there
 from gpufn._threads import in_thread
@@ -31,15 +31,17 @@ class Call(Generic[V]):
     (49, 'succeeded', False)
     """
 
-    def __init__(self, id: str) -> None:  # noqa: A002
+    def __init__(self, id: str, reader: ResultReader = PLAIN) -> None:  # noqa: A002
         self.id = id
+        self._reader = reader
 
     @classmethod
-    def from_id(cls, id: str) -> Call[Any]:  # noqa: A002
-        """A call that was submitted elsewhere, or earlier."""
+    def from_id(cls, id: str, *, trust_results: bool = False) -> Call[Any]:  # noqa: A002
+        """A call that was submitted elsewhere, or earlier. With `trust_results` its result may be a pickle, which runs
+        code that the function chose."""
         if not isinstance(id, str) or not names_invocation(id):
             raise InvalidInput(f"{id!r} is not an invocation's id, which has 26 letters and digits")
-        return Call(id)
+        return Call(id, PLAIN.trusting() if trust_results else PLAIN)
 
     def status(self) -> InvocationState:
         """Queued, running, or how it ended."""
@@ -49,7 +51,7 @@ class Call(Generic[V]):
         """Wait for its end. Raises TimeoutError when it still runs after `timeout` seconds."""
         check_seconds("timeout", timeout)
         with remote_traceback():
-            return cast("V", decode(_transport.current().result(self.id, timeout_s=timeout)))
+            return cast("V", self._reader.decode(_transport.current().result(self.id, timeout_s=timeout)))
 
     def cancel(self) -> bool:
         """False when it had ended already."""

@@ -47,13 +47,21 @@ class Context:
     """
 
     def __init__(
-        self, invocation: str, attempt: int, deadline: float | None, channel: Channel, *, trace: str | None = None
+        self,
+        invocation: str,
+        attempt: int,
+        deadline: float | None,
+        channel: Channel,
+        *,
+        trace: str | None = None,
+        may_pickle: bool = False,
     ) -> None:
         self.invocation = invocation
         self.attempt = attempt
         self.deadline = deadline
         self.trace = trace  # the W3C traceparent that its caller sent; calls that it makes are of the same trace
         self._channel = channel
+        self._may_pickle = may_pickle  # the function's option `pickle`
         self._latest = (0.0, "")
         self._told_at = -_PROGRESS_APART_S
         self._is_late = False  # a Timer tells the latest
@@ -106,7 +114,9 @@ class Context:
         from gpufn.errors import InvalidInput, PayloadTooLarge, ResultNotEncodable  # noqa: PLC0415
 
         try:
-            encoded = values.encode_result(state, media.NATIVE, limit_bytes=_ANY_SIZE, what="checkpoint")
+            encoded = values.encode_result(
+                state, media.NATIVE, limit_bytes=_ANY_SIZE, what="checkpoint", may_pickle=self._may_pickle
+            )
         except ResultNotEncodable as error:
             raise InvalidInput(error.message, field="checkpoint") from error
         if len(encoded[1]) > CHECKPOINT_BYTES:
@@ -120,10 +130,13 @@ class Context:
     def restored(self) -> Any:
         """The last checkpoint that an earlier attempt of this call made; None when there is none."""
         if self._restored is None:
-            from gpufn import values  # noqa: PLC0415
+            from gpufn import native, values  # noqa: PLC0415
 
             kept = self._channel.kept()
-            self._restored = (None if kept is None else values.decode_value(*kept, allow_pickle=True),)
+            # The function made it itself, so instances may be of all classes that it has loaded.
+            find, may_pickle = native.loaded_class, self._may_pickle
+            restored = None if kept is None else values.decode_value(*kept, allow_pickle=may_pickle, find=find)
+            self._restored = (restored,)
         return self._restored[0]
 
     def __repr__(self) -> str:
@@ -165,4 +178,4 @@ def current() -> Context:
     >>> current()
     <Context of a call here, attempt 1>
     """
-    return Context("", 1, None, _Nowhere()) if _find is None else _find()
+    return Context("", 1, None, _Nowhere(), may_pickle=True) if _find is None else _find()

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from gpufn._hints import signature_of
+from gpufn._decode import ResultReader
+from gpufn._hints import resolved, signature_of
 from gpufn._hooks import hooks
 from gpufn._remote import Remote, by_name, kind_of
 from gpufn._threads import run_coroutine
@@ -175,6 +176,14 @@ class Function(_Declared, Remote[P, R, V]):
     def _by_name_only(self) -> bool:  # type: ignore[override]
         return bool(self.settings.declared_models)
 
+    @property
+    def _may_pickle(self) -> bool:  # type: ignore[override]
+        return self.settings.pickle
+
+    @functools.cached_property
+    def reader(self) -> ResultReader:
+        return _reader_of(self.raw)
+
     def _signature(self) -> inspect.Signature:
         signature, models = _signature_of(self.raw), self.settings.declared_models
         if not models:
@@ -266,6 +275,7 @@ class Method(Remote[P, R, V]):
         self._instance = instance
         self._raw = hooks(declared.raw, "method")[name]
         self._kind = kind_of(self._raw)
+        self._may_pickle = declared.settings.pickle
         functools.update_wrapper(cast("Any", self), self._raw, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -296,6 +306,10 @@ class Method(Remote[P, R, V]):
         signature = _signature_of(self._raw)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
+    @functools.cached_property
+    def reader(self) -> ResultReader:
+        return _reader_of(self._raw)
+
     def __repr__(self) -> str:
         return f"<Method {self._declared.name}.{self._method_name}>"
 
@@ -303,6 +317,10 @@ class Method(Remote[P, R, V]):
 @functools.lru_cache(maxsize=1024)
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return signature_of(function)
+
+
+def _reader_of(function: Callable[..., Any]) -> ResultReader:
+    return ResultReader(lambda: resolved(_signature_of(function).return_annotation, function))
 
 
 def _check_is_no_call(cls: type, name: str) -> None:

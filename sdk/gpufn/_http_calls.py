@@ -11,6 +11,7 @@ from typing import Any, Never
 
 from gpufn import media, values
 from gpufn._answers import answer_of
+from gpufn._decode import PLAIN, ResultReader, remote_traceback
 from gpufn._given import check_body, check_seconds
 from gpufn._requests import Requests
 from gpufn._streams import events_of, items_of, lines_of
@@ -34,12 +35,15 @@ _LONGEST_WAIT_S = 30.0  # of one request for a result
 class CallRequests(Requests):
     """The endpoints of calls."""
 
+    _reader: ResultReader = PLAIN
+
     def invoke(self, function: str, /, *unnamed: Never, **arguments: Any) -> Any:
         """Call a deployed function (`name`, or `name.method`) and wait for its result. Arguments have names."""
         if unnamed:
             raise TypeError("invoke takes arguments by their names: invoke('f', x=1), or invoke('f', **{'x': 1})")
-        answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
-        return values.decode_value(answer.content_type, answer.body, allow_pickle=True)
+        with remote_traceback():
+            answer = self.invoke_raw(function, values.encode_call((), arguments), media.NATIVE, accept=media.NATIVE)
+        return self._reader.decode((answer.content_type, answer.body))
 
     def invoke_raw(
         self,

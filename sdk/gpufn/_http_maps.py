@@ -11,6 +11,7 @@ from gpufn._views import MapCancellation, Maps, MapView
 from gpufn.priority import priority_of
 from gpufn.urls import segment
 
+_CHUNKS = {media.JSON: media.LINES, media.PICKLED: media.PICKLED_CALLS}
 _SILENT_S = 60.0  # a gateway says something every 15 s
 
 
@@ -35,7 +36,7 @@ class MapRequests(Requests):
         content = b"".join(
             part for item in items for part in ((item, b"\n") if lines else (len(item).to_bytes(4, "big"), item))
         )
-        headers = {"content-type": media.LINES if lines else media.CALLS, "accept": accept}
+        headers = {"content-type": _CHUNKS.get(content_type, media.CALLS), "accept": accept}
         if priority is not None:
             headers["x-gpufn-priority"] = priority_of(priority).value
         path = f"/v1/functions/{segment(function)}/maps/{segment(map_id)}/items/{first}"

@@ -105,7 +105,7 @@ class HttpTransport:
         with _told_to_deploy(target.function):
             return self.client.send_items(
                 _path(target.function, target.method), map_id, first, items,
-                content_type=media.NATIVE, accept=media.NATIVE, last=is_last, priority=target.priority,
+                content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,
             )  # fmt: skip
 
     def outcomes(self, map_id: str, after: str) -> Iterator[list[End]]:
@@ -129,6 +129,13 @@ def _told_to_deploy(function: str) -> Iterator[None]:
             f"{error.message.rstrip('.')} at this gateway; `gpufn deploy FILE` deploys those of a file, "
             f"and Client().deploy({function.replace('-', '_')}) one of this process"
         ) from None
+
+
+def _type_of(items: Sequence[bytes]) -> str:
+    """Of a chunk, which is pickled when one of its items is."""
+    from gpufn import values  # noqa: PLC0415
+
+    return media.PICKLED if any(values.call_type(item) == media.PICKLED for item in items) else media.NATIVE
 
 
 def _path(function: str, method: str) -> str:

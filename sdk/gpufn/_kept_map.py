@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 from gpufn import media
 from gpufn._answers import error_of
-from gpufn._decode import decode, remote_traceback
+from gpufn._decode import PLAIN, ResultReader, remote_traceback
 from gpufn._given import check_count, check_seconds
 from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder, patiently
 from gpufn._map_items import MAX_WAIT_S, Outbox
@@ -75,7 +75,13 @@ class MapOptions(NamedTuple):
 class KeptMap:
     """A map that the platform keeps, as this process sends and reads it."""
 
-    def __init__(self, keeper: KeepsMaps, id: str, options: MapOptions) -> None:  # noqa: A002
+    def __init__(
+        self,
+        keeper: KeepsMaps,
+        id: str,  # noqa: A002
+        options: MapOptions,
+        reader: ResultReader = PLAIN,
+    ) -> None:
         after = Cursor.read(options.after or "")
         if options.ordered and options.after and after.item is None:
             raise InvalidInput("this cursor is of results as they came: give ordered=False", field="after")
@@ -84,6 +90,7 @@ class KeptMap:
         self.is_over = False
         self.waits = Waits()
         self._keeper = keeper
+        self._reader = reader
         self._options = options
         self._inbox = Inbox(lambda cursor: keeper.outcomes(id, cursor), after)
         self._outbox: Outbox | None = None
@@ -259,7 +266,7 @@ class KeptMap:
     def _value(self, end: End) -> Any:
         try:
             with remote_traceback():
-                return decode(self.raised(end))
+                return self._reader.decode(self.raised(end))
         except GpufnError as error:
             if self._options.return_exceptions:
                 return error

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, cast
 
 from gpufn import _map_calls, _transport
+from gpufn._decode import PLAIN, ResultReader
 from gpufn._kept_map import KeptMap, MapKeywords, MapOptions
 from gpufn._map_progress import Bar
 from gpufn._threads import in_thread
@@ -57,13 +58,15 @@ class Map(Iterator[V]):
         after: str | None = None,
         ordered: bool = True,
         return_exceptions: bool = False,
+        trust_results: bool = False,
     ) -> Map[Any]:
         """A map that was begun elsewhere, or earlier: its results from the first one on, or behind the cursor `after`.
 
-        It ends when the map is closed: with the last item that was sent, or by `close`.
+        It ends when the map is closed: with the last item that was sent, or by `close`. With `trust_results` pickled
+        results are read, which runs code that the function chose.
         """
         options = MapOptions(ordered, return_exceptions, id=id, after=after).checked()
-        kept = KeptMap(_keeper(), id, options)
+        kept = KeptMap(_keeper(), id, options, PLAIN.trusting() if trust_results else PLAIN)
         kept.follow()
         return Map(kept.results(), kept)
 
@@ -154,6 +157,9 @@ class AsyncMap(AsyncIterator[V]):
 class Mapped(Protocol):
     """The remote side of a callable, as far as a map needs it."""
 
+    @property
+    def reader(self) -> ResultReader: ...
+
     def target(self) -> MapTarget: ...
 
     def encoded(self, arguments: Iterable[Any]) -> bytes:
@@ -174,7 +180,7 @@ def begin(
     kept = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        kept = KeptMap(transport, options.id or new_map_id(), options)
+        kept = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
         kept.begin(target, arguments, mapped.encoded, total=total)
         results = kept.results()
     else:
@@ -196,7 +202,7 @@ def begin_async(
     kept = None
     transport = _transport.current()
     if isinstance(transport, KeepsMaps) and not _is_short(total, options):
-        kept = KeptMap(transport, options.id or new_map_id(), options)
+        kept = KeptMap(transport, options.id or new_map_id(), options, mapped.reader)
         results = _kept_async(kept, mapped, arguments, total)
     else:
         results = _map_calls.results_async(call, arguments, **_unkept(options))

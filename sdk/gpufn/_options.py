@@ -115,6 +115,11 @@ class PlainOptions(TypedDict, total=False):
     webhook: Annotated[str | None, "the address that is told when a submitted call has ended"]
     retention: Annotated[float, "how long a submitted call's outcome is kept after its end"]
     priority: Annotated[Literal["hi", "normal", "low"], "the class of its calls, unless they say otherwise"]
+    pickle: Annotated[
+        bool,
+        "take and return pickles of what has no form of its own, such as functions. A pickle runs code where it is "
+        "read: a caller with a key of the scope `pickle` runs code in the workers",
+    ]
 
 
 class Options(PlainOptions, total=False):
@@ -138,7 +143,12 @@ def default_of(option: str) -> Any:
         return _SPEC[_LIMITS[option]]
     if option == "share":
         return Share.EXCLUSIVE.value
-    return {"cpu": Resources().cpu, "egress": _SPEC["egress"], "priority": _SPEC["priority"].value}.get(option)
+    return {
+        "cpu": Resources().cpu,
+        "egress": _SPEC["egress"],
+        "pickle": _SPEC["pickle"],
+        "priority": _SPEC["priority"].value,
+    }.get(option)
 
 
 def signature() -> inspect.Signature:
@@ -168,6 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retention_s: float = _SPEC["retention_s"]
     env: dict[str, str] = {}
     egress: bool = _SPEC["egress"]
+    pickle: bool = _SPEC["pickle"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
 
@@ -209,6 +220,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "priority": _priority(options.get("priority", Priority.NORMAL)),
         "env": _env(options.get("env")),
         "egress": _egress(options.get("egress", False)),
+        "pickle": _pickle(options.get("pickle", False)),
         "schedule": _schedule(options.get("schedule")),
         "webhook": _webhook(options.get("webhook")),
         "declared_models": _models(options.get("models")),
@@ -348,6 +360,12 @@ def _egress(egress: Any) -> bool:
     if isinstance(egress, bool):
         return egress
     raise InvalidSpec(f"egress is True or False, not {egress!r}")
+
+
+def _pickle(pickle: Any) -> bool:
+    if isinstance(pickle, bool):
+        return pickle
+    raise InvalidSpec(f"pickle is True or False, not {pickle!r}")
 
 
 def _models(models: Any) -> dict[str, Model]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Ty
 
 from gpufn import _transport
 from gpufn._calls import Call
-from gpufn._decode import decode, remote_traceback
+from gpufn._decode import PLAIN, ResultReader, remote_traceback
 from gpufn._given import check_iterables, check_positive_seconds, spread
 from gpufn._leaving import Wait
 from gpufn._other_words import OF_FUNCTIONS, not_there
@@ -57,24 +57,36 @@ class Remote(Generic[P, R, V]):
     _by_name_only = False  # its models may stand between the parameters that callers give
     _timeout_s: float | None = None
     _priority: Priority | None = None
+    _may_pickle = False  # the function's option `pickle`
+
+    @property
+    def reader(self) -> ResultReader:
+        """How its results are read."""
+        return PLAIN
 
     def _signature(self) -> inspect.Signature:
         raise NotImplementedError
 
     def options(
-        self, *, timeout: float | None = None, priority: Literal["hi", "normal", "low"] | None = None
+        self,
+        *,
+        timeout: float | None = None,
+        priority: Literal["hi", "normal", "low"] | None = None,
+        trust_results: bool | None = None,
     ) -> Remote[P, R, V]:
         """The same remote side, whose calls have options of their own: ``f.options(timeout=2).remote(x)``.
 
         A call that has not ended `timeout` seconds after it was made is ended: InvocationExpired when it had not
         started, or else InvocationTimedOut. `priority` is its class. What is not given is the function's, and a map's
-        items have the function's time always. Raises InvalidInput.
+        items have the function's time always. With `trust_results` pickled results are read, which runs code that the
+        function chose, and results may be of every class that is loaded here. Raises InvalidInput.
         """
         check_positive_seconds("timeout", timeout)
         return _WithOptions(
             self,
             self._timeout_s if timeout is None else float(timeout),
             self._priority if priority is None else priority_of(priority),
+            trusts=self.reader.trusts if trust_results is None else trust_results,
         )
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
@@ -87,7 +99,7 @@ class Remote(Generic[P, R, V]):
                 self._function_name, self._method_name, content_type, body,
                 timeout_s=self._timeout_s, priority=self._priority,
             )  # fmt: skip
-            return cast("V", decode(answer))
+            return cast("V", self.reader.decode(answer))
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[V]:
         """Submit and return at once; the Call knows when it ended, and how."""
@@ -96,7 +108,7 @@ class Remote(Generic[P, R, V]):
             self._function_name, self._method_name, content_type, body,
             timeout_s=self._timeout_s, priority=self._priority,
         )  # fmt: skip
-        return Call(invocation)
+        return Call(invocation, self.reader)
 
     @overload
     def stream(self: Remote[P, R, list[T]], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]: ...
@@ -171,12 +183,13 @@ class Remote(Generic[P, R, V]):
         return signature
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
-        from gpufn import media, values  # noqa: PLC0415
+        from gpufn import values  # noqa: PLC0415
 
         signature = self.check_call(args, kwargs)
         if self._by_name_only:
             args, kwargs = (), by_name(signature, args, kwargs)
-        return media.NATIVE, values.encode_call(args, kwargs)
+        body = values.encode_call(args, kwargs, may_pickle=self._may_pickle)
+        return values.call_type(body), body
 
     def _items(self, content_type: str, body: bytes) -> Iterator[Any]:
         with remote_traceback(), contextlib.ExitStack() as stack:
@@ -186,21 +199,26 @@ class Remote(Generic[P, R, V]):
             )  # fmt: skip
             if callable(close := getattr(items, "close", None)):
                 stack.callback(close)
+            reader = self.reader
             for item in items:
-                yield decode(item)
+                yield reader.decode(item)
 
 
 class _WithOptions(Remote[P, R, V]):
     """The remote side of a callable, for calls with options of their own."""
 
-    def __init__(self, remote: Remote[P, R, V], timeout_s: float | None, priority: Priority | None) -> None:
+    def __init__(
+        self, remote: Remote[P, R, V], timeout_s: float | None, priority: Priority | None, *, trusts: bool
+    ) -> None:
         self._remote = remote
         self._method_name = remote._method_name
         self._kind = remote._kind
         self._by_name_only = remote._by_name_only
         self._timeout_s = timeout_s
         self._priority = priority
-        given = {"timeout": timeout_s, "priority": priority and priority.value}
+        self._may_pickle = remote._may_pickle
+        self._reader = remote.reader.trusting(trusts=trusts)
+        given = {"timeout": timeout_s, "priority": priority and priority.value, "trust_results": trusts or None}
         options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         self._text = f"{remote!r}.options({options})"
 
@@ -210,6 +228,10 @@ class _WithOptions(Remote[P, R, V]):
     @property
     def _function_name(self) -> str:  # type: ignore[override]
         return self._remote._function_name
+
+    @property
+    def reader(self) -> ResultReader:
+        return self._reader
 
     def _signature(self) -> inspect.Signature:
         return self._remote._signature()

@@ -369,6 +369,7 @@ class Problem(msgspec.Struct, frozen=True):
     retryable: bool = False
     field: str | None = None
     error_type: str | None = None
+    error_classes: tuple[str, ...] = ()
     traceback: str | None = None
     stage: str | None = None
     node: str | None = None

@@ -7,7 +7,8 @@
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  └─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
-    ├─ FunctionRaised          the user's code raised: type, message, traceback text
+    ├─ FunctionRaised          the user's code raised: type, message, traceback text; it is also of that type where
+    │  │                       the caller has it: `except KeyError` works (gpufn.raised_types)
     │  └─ ResultNotEncodable   it returned what cannot be sent
     ├─ CapacityError           come back later; carries retry_after_s
     │  └─ QueueFull            NoCapacity           RateLimited
@@ -33,8 +34,9 @@ import msgspec
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """An error on the wire.
 
-    `error_type`, `error_bases` (the class and its bases, by name) and `traceback` describe the user's exception and
-    are set for `function_raised` only, `stage` and `node` (of the model's graph) for `build_failed`.
+    `error_type`, `error_bases` (the class and its bases, by name), `error_classes` (the same, as `module:name`) and
+    `traceback` describe the user's exception and are set for `function_raised` only. `stage` and `node` (of the model's
+    graph) are for `build_failed`.
     """
 
     code: str
@@ -44,6 +46,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     field: str | None = None
     error_type: str | None = None
     error_bases: tuple[str, ...] = ()
+    error_classes: tuple[str, ...] = ()
     traceback: str | None = None
     stage: str | None = None
     node: str | None = None
@@ -143,6 +146,14 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
 
 
+def pickles_refused(function: str) -> str:
+    """The message of an UnsupportedMediaType for pickled arguments."""
+    return (
+        f"{function} takes no pickled arguments, which run code in its workers: send plain values, or deploy it with "
+        "@gpu_function(pickle=True)"
+    )
+
+
 class Conflict(RequestError):
     """Somebody else changed this at the same time."""
 
@@ -197,10 +208,18 @@ class FunctionRaised(GpufnError):
 
     code = "function_raised"
 
-    def __init__(self, message: str | None = None, *, error_type: str = "Exception", traceback: str = "") -> None:
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        error_type: str = "Exception",
+        traceback: str = "",
+        error_classes: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.error_type = error_type
         self.traceback = traceback
+        self.error_classes = error_classes
 
     def __str__(self) -> str:
         """As Python tells an exception, `ZeroDivisionError: division by zero`; `message` is without the type."""
@@ -213,7 +232,11 @@ class FunctionRaised(GpufnError):
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(
-            code=self.code, message=self.message, error_type=self.error_type, traceback=self.traceback or None
+            code=self.code,
+            message=self.message,
+            error_type=self.error_type,
+            error_classes=self.error_classes,
+            traceback=self.traceback or None,
         )
 
 
@@ -383,7 +406,11 @@ def error_from(info: ErrorInfo) -> GpufnError:
     cls = BY_CODE.get(info.code, GpufnError)
     fields: dict[str, Any] = {}
     if issubclass(cls, FunctionRaised):
-        fields = {"error_type": info.error_type or "Exception", "traceback": info.traceback or ""}
+        fields = {
+            "error_type": info.error_type or "Exception",
+            "traceback": info.traceback or "",
+            "error_classes": info.error_classes,
+        }
     elif issubclass(cls, CapacityError):
         fields = {"retry_after_s": info.retry_after_s}
     elif issubclass(cls, BuildFailed):

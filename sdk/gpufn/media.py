@@ -13,6 +13,8 @@ from typing import Final
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 NATIVE: Final = "application/vnd.gpufn.msgpack"
+# The same encoding with pickles in it, which run code where they are read (decision 0031).
+PICKLED: Final = "application/vnd.gpufn.pickle"
 BYTES: Final = "application/octet-stream"
 PROBLEM: Final = "application/problem+json"
 EVENTS: Final = "text/event-stream"
@@ -20,6 +22,7 @@ ITEMS: Final = "application/vnd.gpufn.items"
 LINES: Final = "application/x-ndjson"
 # The items of a chunk of a map, in the SDK's encoding: each as 4 bytes, big endian, of its length, and the arguments.
 CALLS: Final = "application/vnd.gpufn.calls"
+PICKLED_CALLS: Final = "application/vnd.gpufn.pickled-calls"  # the same, of items as PICKLED
 OUTCOMES: Final = "application/vnd.gpufn.outcomes"
 # An Open Inference Protocol request or response body as it came: a JSON head, `;header-bytes=N` long, and the tensors'
 # bytes after it; without the parameter all of it is JSON.

@@ -1,36 +1,50 @@
 """The SDK's encoding, `application/vnd.gpufn.msgpack`: Python values as they are.
 
 What msgpack would flatten (tuples, sets, arrays, dates ...) is an Ext of its own. A dataclass, msgspec Struct, pydantic
-model or enum is a Record: its class's name and its fields. It becomes the same class again where that class is loaded.
-What has no form of its own is pickled by cloudpickle and read only with ``allow_pickle=True``, which nobody but a
-worker and the caller's SDK passes. numpy, pydantic and cloudpickle are never imported to look at a value: one of theirs
-exists only when they are loaded.
+model, NamedTuple or enum is a Record: the name of its class, and its fields. The decoder makes an instance only of a
+class that its caller allows (`find`), which is one that a type hint names. Values of numpy, pandas, torch and others
+are in `gpufn.library_values`.
+
+A value without a form raises NoForm. `encode(..., may_pickle=True)` pickles it instead and returns a Pickled, which
+travels as `application/vnd.gpufn.pickle`; `decode` reads a pickle only with `allow_pickle=True`. A pickle runs code
+where it is read (decision 0031).
 """
 
 from __future__ import annotations
 
+import collections
 import datetime
 import decimal
 import enum
+import functools
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gpufn.errors import InvalidInput
 
-# Ext codes of the SDK's encoding. They are on disk and on the wire: never change one, add new ones.
+# Ext codes of the SDK's encoding. They are on disk and on the wire: never change one, add new ones. 20 to 29 are those
+# of `gpufn.library_values`.
 _TUPLE, _SET, _FROZENSET, _PAIRS, _COMPLEX, _INTEGER = 1, 2, 3, 4, 5, 6
+_RANGE, _BYTEARRAY, _COLLECTION = 7, 8, 9
 _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _UUID = 10, 11, 12, 13, 14, 15
-_ARRAY, _NUMPY_SCALAR = 20, 21
+_ZONED_DATETIME, _ZONED_TIME, _PATH = 16, 17, 18
+_LIBRARY: Final = range(20, 30)
 _RECORD = 30
-_PICKLE = 40
+_OLD_PICKLE = 40  # earlier releases put pickles among the arguments of everybody
+_PICKLE = 41  # the name of its type, so that a refusal can name it, and the pickle
 
 _PLAIN = (type(None), bool, str, bytes)
 _KEYS = (*_PLAIN, float)
+_MOST_DIGITS: Final = 4300  # Python's own limit of int(text), whose time is quadratic
+_MOST_DECIMAL_DIGITS: Final = 10_000
+_FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, tuple)}
 _pack = msgspec.msgpack.Encoder().encode
+
+FindClass = Callable[[str, str], "type[Any] | None"]
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -41,65 +55,138 @@ class Record(msgspec.Struct, frozen=True):
     value: Any
 
 
-def encode(value: Any) -> bytes:
-    """Raises whatever stands in the way of pickling a part of it."""
-    return _pack(_wrapped(value))
+class NoForm(TypeError):
+    """A value that can be sent as a pickle only."""
+
+    def __init__(self) -> None:
+        super().__init__("it has no form of its own, and pickles run code where they are read")
 
 
-def _wrapped(value: Any) -> Any:  # noqa: PLR0911  (a table of forms)
-    """`value` with an Ext in place of everything that msgpack would flatten."""
+class Pickled(bytes):
+    """Encoded values with a pickle among them."""
+
+
+def encode(value: Any, *, may_pickle: bool = False) -> bytes:
+    """A Pickled where a part of `value` had to be pickled. Raises NoForm, or the error that prevents a pickle."""
+    if not may_pickle:
+        return _pack(_wrapped(value, _refused))
+    pickles = 0
+
+    def pickled(part: Any) -> msgspec.msgpack.Ext:
+        nonlocal pickles
+        pickles += 1
+        return _ext(_PICKLE, [type_name(type(part)), _pickled(part)])
+
+    body = _pack(_wrapped(value, pickled))
+    return Pickled(body) if pickles else body
+
+
+def type_name(kind: type) -> str:
+    name = kind.__qualname__
+    return name if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{name}"
+
+
+_Rest = Callable[[Any], msgspec.msgpack.Ext]
+
+
+def _refused(value: Any) -> msgspec.msgpack.Ext:
+    raise NoForm
+
+
+def _wrapped(value: Any, rest: _Rest) -> Any:  # noqa: PLR0911  (a table of forms)
+    """`value` with an Ext in place of everything that msgpack would flatten; `rest` makes those without a form."""
     kind = type(value)
     if kind in _PLAIN or kind is float:
         return value
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 64 else _ext(_INTEGER, str(value))
     if kind is list:
-        return [_wrapped(item) for item in value]
+        return [_wrapped(item, rest) for item in value]
     if kind is dict:
         if all(type(key) in _KEYS or (type(key) is int and abs(key) < 1 << 63) for key in value):
-            return {key: _wrapped(item) for key, item in value.items()}
-        return _ext(_PAIRS, [[_wrapped(key), _wrapped(item)] for key, item in value.items()])
+            return {key: _wrapped(item, rest) for key, item in value.items()}
+        return _ext(_PAIRS, _pairs(value, rest))
+    if kind in _SEQUENCES:
+        return _ext(_SEQUENCES[kind], [_wrapped(item, rest) for item in value])
     wrap = _WRAPPERS.get(kind)
     if wrap is not None:
-        return wrap(value)
+        return wrap(value) or rest(value)
+    if kind in _COLLECTIONS:
+        return _wrapped_collection(value, rest) or rest(value)
     if isinstance(value, enum.Enum):
-        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrapped(value.value)])
+        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrapped(value.value, rest)])
+    if _is_named_tuple(kind):
+        return _ext(_RECORD, [kind.__module__, kind.__qualname__, _wrapped(tuple(value), rest)])
     fields = fields_of(value)
     if fields is not None:
-        return _ext(_RECORD, [kind.__module__, kind.__qualname__, {name: _wrapped(item) for name, item in fields}])
-    return _wrapped_numpy(value) or msgspec.msgpack.Ext(_PICKLE, _pickled(value))
+        return _ext(
+            _RECORD, [kind.__module__, kind.__qualname__, {name: _wrapped(item, rest) for name, item in fields}]
+        )
+    if kind.__module__.startswith("pathlib"):
+        return _path(value) or rest(value)
+    from gpufn import library_values  # noqa: PLC0415  (its first use costs 1 ms, which most processes never need)
+
+    form = library_values.form_of(value)
+    return rest(value) if form is None else _ext(*form)
 
 
-def _wrapped_numpy(value: Any) -> msgspec.msgpack.Ext | None:
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
-        return None
-    if value.dtype.hasobject or value.dtype.names is not None:
-        return None
-    if isinstance(value, numpy.generic):
-        return _ext(_NUMPY_SCALAR, [value.dtype.str, value.tobytes()])
-    return _ext(_ARRAY, [value.dtype.str, value.shape, value.tobytes()])
+def _pairs(value: Any, rest: _Rest) -> list[list[Any]]:
+    return [[_wrapped(key, rest), _wrapped(item, rest)] for key, item in value.items()]
 
 
 def _ext(code: int, value: Any) -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(code, _pack(value))
 
 
-def _datetime(value: datetime.datetime) -> msgspec.msgpack.Ext:
+def _zone_of(value: datetime.datetime | datetime.time) -> str | None:
+    """The name of its IANA time zone; None where that is not what it has."""
+    zone = value.tzinfo
+    kind = type(zone)
+    return getattr(zone, "key", None) if kind.__module__.startswith("zoneinfo") else None
+
+
+def _datetime(value: datetime.datetime) -> msgspec.msgpack.Ext | None:
     if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
         return _ext(_DATETIME, value.isoformat())
-    return msgspec.msgpack.Ext(_PICKLE, _pickled(value))  # keeps the name of the zone
+    zone = _zone_of(value)
+    return None if zone is None else _ext(_ZONED_DATETIME, [value.replace(tzinfo=None).isoformat(), zone, value.fold])
 
 
-def _time(value: datetime.time) -> msgspec.msgpack.Ext:
-    return _ext(_TIME, value.isoformat()) if value.tzinfo is None else msgspec.msgpack.Ext(_PICKLE, _pickled(value))
+def _time(value: datetime.time) -> msgspec.msgpack.Ext | None:
+    if value.tzinfo is None or type(value.tzinfo) is datetime.timezone:
+        return _ext(_TIME, value.isoformat())
+    zone = _zone_of(value)
+    return None if zone is None else _ext(_ZONED_TIME, [value.replace(tzinfo=None).isoformat(), zone, value.fold])
 
 
-_WRAPPERS: dict[type, Callable[[Any], msgspec.msgpack.Ext]] = {
-    tuple: lambda value: _ext(_TUPLE, [_wrapped(item) for item in value]),
-    set: lambda value: _ext(_SET, [_wrapped(item) for item in value]),
-    frozenset: lambda value: _ext(_FROZENSET, [_wrapped(item) for item in value]),
+def _path(value: Any) -> msgspec.msgpack.Ext | None:
+    name = type(value).__name__
+    return (
+        _ext(_PATH, [name, str(value)])
+        if name in _PATHS and vars(sys.modules["pathlib"])[name] is type(value)
+        else None
+    )
+
+
+def _wrapped_collection(value: Any, rest: _Rest) -> msgspec.msgpack.Ext | None:
+    name = type(value).__name__
+    if isinstance(value, collections.deque):
+        return _ext(_COLLECTION, [name, [_wrapped(item, rest) for item in value], value.maxlen])
+    about = None
+    if isinstance(value, collections.defaultdict) and value.default_factory is not None:
+        about = getattr(value.default_factory, "__name__", "")
+        if _FACTORIES.get(about) is not value.default_factory:
+            return None
+    return _ext(_COLLECTION, [name, _pairs(value, rest), about])
+
+
+_SEQUENCES: dict[type, int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
+_COLLECTIONS = {collections.OrderedDict, collections.Counter, collections.defaultdict, collections.deque}
+_PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
+_WRAPPERS: dict[type, Callable[[Any], msgspec.msgpack.Ext | None]] = {
     complex: lambda value: _ext(_COMPLEX, [value.real, value.imag]),
+    range: lambda value: _ext(_RANGE, [str(value.start), str(value.stop), str(value.step)]),
+    bytearray: lambda value: _ext(_BYTEARRAY, value),
     datetime.datetime: _datetime,
     datetime.date: lambda value: _ext(_DATE, value.isoformat()),
     datetime.time: _time,
@@ -137,22 +224,28 @@ def is_pydantic(kind: type) -> bool:
     return pydantic is not None and issubclass(kind, pydantic.BaseModel)
 
 
-def decode(body: bytes | memoryview, *, allow_pickle: bool) -> Any:
-    """With a Record for each value whose class is not loaded here, and for all without `allow_pickle`. Raises
-    InvalidInput."""
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and "_fields" in vars(kind) and "__slots__" in vars(kind)
+
+
+def decode(
+    body: bytes | memoryview, *, allow_pickle: bool = False, find: FindClass | None = None, remedy: str = ""
+) -> Any:
+    """The values of `body`. A Record becomes an instance of the class that `find` returns for its module and qualified
+    name; it stays a Record where that is None. Raises InvalidInput; `remedy` ends the refusal of a pickle."""
 
     def hook(code: int, data: memoryview) -> Any:
-        if code == _PICKLE:
-            if not allow_pickle:
-                raise InvalidInput("a pickled value is not accepted here")
-            import cloudpickle  # noqa: PLC0415
+        if code in (_PICKLE, _OLD_PICKLE):
+            return _unpickled(code, data, allow_pickle=allow_pickle, remedy=remedy)
+        if code in _LIBRARY:
+            from gpufn import library_values  # noqa: PLC0415
 
-            return cloudpickle.loads(data)
+            return library_values.value_of(code, msgspec.msgpack.decode(data))
         unwrap = _UNWRAPPERS.get(code)
         if unwrap is None:
             raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
         value = unwrap(msgspec.msgpack.decode(data, ext_hook=hook))
-        return _instance(value) if code == _RECORD and allow_pickle else value
+        return _instance(value, find) if code == _RECORD and find is not None else value
 
     try:
         return msgspec.msgpack.decode(body, ext_hook=hook)
@@ -162,11 +255,58 @@ def decode(body: bytes | memoryview, *, allow_pickle: bool) -> Any:
         raise InvalidInput(f"the body cannot be decoded: {type(error).__name__}: {error}") from error
 
 
-def _array(parts: list[Any]) -> Any:
-    import numpy  # noqa: PLC0415
+def _unpickled(code: int, data: memoryview, *, allow_pickle: bool, remedy: str) -> Any:
+    if code == _OLD_PICKLE:
+        raise InvalidInput("a value was pickled by an earlier release of gpufn, and is not read any more")
+    name, pickle = msgspec.msgpack.decode(data, type=tuple[str, memoryview])
+    if not allow_pickle:
+        raise InvalidInput(f"a {name[:200]} was sent as a pickle, which runs code where it is read{remedy}")
+    import cloudpickle  # noqa: PLC0415
 
-    dtype, shape, data = parts
-    return numpy.frombuffer(bytearray(data), dtype).reshape(shape)  # of a bytearray, so that it can be written to
+    return cloudpickle.loads(pickle)
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise InvalidInput(f"an integer of {len(text):,} digits is longer than the {_MOST_DIGITS:,} that are accepted")
+    return int(text)
+
+
+def _decimal(text: str) -> decimal.Decimal:
+    if len(text) > _MOST_DECIMAL_DIGITS:
+        raise InvalidInput(
+            f"a Decimal of {len(text):,} digits is longer than the {_MOST_DECIMAL_DIGITS:,} that are accepted"
+        )
+    return decimal.Decimal(text)
+
+
+def _zoned(read: Callable[[str], Any], parts: list[Any]) -> Any:
+    import zoneinfo  # noqa: PLC0415
+
+    text, zone, fold = parts
+    return read(text).replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold)
+
+
+def _path_of(parts: list[Any]) -> Any:
+    import pathlib  # noqa: PLC0415
+
+    name, text = parts
+    if name not in _PATHS:
+        raise InvalidInput(f"{name!r} is no class of pathlib")
+    return getattr(pathlib, name)(text)
+
+
+def _collection(parts: list[Any]) -> Any:
+    name, content, about = parts
+    if name == "deque":
+        return collections.deque(content, about)
+    if name == "defaultdict":
+        return collections.defaultdict(None if about is None else _FACTORIES[about], content)
+    if name == "Counter":
+        return collections.Counter(dict(content))
+    if name != "OrderedDict":
+        raise InvalidInput(f"{str(name)[:80]!r} is no collection that is sent")
+    return collections.OrderedDict(content)
 
 
 _UNWRAPPERS: dict[int, Callable[[Any], Any]] = {
@@ -175,35 +315,59 @@ _UNWRAPPERS: dict[int, Callable[[Any], Any]] = {
     _FROZENSET: frozenset,
     _PAIRS: dict,
     _COMPLEX: lambda parts: complex(*parts),
-    _INTEGER: int,
+    _INTEGER: _integer,
+    _RANGE: lambda parts: range(*map(_integer, parts)),
+    _BYTEARRAY: bytearray,
+    _COLLECTION: _collection,
     _DATETIME: datetime.datetime.fromisoformat,
     _DATE: datetime.date.fromisoformat,
     _TIME: datetime.time.fromisoformat,
     _TIMEDELTA: lambda parts: datetime.timedelta(*parts),
-    _DECIMAL: decimal.Decimal,
+    _DECIMAL: _decimal,
     _UUID: lambda data: uuid.UUID(bytes=data),
-    _ARRAY: _array,
-    _NUMPY_SCALAR: lambda parts: _array([parts[0], [1], parts[1]])[0],
+    _ZONED_DATETIME: functools.partial(_zoned, datetime.datetime.fromisoformat),
+    _ZONED_TIME: functools.partial(_zoned, datetime.time.fromisoformat),
+    _PATH: _path_of,
     _RECORD: lambda parts: Record(*parts),
 }
 
 
-def _instance(record: Record) -> Any:
-    """The value of its class when that is loaded here, as that or as part of the script that runs."""
-    for module in (record.module, "__main__"):
-        found: Any = sys.modules.get(module)
-        for name in record.qualname.split("."):
+def _instance(record: Record, find: FindClass) -> Any:
+    if not isinstance(record.module, str) or not isinstance(record.qualname, str):
+        raise InvalidInput("a record names its class by two texts")
+    found = find(record.module, record.qualname)
+    made = None if found is None else _made(found, record.value)
+    return record if made is None else made
+
+
+def loaded_class(module: str, qualname: str) -> type[Any] | None:
+    """The class of that name which is loaded here, in that module or in the script that runs: a `find` for values from
+    a sender that is trusted."""
+    for each in (module, "__main__"):
+        found: Any = sys.modules.get(each)
+        for name in qualname.split("."):
             found = getattr(found, name, None)
-        if isinstance(found, type):
-            made = _made(found, record.value)
-            if made is not None:
-                return made
-    return record
+        if isinstance(found, type) and has_form(found):
+            return found
+    return None
 
 
-def _made(kind: type[Any], value: Any) -> Any:
+def has_form(kind: type) -> bool:
+    """Whether its instances travel as Records."""
+    return (
+        issubclass(kind, (enum.Enum, msgspec.Struct))
+        or _is_dataclass(kind)
+        or is_pydantic(kind)
+        or _is_named_tuple(kind)
+    )
+
+
+def _made(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
     if issubclass(kind, enum.Enum):
         return kind(value)
+    if _is_named_tuple(kind):
+        is_its = isinstance(value, tuple) and len(value) == len(kind._fields)
+        return tuple.__new__(kind, value) if is_its else None
     if not isinstance(value, dict):
         return None
     if issubclass(kind, msgspec.Struct):

@@ -13,16 +13,20 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from gpufn import _transport, media, values
+from gpufn import _transport, media, native, values
 from gpufn._function import Function, FunctionClass, Instance, declared_here
+from gpufn._hints import resolved, signature_of
+from gpufn._hooks import hooks
 from gpufn._remote import kind_of
 from gpufn._threads import run_coroutine
 from gpufn.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import InvocationState, Outcome, OutcomeKind, Settlement, settlement_for
 from gpufn.priority import Priority
+from gpufn.raised_types import classes_of
+from gpufn.record_classes import RecordClasses
 from gpufn.spec import CallKind, Retry, function_name
 
 T = TypeVar("T")
@@ -89,9 +93,9 @@ class LocalTransport:
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
         with _raised_remotely():
-            run = self._prepared(function, method, body)
+            run = self._prepared(function, method, content_type, body)
             result = _retried(_retries_of(function), lambda: _collected(run()))
-        return values.encode_result(result, media.NATIVE)
+        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(function))
 
     def stream(
         self,
@@ -104,8 +108,8 @@ class LocalTransport:
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
         with _raised_remotely():
-            for item in self._prepared(function, method, body)():
-                yield values.encode_result(item, media.NATIVE)
+            for item in self._prepared(function, method, content_type, body)():
+                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(function))
 
     def submit(
         self,
@@ -151,9 +155,11 @@ class LocalTransport:
         except KeyError:
             raise InvocationNotFound(f"there is no invocation {invocation} here") from None
 
-    def _prepared(self, name: str, method: str, body: bytes) -> Callable[[], Any]:
+    def _prepared(self, name: str, method: str, content_type: str, body: bytes) -> Callable[[], Any]:
         """Record the call, and return a callable that makes one attempt of it."""
-        args, kwargs = values.decode_call(body, allow_pickle=True)
+        is_pickled = content_type == media.PICKLED and _may_pickle(name)
+        find = RecordClasses(lambda: _hints_of(name, method)).find
+        args, kwargs = native.plain(list(values.decode_call(body, allow_pickle=is_pickled, find=find)))
         self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
@@ -179,6 +185,19 @@ class LocalTransport:
                 yield
             finally:
                 _turns.reset(token)
+
+
+def _may_pickle(name: str) -> bool:
+    return any(function.settings.pickle for function in declared_here(name))
+
+
+def _hints_of(name: str, method: str) -> Iterator[Any]:
+    """Of the parameters, which say what instances arguments may be."""
+    for declared in declared_here(name):
+        function = hooks(cast("type", declared.raw), "method").get(method) if method else declared.raw
+        if function is not None:
+            for parameter in signature_of(function).parameters.values():
+                yield resolved(parameter.annotation, function)
 
 
 def _declared(name: str) -> Function[..., Any, Any] | FunctionClass:
@@ -247,4 +266,5 @@ def _raised_remotely() -> Iterator[None]:
     except Exception as error:
         text = "".join(traceback.format_exception(error))
         name = type(error).__qualname__
-        raise FunctionRaised(str(error) or name, error_type=name, traceback=text) from error
+        classes = classes_of(type(error))
+        raise FunctionRaised(str(error) or name, error_type=name, traceback=text, error_classes=classes) from error

@@ -4,7 +4,8 @@
 |---|---|---|
 | `application/json` | anybody | JSON: arrays become lists, datetimes text, bytes base64, NaN and infinities text |
 | `application/msgpack` | anybody | the same map, with bytes as they are |
-| `application/vnd.gpufn.msgpack` | the SDK, the worker | Python values: tuples, sets, arrays, dataclasses, pickles |
+| `application/vnd.gpufn.msgpack` | the SDK, the worker | Python values: tuples, sets, arrays, dataclasses, tables |
+| `application/vnd.gpufn.pickle` | the SDK, the worker | the same, and pickles; read only where that is allowed |
 | anything else | anybody | bytes |
 
 In JSON and msgpack a value of numpy, pydantic or torch becomes what it holds; none of them is imported for it: one of
@@ -15,6 +16,7 @@ parameter is annotated with, else its plain fields.
 from __future__ import annotations
 
 import collections.abc
+import functools
 import math
 import os
 import sys
@@ -37,19 +39,21 @@ class Encoded(NamedTuple):
     parts: tuple[bytes | memoryview, ...]
 
 
-def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """A call in the SDK's encoding. InvalidInput names the argument that cannot be sent.
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, may_pickle: bool = False) -> bytes:
+    """A call in the SDK's encoding, for `call_type`. InvalidInput names the argument that cannot be sent.
+
+    With `may_pickle` an argument without a form of its own is pickled.
 
     >>> decode_call(encode_call((1, (2, 3)), {"top": {4}}))
     ([1, (2, 3)], {'top': {4}})
     """
     value = {"args": list(args), "kwargs": kwargs}
     try:
-        body = native.encode(value)
+        body = native.encode(value, may_pickle=may_pickle)
     except Exception as error:
-        path, culprit = _locate(value, native.encode)
+        path, culprit = _locate(value, functools.partial(native.encode, may_pickle=may_pickle))
         name = path.removeprefix(".kwargs.").removeprefix(".")
-        said = f"{name}: {_described(culprit)} cannot be sent: {error}{_remedy(culprit)}"
+        said = f"{name}: {_described(culprit)} cannot be sent: {error}{_remedy(culprit, error, 'send')}"
         raise InvalidInput(said, field=name) from error
     if len(body) > REQUEST_BYTES:
         raise InvalidInput(
@@ -59,9 +63,21 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     return body
 
 
-def decode_call(body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in the SDK's encoding, with a Record for each value whose class is not loaded here."""
-    value = native.decode(body, allow_pickle=allow_pickle)
+def call_type(body: bytes) -> str:
+    """The content type of an encoded call.
+
+    >>> call_type(encode_call((1,), {})), call_type(encode_call((len, print), {}, may_pickle=True))
+    ('application/vnd.gpufn.msgpack', 'application/vnd.gpufn.pickle')
+    """
+    return media.PICKLED if isinstance(body, native.Pickled) else media.NATIVE
+
+
+def decode_call(
+    body: bytes | memoryview, *, allow_pickle: bool = False, find: native.FindClass | None = None
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments in the SDK's encoding, with a Record for each value of a class that `find` does not return."""
+    remedy = ": send plain values, or deploy the function with @gpu_function(pickle=True)"
+    value = native.decode(body, allow_pickle=allow_pickle, find=find, remedy=remedy)
     if not isinstance(value, dict):
         raise InvalidInput("a call is a map with 'args' and 'kwargs'")
     args, kwargs = value.get("args", []), value.get("kwargs", {})
@@ -71,7 +87,7 @@ def decode_call(body: bytes | memoryview, *, allow_pickle: bool = False) -> tupl
 
 
 def encode_result(
-    value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES, what: str = "result"
+    value: Any, accept: str, *, limit_bytes: int = INLINE_BYTES, what: str = "result", may_pickle: bool = False
 ) -> tuple[str, bytes]:
     """`value` for a caller that accepts `accept`: content type and body. ResultNotEncodable says what is in the way,
     and calls the value `what`.
@@ -79,12 +95,17 @@ def encode_result(
     >>> encode_result({"labels": ("cat", "dog")}, "application/json")
     ('application/json', b'{"labels":["cat","dog"]}')
     """
-    kind, parts = encode_parts(value, accept, limit_bytes=limit_bytes, what=what)
+    kind, parts = encode_parts(value, accept, limit_bytes=limit_bytes, what=what, may_pickle=may_pickle)
     return kind, b"".join(parts)
 
 
-def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "result") -> Encoded:
-    """As `encode_result`, and nothing large is copied to make one block of the body."""
+def encode_parts(
+    value: Any, accept: str, *, limit_bytes: int, what: str = "result", may_pickle: bool = False
+) -> Encoded:
+    """As `encode_result`, and nothing large is copied to make one block of the body.
+
+    With `may_pickle`, a value without a form of its own is pickled for a caller in Python, as `media.PICKLED`.
+    """
     if isinstance(value, Encoded):
         _check_size(sum(map(len, value.parts)), limit_bytes, what)
         return value
@@ -92,7 +113,7 @@ def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "resu
     if kind == media.JSON and isinstance(value, (bytes, bytearray, memoryview)):
         kind, body = media.BYTES, bytes(value)
     else:
-        encode = _ENCODERS[kind]
+        encode = _PICKLES if may_pickle and kind == media.NATIVE else _ENCODERS[kind]
         try:
             body = encode(value)
         except RecursionError as error:
@@ -101,8 +122,11 @@ def encode_parts(value: Any, accept: str, *, limit_bytes: int, what: str = "resu
             path, culprit = _locate(value, encode)
             where = f"the {what}{path and f' at {path}'}"
             raise ResultNotEncodable(
-                f"{where} is {_described(culprit)}, which cannot be sent as {kind}: {error}{_remedy(culprit)}"
+                f"{where} is {_described(culprit)}, which cannot be sent as {kind}: {error}"
+                f"{_remedy(culprit, error, 'return')}"
             ) from error
+        if isinstance(body, native.Pickled):
+            kind = media.PICKLED
     _check_size(len(body), limit_bytes, what)
     return Encoded(kind, (body,))
 
@@ -115,8 +139,12 @@ def _check_size(size: int, limit_bytes: int, what: str) -> None:
         )
 
 
-def decode_value(content_type: str, body: bytes, *, allow_pickle: bool = False) -> Any:
-    """The value of a result or an item, for a caller in Python.
+def decode_value(
+    content_type: str, body: bytes, *, allow_pickle: bool = False, find: native.FindClass | None = None
+) -> Any:
+    """The value of a result or an item, for a caller in Python; of a class that `find` does not return, its fields.
+
+    A pickle is read with `allow_pickle` only. Raises InvalidInput.
 
     >>> decode_value(*encode_result((1, {2}), media.NATIVE))
     (1, {2})
@@ -127,8 +155,16 @@ def decode_value(content_type: str, body: bytes, *, allow_pickle: bool = False) 
     if kind == media.MSGPACK:
         return msgspec.msgpack.decode(body)
     if kind == media.NATIVE:
-        return native.plain(native.decode(body, allow_pickle=allow_pickle))
+        return native.plain(native.decode(body, find=find, remedy=_NO_TRUST))
+    if kind == media.PICKLED:
+        return native.plain(native.decode(body, allow_pickle=allow_pickle, find=find, remedy=_NO_TRUST))
     return body
+
+
+_NO_TRUST = (
+    ": have the function return plain values, or, if you trust it, pass trust_results=True to Client(...) or "
+    "f.options(...)"
+)
 
 
 # --- JSON and msgpack: for anybody -----------------------------------------------------------------------------------
@@ -137,6 +173,8 @@ def decode_value(content_type: str, body: bytes, *, allow_pickle: bool = False) 
 def _chosen(accept: str) -> str:
     for part in accept.split(","):
         kind = media.media_type(part) if part.strip() else media.JSON
+        if kind == media.PICKLED:
+            return media.NATIVE  # `encode_parts` says which of the two it is
         if kind in _ENCODERS:
             return kind
     return media.JSON
@@ -201,30 +239,28 @@ def _simpler(value: Any) -> Any:  # noqa: PLR0911  (a table of types)
         return list(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{_type_name(type(value))} has no JSON form")
+    raise TypeError(f"{native.type_name(type(value))} has no JSON form")
 
 
 # --- saying what is wrong --------------------------------------------------------------------------------------------
 
 
-def _type_name(kind: type) -> str:
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
 def _described(value: Any) -> str:
-    name = _type_name(type(value))
+    name = native.type_name(type(value))
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _remedy(value: Any) -> str:
-    """What makes a value of what is still to be run or read."""
+def _remedy(value: Any, error: Exception, verb: str) -> str:
+    """How to `verb` it: how to make a value of a coroutine or an iterator, or that pickles need an option."""
     if isinstance(value, Awaitable):
         return "; await it"
     if isinstance(value, AsyncIterator):
         return "; make a list of it: [item async for item in ...]"
-    return "; make a list of it" if isinstance(value, Iterator) else ""
+    if isinstance(value, Iterator):
+        return "; make a list of it"
+    if isinstance(error, native.NoForm):
+        return f"; {verb} plain values, or deploy the function with @gpu_function(pickle=True)"
+    return ""
 
 
 def _locate(value: Any, encode: Callable[[Any], bytes]) -> tuple[str, Any]:
@@ -260,6 +296,9 @@ _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     media.MSGPACK: msgspec.msgpack.Encoder(enc_hook=_simpler).encode,
     media.NATIVE: native.encode,
 }
+
+
+_PICKLES = functools.partial(native.encode, may_pickle=True)
 
 
 def unsupported(content_type: str) -> UnsupportedMediaType:

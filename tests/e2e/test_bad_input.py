@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import httpx
+import msgspec
 import pytest
 
+from gpufn import media
 from tests.conftest import Platform, running_platform
 
 pytestmark = pytest.mark.e2e
@@ -54,6 +57,25 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str, str | None]:
 
 
 # Calls
+
+
+class Exploit:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("content_type", [media.NATIVE, media.PICKLED])
+def test_an_argument_that_is_a_program_runs_nowhere(picky: Platform, tmp_path: Path, content_type: str) -> None:
+    made = tmp_path / "made"
+    pickle = cloudpickle.dumps(Exploit(made))
+    for code, content in ((40, pickle), (41, msgspec.msgpack.encode(["Exploit", pickle]))):
+        body = msgspec.msgpack.encode({"args": [], "kwargs": {"x": msgspec.msgpack.Ext(code, content)}})
+        answer = picky.client.post("/v1/functions/add/invoke", content=body, headers={"content-type": content_type})
+        assert refusal(answer)[:2] in {(422, "invalid_input"), (415, "unsupported_media_type")}
+    assert not made.exists()
 
 
 def test_an_unknown_function(picky: Platform) -> None:

@@ -225,7 +225,7 @@ async def test_a_traceparent_travels_only_when_it_is_one(gateway: Any) -> None:
     [
         (
             OutcomeKind.RAISED,
-            ErrorInfo("function_raised", "no", error_type="ValueError", traceback="Traceback ..."),
+            ErrorInfo("function_raised", "no", error_type="E", error_classes=("m:E",), traceback="Traceback ..."),
             (500, "function_raised"),
         ),
         (OutcomeKind.RAISED, ErrorInfo("result_not_encodable", "no"), (500, "result_not_encodable")),
@@ -247,6 +247,7 @@ async def test_each_outcome_is_its_problem(
     if error is not None:
         shown = {name: answer.json().get(name) for name in ("field", "error_type", "traceback")}
         assert shown == {"field": error.field, "error_type": error.error_type, "traceback": error.traceback}
+        assert answer.json().get("error_classes", []) == list(error.error_classes)
     assert answer.headers["x-gpufn-invocation"] == gateway.queue.calls[0].id
 
 

@@ -15,11 +15,25 @@ from tests.conftest import ROOT, missing
 _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh", ""}
 # A home directory or a work directory of whoever wrote it. `~` and GPUFN_HOME are how to say it.
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
-_ALLOWED_CALLS = {
-    "cloudpickle.loads": {"sdk/gpufn/native.py"},
-    "cloudpickle.load": {"runtime/gpufn_runtime/worker/loader.py"},
+_UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0031-pickles-by-consent.md)
+    "cloudpickle.loads": {"sdk/gpufn/native.py"},  # of those who said so
+    "cloudpickle.load": {"runtime/gpufn_runtime/worker/loader.py"},  # a function that was deployed by value
 }
-_NEVER = {"eval", "exec", "os.system", "os.popen", "yaml.load", "marshal.loads", "pickle.load", "pickle.loads"}
+# Packages that read pickles, or what else is a program, and where they may be imported.
+_PICKLES = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+_IMPORT_PICKLES = {
+    "cloudpickle": {"sdk/gpufn/native.py", "sdk/gpufn/_bundle.py", "runtime/gpufn_runtime/worker/loader.py"},
+}
+# Who may say that pickles are read: the worker where the function's option says so, the caller where he trusts results.
+_ALLOW_PICKLES = {
+    "sdk/gpufn/_context.py", "sdk/gpufn/_decode.py", "sdk/gpufn/native.py", "sdk/gpufn/testing.py",
+    "sdk/gpufn/values.py", "runtime/gpufn_runtime/worker/parameters.py",
+}  # fmt: skip
+_LOADS = re.compile(
+    r"(?:.*\.)?(?:(?:c|cloud|_)?pickle|dill|joblib|marshal|shelve|torch|pandas|pd)\.(?:load|loads|open|read_pickle|Unpickler)"
+)
+_NUMPY_LOADS = re.compile(r"(?:np|numpy)\.(?:load|lib\.format\.read_array)")
+_NEVER = {"eval", "exec", "os.system", "os.popen", "yaml.load"}
 
 
 def _tracked() -> list[Path]:
@@ -36,6 +50,17 @@ def _tracked() -> list[Path]:
 def _calls(path: Path) -> list[tuple[int, str, ast.Call]]:
     tree = ast.parse(path.read_bytes())
     return [(node.lineno, ast.unparse(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def _imports(path: Path) -> list[str]:
+    """The packages that it imports, anywhere in it."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found += [alias.name.partition(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module.partition(".")[0])
+    return found
 
 
 def _python() -> list[Path]:
@@ -55,14 +80,52 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert found == []
 
 
-def test_pickles_are_read_where_user_code_runs_only() -> None:
+def test_pickles_are_read_in_named_modules_only() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in _python()
         for line, name, _ in _calls(path)
-        if name in _ALLOWED_CALLS and str(path.relative_to(ROOT)) not in _ALLOWED_CALLS[name]
+        if _LOADS.fullmatch(name) and str(path.relative_to(ROOT)) not in _UNPICKLES.get(name, ())
     ]
     assert found == []
+
+
+def test_what_reads_pickles_is_imported_in_named_modules_only() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in _python()
+        for name in _imports(path)
+        if name in _PICKLES and str(path.relative_to(ROOT)) not in _IMPORT_PICKLES.get(name, ())
+    ]
+    assert found == []
+
+
+def test_pickles_are_allowed_in_named_modules_only() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in _python()
+        for _, _, call in _calls(path)
+        for word in call.keywords
+        if word.arg == "allow_pickle" and ast.unparse(word.value) != "False"
+    }
+    assert found <= _ALLOW_PICKLES
+
+
+def test_arrays_are_read_from_files_without_their_pickles() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in _python()
+        for line, name, call in _calls(path)
+        if _NUMPY_LOADS.fullmatch(name) and "allow_pickle=False" not in ast.unparse(call)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["pickle.loads(x)", "torch.load(p)", "joblib.load(p)", "marshal.loads(b)", "shelve.open(p)"]
+)
+def test_a_call_that_reads_pickles_is_found(text: str) -> None:
+    assert _LOADS.fullmatch(text.partition("(")[0])
 
 
 def test_no_call_runs_text_as_code_or_through_a_shell() -> None:

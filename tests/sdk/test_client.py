@@ -143,6 +143,16 @@ def test_a_problems_code_and_whether_it_is_worth_a_retry_are_kept(
     assert (caught.value.code, caught.value.retryable) == (code, retryable)
 
 
+def test_what_a_function_raised_is_of_its_own_type(gateway: StubGateway) -> None:
+    classes = ["app:NoSuchWord", "builtins:KeyError", "builtins:LookupError", "builtins:Exception"]
+    problem = {"code": "function_raised", "detail": "'x'", "error_type": "NoSuchWord", "error_classes": classes}
+    gateway.on("POST /v1/functions/f/invoke", problem, status=500)
+    with Client() as client, pytest.raises(KeyError) as caught:
+        client.invoke("f")
+    assert isinstance(caught.value, FunctionRaised)
+    assert (str(caught.value), caught.value.status) == ("NoSuchWord: 'x'", 500)  # type: ignore[attr-defined]
+
+
 def test_what_a_function_raised_reads_as_python_tells_it() -> None:
     assert str(FunctionRaised("division by zero", error_type="ZeroDivisionError")) == (
         "ZeroDivisionError: division by zero"

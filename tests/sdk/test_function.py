@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import io
 import pickle
 import threading
@@ -620,3 +622,53 @@ def test_a_class_is_no_call_and_names_those_that_are() -> None:
     assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
     with pytest.raises(AttributeError, match="'Model' has no attribute 'nothing'"):
         getattr(Model, "nothing")  # noqa: B009  mypy knows that there is none
+
+
+class Thing:
+    """Of a class without a form of its own."""
+
+
+@dataclasses.dataclass
+class Spot:
+    x: int
+
+
+@gpu_function(pickle=True)
+def things(make: Any) -> Any:
+    return make()
+
+
+@gpu_function
+def spots(spot: Spot, other: Any = None) -> list[Spot]:
+    return [spot, Spot(len(other))]
+
+
+def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
+    with run_locally():
+        with pytest.raises(InvalidInput, match=r"Thing was sent as a pickle.*trust_results=True"):
+            things.remote(Thing)
+        trusted = things.options(trust_results=True)
+        results = [trusted.remote(Thing), *trusted.map([Thing]), trusted.spawn(Thing).result()]
+        assert [type(each) for each in results] == [Thing] * 3
+        with pytest.raises(InvalidInput):
+            trusted.options(trust_results=False).remote(Thing)
+        call = things.spawn(Thing)
+        assert type(Call.from_id(call.id, trust_results=True).result()) is Thing
+        with pytest.raises(InvalidInput):
+            Call.from_id(call.id).result()
+
+
+def test_an_argument_that_needs_a_pickle_is_refused_where_it_is_given() -> None:
+    with run_locally() as platform:
+        with pytest.raises(InvalidInput, match=r"other: a type cannot be sent: .*; send plain values, or deploy"):
+            spots.remote(Spot(1), other=Thing)
+        with pytest.raises(InvalidInput, match=r"@gpu_function\(pickle=True\)"):
+            spots.spawn(Spot(1), Thing())
+    assert platform.calls == []
+
+
+def test_instances_are_made_of_the_classes_that_hints_name() -> None:
+    with run_locally():
+        assert spots.remote(Spot(3), other={"x": Spot(4)}) == [Spot(3), Spot(1)]
+        assert things.remote(functools.partial(Spot, 5)) == {"x": 5}
+        assert things.options(trust_results=True).remote(functools.partial(Spot, 5)) == Spot(5)

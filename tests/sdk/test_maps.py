@@ -401,7 +401,8 @@ class Keeper:
     def _end(self, item: int, place: int) -> End:
         argument = self.arguments[item]
         if argument < 0:
-            problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError"}'
+            problem = b'{"code": "function_raised", "detail": "below 0", "error_type": "ValueError",'
+            problem += b'"error_classes": ["builtins:ValueError"]}'
             return End(media.OutcomeKind.PROBLEM, item, place, place, media.PROBLEM, problem)
         content_type, body = values.encode_result(argument * argument, media.NATIVE)
         return End(RESULT, item, place, place, content_type, body)
@@ -461,10 +462,11 @@ def test_a_reader_comes_again_behind_what_it_had(keeper: Keeper) -> None:
 def test_a_failure_is_its_items_own(keeper: Keeper) -> None:
     found = list(squared.map([*range(1, 10), -1, 3], return_exceptions=True))
     assert isinstance(found[9], FunctionRaised)
+    assert isinstance(found[9], ValueError)
     assert found[10] == 9
     keeper.arguments.clear()
     results = squared.map([*range(1, 10), -1, 3])
-    with pytest.raises(FunctionRaised, match="below 0"):
+    with pytest.raises(ValueError, match="below 0"):
         list(results)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import decimal
@@ -9,19 +10,23 @@ import enum
 import pathlib
 import subprocess
 import sys
+import threading
 import uuid
+import zoneinfo
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import cloudpickle
 import msgspec
 import numpy as np
 import pydantic
 import pytest
 
-from gpufn import values
+from gpufn import native, values
 from gpufn.errors import InvalidInput, ResultNotEncodable
-from gpufn.media import BYTES, JSON, MSGPACK, NATIVE
+from gpufn.media import BYTES, JSON, MSGPACK, NATIVE, PICKLED
 from gpufn.native import Record
+from gpufn.record_classes import RecordClasses
 
 
 def iter_nothing() -> Iterator[int]:
@@ -46,6 +51,23 @@ class Frozen:
     x: int
 
 
+class Pair(NamedTuple):
+    first: int
+    second: Any
+
+
+class Text(str):
+    """What msgpack would take for text."""
+
+
+class Exploit:
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path.touch, (pathlib.Path(self.path),)
+
+
 class Box(msgspec.Struct):
     width: int = 1
 
@@ -64,12 +86,18 @@ class Model(pydantic.BaseModel):
         datetime.date(2026, 1, 2), datetime.time(1, 2), datetime.timedelta(days=1, microseconds=5),
         decimal.Decimal("1.10"), uuid.UUID(int=5), Colour.RED, Point(1, [Point(2)]), Frozen(3), Box(4),
         Model(name="n", Size=3), pathlib.PurePosixPath("/a"), range(3), np.float32(1.5), ValueError("x").args,
+        Pair(1, ["two"]), pathlib.Path("a"), range(2**70), bytearray(b"a"), collections.OrderedDict({(1,): 2}),
+        collections.Counter("aab"), collections.defaultdict(list, {1: [2]}), collections.deque([1, {2}], 3),
+        datetime.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+        datetime.time(1, tzinfo=zoneinfo.ZoneInfo("Asia/Tokyo")), datetime.time(1, tzinfo=datetime.UTC),
     ],
     ids=repr,
 )  # fmt: skip
 def test_the_sdks_encoding_keeps_python_values_as_they_are(value: Any) -> None:
-    back = values.decode_value(*values.encode_result(value, NATIVE), allow_pickle=True)
-    assert (back, type(back)) == (value, type(value))
+    content_type, body = values.encode_result(value, NATIVE)
+    back = values.decode_value(content_type, body, find=native.loaded_class)
+    assert (content_type, back, type(back)) == (NATIVE, value, type(value))
+    assert str(getattr(back, "tzinfo", None)) == str(getattr(value, "tzinfo", None))
 
 
 @pytest.mark.parametrize(
@@ -77,33 +105,106 @@ def test_the_sdks_encoding_keeps_python_values_as_they_are(value: Any) -> None:
     [
         np.arange(6, dtype="int16").reshape(2, 3), np.zeros((0, 4)), np.array(3.5), np.ones((3, 2)).T,
         np.array(["a", "bc"]), np.array(["2026-01-01"], "M8[D]"), np.array([1 + 2j]), np.array([True, False]),
-        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.array([None, "x"], dtype=object),
+        np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.zeros(2, np.dtype("i1,f8", align=True)),
     ],
     ids=lambda array: str(array.dtype),
 )  # fmt: skip
 def test_arrays_keep_their_type_and_shape_and_can_be_written_to(array: np.ndarray) -> None:
-    back = values.decode_value(*values.encode_result(array, NATIVE), allow_pickle=True)
+    back = values.decode_value(*values.encode_result(array, NATIVE))
     assert (back.dtype, back.shape, back.tolist()) == (array.dtype, array.shape, array.tolist())
     assert back.flags.writeable
 
 
-def test_what_has_no_form_of_its_own_is_pickled_and_read_only_where_that_is_allowed() -> None:
-    body = values.encode_call((lambda x: x + 1,), {})
+@pytest.mark.parametrize(
+    "value",
+    [lambda x: x, object(), np.array([None, "x"], dtype=object), threading.Thread, Text("a"), iter([])],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_has_no_form_of_its_own_is_refused_where_it_is_made(value: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"f\[0\]: an? .* cannot be sent: it has no form of its own") as argument:
+        values.encode_call((), {"f": [value]})
+    assert argument.value.field == "f[0]"
+    with pytest.raises(ResultNotEncodable, match=r"the result at \.f is an? .*: it has no form of its own"):
+        values.encode_result({"f": value}, NATIVE)
+
+
+def test_a_refused_value_is_told_with_its_remedy() -> None:
+    with pytest.raises(InvalidInput, match=r"; send plain values, or deploy .* @gpu_function\(pickle=True\)"):
+        values.encode_call((object(),), {})
+    with pytest.raises(ResultNotEncodable, match=r"; return plain values, or deploy .* @gpu_function\(pickle=True\)"):
+        values.encode_result(object(), NATIVE)
+
+
+def test_pickles_are_made_on_request_and_read_on_request() -> None:
+    body = values.encode_call((lambda x: x + 1,), {}, may_pickle=True)
+    assert values.call_type(body) == PICKLED
     assert values.decode_call(body, allow_pickle=True)[0][0](1) == 2
-    with pytest.raises(InvalidInput, match="a pickled value is not accepted here"):
+    with pytest.raises(InvalidInput, match="a function was sent as a pickle, which runs code where it is read: send"):
         values.decode_call(body)
+    content_type, result = values.encode_result([Text("a")], NATIVE, may_pickle=True)
+    assert content_type == PICKLED
+    assert values.decode_value(content_type, result, allow_pickle=True) == ["a"]
+    with pytest.raises(InvalidInput, match=r"Text was sent as a pickle.*trust_results=True to Client\(\.\.\.\) or"):
+        values.decode_value(content_type, result)
+
+
+def test_a_call_without_pickles_is_no_pickled_one() -> None:
+    assert values.call_type(values.encode_call(({1},), {}, may_pickle=True)) == NATIVE
+    assert values.encode_result({1}, NATIVE, may_pickle=True)[0] == NATIVE
+
+
+@pytest.mark.parametrize("code", [40, 41])
+def test_the_plain_encoding_never_holds_a_pickle(code: int, tmp_path: pathlib.Path) -> None:
+    made = tmp_path / "made"
+    pickle = cloudpickle.dumps(Exploit(str(made)))
+    content = pickle if code == 40 else msgspec.msgpack.encode(["Exploit", pickle])
+    body = msgspec.msgpack.encode({"args": [msgspec.msgpack.Ext(code, content)], "kwargs": {}})
+    for decode in (
+        lambda: values.decode_call(body),
+        lambda: values.decode_value(NATIVE, body, allow_pickle=True),
+        lambda: values.decode_value(PICKLED, body),
+    ):
+        with pytest.raises(InvalidInput):
+            decode()
+    assert not made.exists()
 
 
 def test_a_class_that_is_not_loaded_here_leaves_a_record_or_its_fields() -> None:
     ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["elsewhere", "Thing", {"x": 1}]))
-    assert values.decode_value(NATIVE, msgspec.msgpack.encode([ext]), allow_pickle=True) == [{"x": 1}]
+    assert values.decode_value(NATIVE, msgspec.msgpack.encode([ext]), find=native.loaded_class) == [{"x": 1}]
     body = msgspec.msgpack.encode({"args": [ext], "kwargs": {}})
-    assert values.decode_call(body, allow_pickle=True)[0] == [Record("elsewhere", "Thing", {"x": 1})]
+    assert values.decode_call(body, find=native.loaded_class)[0] == [Record("elsewhere", "Thing", {"x": 1})]
 
 
-def test_without_pickles_no_class_of_the_users_is_made() -> None:
-    content_type, body = values.encode_result(Point(1), NATIVE)
-    assert values.decode_value(content_type, body) == {"x": 2, "y": None}
+def test_no_class_is_made_that_no_hint_names() -> None:
+    content_type, body = values.encode_result([Point(1), Colour.RED, Pair(1, 2)], NATIVE)
+    assert values.decode_value(content_type, body) == [{"x": 2, "y": None}, "red", (1, 2)]
+    find = RecordClasses(lambda: [dict[str, Colour] | None]).find
+    assert values.decode_value(content_type, body, find=find) == [{"x": 2, "y": None}, Colour.RED, (1, 2)]
+
+
+class Shape: ...
+
+
+@dataclasses.dataclass
+class Circle(Shape):
+    radius: float
+    colour: Colour = Colour.RED
+
+
+class Drawing(pydantic.BaseModel):
+    main: Model
+    shapes: list[Any] = []
+
+
+def test_hints_name_the_classes_of_fields_and_their_subclasses_too() -> None:
+    find = RecordClasses(lambda: [list[Shape], Drawing]).find
+    for kind in (Circle, Colour, Drawing, Model):
+        assert find(__name__, kind.__qualname__) is kind
+    for name in ("Box", "Point", "Shape", "BaseModel"):
+        assert find(__name__, name) is None
+    anything = RecordClasses(lambda: [Any, object, enum.Enum, pydantic.BaseModel, msgspec.Struct, tuple]).find
+    assert [anything(__name__, kind.__qualname__) for kind in (Colour, Model, Box, Pair)] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -164,16 +265,13 @@ _ITSELF.append(_ITSELF)
         ("\ud800", JSON, "the result is a str, which cannot be sent as application/json"),
         (_ITSELF, JSON, "the result contains itself"),
         (_ITSELF, NATIVE, "the result contains itself"),
-        ([iter([])], NATIVE, None),
+        ([iter([])], NATIVE, "the result at [0] is a list_iterator, which cannot be sent as application/vnd.gpufn"),
         ({"g": iter_nothing()}, NATIVE, "the result at .g is a generator, which cannot be sent as"),
         (bytes(8 << 20), NATIVE, "the result takes 8,388,613 bytes, more than the 7,864,320 of one call: store it and"),
     ],
     ids=range(10),
 )  # fmt: skip
-def test_a_result_that_cannot_be_sent_says_where_and_what(value: Any, accept: str, message: str | None) -> None:
-    if message is None:
-        values.encode_result(value, accept)
-        return
+def test_a_result_that_cannot_be_sent_says_where_and_what(value: Any, accept: str, message: str) -> None:
     with pytest.raises(ResultNotEncodable) as caught:
         values.encode_result(value, accept)
     assert caught.value.message.startswith(message)
@@ -222,7 +320,7 @@ def test_an_argument_that_cannot_be_sent_is_named() -> None:
 )  # fmt: skip
 def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
     with pytest.raises(InvalidInput):
-        values.decode_call(body, allow_pickle=True)
+        values.decode_call(body, allow_pickle=True, find=native.loaded_class)
 
 
 def test_looking_at_values_imports_nothing_heavy() -> None:

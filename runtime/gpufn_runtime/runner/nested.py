@@ -32,6 +32,8 @@ from gpufn.errors import (
     InvocationNotFound,
     PayloadTooLarge,
     PlatformError,
+    UnsupportedMediaType,
+    pickles_refused,
 )
 from gpufn.ids import names_invocation, new_invocation_id
 from gpufn.invocation import InvocationState, OutcomeKind
@@ -435,6 +437,8 @@ def _request(
     deadline: float,
     priority: Priority | None,
 ) -> CallRequest:
+    if call.content_type == media.PICKLED and not revision.spec.pickle:
+        raise UnsupportedMediaType(pickles_refused(revision.function))
     request = CallRequest(
         revision, call.method, call.content_type, arguments.body, call.accept, deadline,
         priority=priority, reference=arguments.reference,

@@ -25,7 +25,8 @@ from gpufn_runtime.worker.link import Link
 class NestedCalls:
     """The `gpufn._transport.Transport` of a worker."""
 
-    def __init__(self, link: Link, conversations: Conversations) -> None:
+    def __init__(self, link: Link, conversations: Conversations, *, may_pickle: bool = False) -> None:
+        self._may_pickle = may_pickle  # the function's own option: of its checkpoints
         self._link = link
         self._conversations = conversations
 
@@ -108,6 +109,7 @@ class NestedCalls:
                 run.deadline or None,
                 _OwnCall(self._link, self._conversations, attempt),
                 trace=run.trace or None,
+                may_pickle=self._may_pickle,
             )
         return attempt.context
 

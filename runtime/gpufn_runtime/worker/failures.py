@@ -10,6 +10,7 @@ import msgspec
 
 import gpufn.errors
 from gpufn.errors import ErrorInfo, RequestError
+from gpufn.raised_types import classes_of
 
 _MAX_MESSAGE = 16 << 10
 _MAX_TRACEBACK = 64 << 10  # of the frame header's 1 MiB
@@ -39,6 +40,7 @@ def describe(error: BaseException, bundle_dir: str = "", code: str = "function_r
             message=message_of(error),
             error_type=kind.__qualname__,
             error_bases=tuple(base.__qualname__ for base in kind.__mro__ if base not in (BaseException, object)),
+            error_classes=classes_of(kind),
             traceback=_traceback(error, bundle_dir),
         )
     )
@@ -52,6 +54,7 @@ def bounded(info: ErrorInfo) -> ErrorInfo:
         field=info.field and _bounded(info.field, _MAX_NAME),
         error_type=info.error_type and _bounded(info.error_type, _MAX_NAME),
         error_bases=tuple(_bounded(base, _MAX_NAME) for base in info.error_bases[:_MOST_BASES]),
+        error_classes=tuple(_bounded(base, _MAX_NAME) for base in info.error_classes[:_MOST_BASES]),
         traceback=info.traceback and _bounded(info.traceback, _MAX_TRACEBACK),
     )
 

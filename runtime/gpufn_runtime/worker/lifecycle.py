@@ -87,7 +87,9 @@ class Worker:
         self._link.on_quiet = parcels.spares.drop
         self._attempts = Attempts(parcels)
         self._output = Output(self._link)
-        self._results = Results(self._link, self._attempts, self._output, config.bundle_dir, parcels)
+        self._results = Results(
+            self._link, self._attempts, self._output, config.bundle_dir, parcels, may_pickle=config.spec.pickle
+        )
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._take)
         self._conversations = Conversations(self._link, parcels)
         self._draining = False  # it is to end
@@ -117,7 +119,7 @@ class Worker:
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._be_no_worker
         )
         self._output.capture()
-        calls = NestedCalls(self._link, self._conversations)
+        calls = NestedCalls(self._link, self._conversations, may_pickle=self._config.spec.pickle)
         _transport.install(calls)
         _context.install(calls.context)
         self._link.peer_back()

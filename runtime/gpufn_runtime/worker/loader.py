@@ -67,7 +67,13 @@ class Loaded:
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
         batched = self._spec.batch is not None
         provided = {} if self._spec.is_class else self.sessions
-        parameters = Parameters(call, raw_parameter=method.raw_parameter, batched=batched, provided=provided)
+        parameters = Parameters(
+            call,
+            raw_parameter=method.raw_parameter,
+            batched=batched,
+            provided=provided,
+            may_pickle=self._spec.pickle,
+        )
         call = _provided(call, parameters.signature, provided) if provided else call
         return Method(call, method.kind, parameters, batched)
 

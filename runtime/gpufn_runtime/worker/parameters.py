@@ -25,8 +25,9 @@ from gpufn._hint_classes import computed_fields_optional
 from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
 from gpufn._stand_ins import StandIn, readable
-from gpufn.errors import InvalidInput, RequestError
+from gpufn.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
 from gpufn.misfits import json_fault, misfit
+from gpufn.record_classes import RecordClasses
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
 
@@ -56,12 +57,15 @@ class Parameters:
         raw_parameter: str | None = None,
         batched: bool = False,
         provided: Container[str] = (),
+        may_pickle: bool = False,
     ) -> None:
         whole = signature_of(call)
         self.signature = whole.replace(
             parameters=[parameter for name, parameter in whole.parameters.items() if name not in provided]
         )
         self._raw_parameter = raw_parameter
+        self._may_pickle = may_pickle
+        self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in whole.parameters.values()])
         self._hints = {
             parameter.name: _hint_of(parameter, call, batched=batched)
             for parameter in self.signature.parameters.values()
@@ -105,6 +109,10 @@ class Parameters:
             return self._from_map(self._from_msgpack, body or b"\x80", "msgpack")
         if kind == media.NATIVE:
             return self._from_native(body)
+        if kind == media.PICKLED:
+            if not self._may_pickle:
+                raise UnsupportedMediaType(pickles_refused("the function"))
+            return self._from_native(body, allow_pickle=True)
         if self._raw_parameter is None:
             if body:
                 raise values.unsupported(content_type)
@@ -133,8 +141,9 @@ class Parameters:
                 raise self._refusal(str(error), within=name) from error
         return self._placed(self._checked([], converted)[1])
 
-    def _from_native(self, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]:
-        args, kwargs = self._checked(*values.decode_call(body, allow_pickle=True))
+    def _from_native(self, body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
+        decoded = values.decode_call(body, allow_pickle=allow_pickle, find=self._classes.find)
+        args, kwargs = self._checked(*decoded)
         args = [self._fitted(name, value, told) for (name, told), value in zip(self._positions(), args, strict=False)]
         return args, {name: self._fitted(self._parameter_of(name), value, name) for name, value in kwargs.items()}
 

@@ -29,7 +29,17 @@ class Results:
     """`started` is what `time.perf_counter` said when the attempt began. `fault_of` tells an error of the GPU;
     `on_fault` is told when one makes this process useless."""
 
-    def __init__(self, link: Link, attempts: Attempts, output: Output, bundle_dir: str, parcels: Parcels) -> None:
+    def __init__(
+        self,
+        link: Link,
+        attempts: Attempts,
+        output: Output,
+        bundle_dir: str,
+        parcels: Parcels,
+        *,
+        may_pickle: bool = False,
+    ) -> None:
+        self._may_pickle = may_pickle
         self._link = link
         self._attempts = attempts
         self._output = output
@@ -42,7 +52,9 @@ class Results:
         try:
             takes_parcel = attempt.run.takes_parcel
             limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
-            content_type, parts = values.encode_parts(value, attempt.run.accept, limit_bytes=limit)
+            content_type, parts = values.encode_parts(
+                value, attempt.run.accept, limit_bytes=limit, may_pickle=self._may_pickle
+            )
             is_parcel = takes_parcel and sum(map(len, parts)) >= LEAST_BYTES
             parcel = self._parcels.write(parts) if is_parcel else ""
             body = b"" if is_parcel else b"".join(parts)
@@ -68,7 +80,7 @@ class Results:
 
     def item(self, attempt: Attempt, value: Any) -> None:
         """Send one item; ResultNotEncodable when it cannot be."""
-        content_type, body = values.encode_result(value, attempt.run.accept, what="item")
+        content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=self._may_pickle)
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float, *, charged_s: float | None = None) -> None:

@@ -106,12 +106,12 @@ def show(answer: Answer, output: Path | None, *, json: bool) -> None:
 
 def _readable(answer: Answer) -> Answer:
     """What was submitted from Python is kept in the SDK's encoding: as JSON, or bytes, where it can be that."""
-    if answer.content_type != media.NATIVE:
+    if answer.content_type not in (media.NATIVE, media.PICKLED):
         return answer
     from gpufn import values  # noqa: PLC0415
 
     try:
-        value = values.decode_value(answer.content_type, answer.body, allow_pickle=False)
+        value = values.decode_value(answer.content_type, answer.body)
         content_type, body = values.encode_result(value, media.JSON)
     except GpufnError as error:
         raise UnsupportedMediaType(

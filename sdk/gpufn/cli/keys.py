@@ -45,7 +45,7 @@ def create(  # noqa: PLR0917  Typer passes them by name
     label: Annotated[str, typer.Argument(help="What it is for, for those who list keys.")] = "",
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="invoke:FUNCTION, invoke:*, hi, deploy, read or admin; may be given again."),
+        typer.Option(help="invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin; may be given again."),
     ] = None,
     rate: Rate = None,
     burst: Burst = None,

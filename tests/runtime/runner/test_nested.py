@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gpufn import media
 from gpufn.bus import bodies, objects, queued_calls, records, streams
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
@@ -53,6 +54,32 @@ def test_a_call_has_no_more_time_than_its_parent(url: str, tmp_path: Path) -> No
         run, _ = await worker.run()
         worker.send(call_of(run), b"{}")
         assert (await queued(node)).deadline <= until + 0.1
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("verb", ["call", "stream", "submit"])
+@pytest.mark.parametrize("may_pickle", [False, True])
+def test_pickled_arguments_are_for_a_function_that_takes_them(
+    url: str, tmp_path: Path, verb: str, *, may_pickle: bool
+) -> None:
+    """Its own runner refuses them: a worker that calls has no key."""
+
+    async def test(node: Node) -> None:
+        await node.deploy("child", pickle=may_pickle)
+        worker = await node.worker(await node.deploy("parent"))
+        worker.send(frames.Call(1, frames.Verb(verb), "child", "", media.PICKLED, "", None, 0), b"\x80")
+        if may_pickle and verb != "submit":
+            assert (await queued(node)).content_type == media.PICKLED
+            return
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        if may_pickle:
+            assert answer.kind is OutcomeKind.SUCCEEDED
+        else:
+            assert answer.error is not None
+            assert answer.error.code == "unsupported_media_type"
+            assert "child takes no pickled arguments" in answer.error.message
 
     on_node(url, tmp_path, test)
 

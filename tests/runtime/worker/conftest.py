@@ -215,6 +215,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         concurrency: int = 1,
         cpu: float = 1.0,
         gpu: tuple[str, ...] = (),
+        pickle: bool = False,
         **config: Any,
     ) -> Peer:
         place = folder / str(len(peers))
@@ -240,6 +241,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             batch=batch,
             resources=Resources(cpu=cpu, gpu=gpu),
             env={"FROM_SPEC": "yes"},
+            pickle=pickle,
         )
         peer = Peer(
             place,

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 from gpufn import media, values
+from gpufn.errors import ErrorInfo
+from gpufn.invocation import OutcomeKind
 from gpufn.protocol.frames import Cancel, Credit
 
 Start = Any
@@ -259,7 +261,7 @@ def test_numpy_arrays_travel_between_python_and_python(start: Start) -> None:
     worker = start("def f(x, scale=1): return (x * scale, {'shape': x.shape})")
     body = values.encode_call((np.ones((2, 3), "float32"),), {"scale": 2})
     answer = worker.call(body, content_type=media.NATIVE, accept=media.NATIVE)
-    array, about = values.decode_value(media.NATIVE, answer, allow_pickle=True)
+    array, about = values.decode_value(media.NATIVE, answer)
     assert (array.dtype, array.tolist(), about) == ("float32", [[2.0] * 3] * 2, {"shape": (2, 3)})
 
 
@@ -300,6 +302,33 @@ def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start
     assert values.decode_call(body) == ([20], {})
     worker.answer(call.call, *values.encode_result(41, media.NATIVE))
     assert worker.result()[1] == b"42"
+
+
+def test_what_a_nested_call_raised_keeps_its_type_from_worker_to_worker(start: Start) -> None:
+    worker = start(
+        """
+        from gpufn import gpu_function
+        @gpu_function
+        def other(x: int) -> int: ...
+        def f(passes: bool):
+            try:
+                return other.remote(1)
+            except KeyError as error:
+                if passes:
+                    raise
+                return str(error)
+        """
+    )
+    error = ErrorInfo("function_raised", "'x'", error_type="KeyError", error_classes=("builtins:KeyError",))
+    worker.run(b'{"passes": false}')
+    worker.answer(worker.next()[0].call, "", b"", OutcomeKind.RAISED, error)
+    assert worker.result()[1] == b"\"KeyError: 'x'\""
+    worker.run(b'{"passes": true}')
+    worker.answer(worker.next()[0].call, "", b"", OutcomeKind.RAISED, error)
+    passed = worker.result()[0].error
+    assert passed is not None
+    assert "builtins:KeyError" in passed.error_classes
+    assert "KeyError" in passed.error_bases  # which Retry(on=[KeyError]) looks for
 
 
 def test_a_nested_call_whose_task_is_cancelled_is_closed(start: Start) -> None:

@@ -25,6 +25,7 @@ def test_an_exception_is_described_with_the_users_frames_only(start: Start) -> N
     kind, error = worker.failure()
     assert (kind, error.code, error.message, error.error_type) == ("raised", "function_raised", "nothing works", "Odd")
     assert error.error_bases == ("Odd", "ValueError", "Exception")
+    assert error.error_classes == ("app:Odd", "builtins:ValueError", "builtins:Exception")
     lines = error.traceback.splitlines()
     assert [line for line in lines if "File" in line] == [
         '  File "app.py", line 3, in f',
@@ -90,7 +91,10 @@ def test_a_name_of_any_length_is_told_within_what_a_frame_takes(
     worker = start(source)
     _, error = worker.failure(body.encode())
     assert told in error.message
-    assert len(json.dumps([error.message, error.field, error.error_type, error.error_bases])) < 40_000
+    assert (
+        len(json.dumps([error.message, error.field, error.error_type, *error.error_bases, *error.error_classes]))
+        < 40_000
+    )
     assert worker.call(b'{"ok": true}') == b"1"
 
 
