@@ -42,6 +42,10 @@ class Stopping:
         """`requests` are those under way, as they come and go."""
         self._task = asyncio.get_running_loop().create_task(self._stop(requests), name="stopping")
 
+    @property
+    def is_over(self) -> bool:
+        return self._task is not None and self._task.done()
+
     def hurry(self) -> bool:
         """End the grace period. False: it is over already."""
         was_set = self._hurry.is_set()

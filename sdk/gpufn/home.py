@@ -94,6 +94,11 @@ class Home:
         return self.run / "up"
 
     @property
+    def agent_lock(self) -> Path:
+        """Held by this home's agent for as long as it lives."""
+        return self.run / "agent.lock"
+
+    @property
     def parcels(self) -> Path:
         """Large bodies of calls on their way between processes of this host (`gpufn.parcels`): in memory, if it can."""
         if not os.access(_SHARED_MEMORY, os.W_OK):

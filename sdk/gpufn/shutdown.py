@@ -7,14 +7,14 @@ writes the number of calls that run into another one, for who shows progress.
 from __future__ import annotations
 
 import contextlib
-import time
+import fcntl
+import os
 from pathlib import Path
 from typing import Final
 
 from gpufn.home import Home
 
 GRACE_S: Final = 30.0
-_SILENT_S = 5.0
 
 
 def set_grace(home: Home, grace_s: float) -> None:
@@ -52,11 +52,23 @@ def still_running(calls: int) -> str:
 
 
 def is_under_way(home: Home) -> bool:
-    """Whether an agent says that it stops: each second, so that one that was killed says so no more."""
+    """Whether the agent of this home lives and says that it stops."""
+    return has_agent(home) and running(home) is not None
+
+
+def has_agent(home: Home) -> bool:
+    """Whether an agent holds its lock."""
     try:
-        return time.time() - _running_file(home).stat().st_mtime < _SILENT_S
+        lock = os.open(home.agent_lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def forget_grace(home: Home) -> None:

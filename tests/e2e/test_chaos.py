@@ -1,13 +1,16 @@
-"""kill -9 and SIGSTOP of anything, again and again, while clients call in every way there is.
+"""kill -9, SIGSTOP and SIGTERM of anything, and `gpufn down` and `up`, again and again, while clients call in every way
+there is.
 
 Afterwards every call that was accepted has one outcome, wherever it is asked for, and its webhook and its dead letter
 tell of that one. What was scheduled was called, what was to be built is built. No function ran more often than "at
-least once" allows; nothing is stuck, and nothing is left over. `--chaos-seconds 60` goes on for longer, and
-`--chaos-seed random` does to them what no run has done.
+least once" allows, each start has an attempt number of its own, and no copies of a call overlap. Nothing is stuck, and
+nothing is left over. `--chaos-seconds 60` goes on for longer, and `--chaos-seed random` does to them what no run has
+done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import Counter
@@ -21,10 +24,12 @@ from gpufn.errors import PlatformError
 from gpufn.ids import new_invocation_id
 from gpufn.protocol import subjects
 from tests.conftest import Platform, running_platform
+from tests.e2e.chaos import ledger
+from tests.e2e.chaos.again import Again
 from tests.e2e.chaos.callers import Callers
 from tests.e2e.chaos.client import Call
 from tests.e2e.chaos.cluster import Cluster, behind, leader
-from tests.e2e.chaos.faults import Faults, Victim, of_up, workers
+from tests.e2e.chaos.faults import Faults, Victim, of_up, terminate, workers
 from tests.e2e.chaos.gateway import Gateway, embedded_bus
 from tests.e2e.chaos.receiver import Receiver
 from tests.e2e.chaos.verdict import (
@@ -63,8 +68,14 @@ def chaos_s(request: pytest.FixtureRequest) -> float:
 
 def test_whoever_dies_every_accepted_call_has_one_outcome(tmp_path: Path, seed: int, chaos_s: float) -> None:
     home = tmp_path / "home"
-    with running_platform(home, environ=ALLOWED) as platform, Gateway(home, embedded_bus(home), ALLOWED) as second:
-        victims = processes(home, second) | {"nats": Victim(of_up(home, "nats"), 2)}
+    with (
+        running_platform(home, environ=ALLOWED) as platform,
+        Gateway(home, embedded_bus(home), ALLOWED) as second,
+        contextlib.ExitStack() as stack,
+    ):
+        again = stack.enter_context(Again(platform, second, ALLOWED))
+        down = Victim(lambda: [again.pid], 1, act=again.down_and_up)
+        victims = processes(home, second) | {"nats": Victim(of_up(home, "nats"), 2), "down and up": down}
         stock = Stock(home, embedded_bus(home, "admin"), second)
         survives(platform, second, Faults(victims, seed), stock, chaos_s=chaos_s, runs_at=tmp_path / "runs")
 
@@ -107,6 +118,8 @@ def processes(home: Path, second: Gateway) -> dict[str, Victim]:
         "builder": Victim(of_up(home, "builder"), 1),
         "runner": Victim(of_up(home, "runner"), 3),
         "worker": Victim(workers(home), 3),
+        "SIGTERM of the node": Victim(lambda: of_up(home, "agent")() + of_up(home, "runner")(), 2, act=terminate),
+        "SIGTERM of the runner": Victim(of_up(home, "runner"), 1, act=terminate),
     }
 
 
@@ -140,6 +153,7 @@ def survives(
         eventually(lambda: unbuilt(clients), f"{story}builds")
         eventually(lambda: misburied(clients, accepted), f"{story}dead letters")
         none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
+        numbers_are_right(platform.client, accepted, ledger.read(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")
         eventually(stock.grown, "left over")
         call_each(clients, runs_at, -1)
@@ -152,6 +166,24 @@ def none_ran_too_rarely_or_too_often(
     assert never == [], story + "\n".join(never)
     repeated = count.total() - len(count)
     assert repeated <= REPEATED_BY_ONE_FAULT * faults.done.total(), f"{story}{count.most_common(10)}"
+
+
+def numbers_are_right(
+    client: httpx.Client, accepted: list[Call], starts: list[ledger.Start], faults: Faults, story: str
+) -> None:
+    """Of all calls each start has a number of its own. Copies of a call that was accepted do not overlap, and its
+    record lists them. It may lack starts that died with their runner or node at once, in twelve slots at most."""
+    assert ledger.twice_numbered(starts) == [], story
+    assert ledger.out_of_order(starts) == [], story
+    stored = {call.id for call in accepted if call.kind in ("submit", "map item", "schedule")}
+    of_stored = [start for start in starts if start.call in stored]
+    assert ledger.overlapping(of_stored) == [], story
+    repeated = {start.call for start in of_stored if start.attempt > 1}
+    records = {call: client.get(f"/v1/invocations/{call}").json() for call in repeated}
+    assert ledger.misrecorded(of_stored, records) == [], story
+    unrecorded = ledger.unrecorded(of_stored, records)
+    print(f"{len(of_stored)} starts of {len(stored)} calls, {len(repeated)} calls started again, {unrecorded=}")
+    assert len(unrecorded) <= REPEATED_BY_ONE_FAULT * faults.done.total(), story + "\n".join(unrecorded)
 
 
 def is_right(call: Call, end: tuple[int, Any]) -> bool:

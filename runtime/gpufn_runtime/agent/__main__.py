@@ -227,8 +227,7 @@ def _devices(settings: AgentSettings, shares: MpsDaemons) -> DeviceWatch:
 def _lock(home: Home) -> int:
     """One agent per home: two would end each other's workers. Held until we die, however that happens."""
     home.ensure()
-    path = home.run / "agent.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(home.agent_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -26,7 +26,7 @@ _BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
 _AGENT_BEGINS_S = 0.3  # an agent that is told to stop together with us has said so by then
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 
 
 async def serve(settings: RunnerSettings) -> None:
@@ -56,8 +56,9 @@ async def serve(settings: RunnerSettings) -> None:
 async def _agent_has_stopped(home: Home) -> None:
     """Both may be told to stop at once, as with their node: the agent's workers finish their calls, or their calls are
     handed back, with our help. An agent that goes on has workers that wait for our successor."""
-    await asyncio.sleep(_AGENT_BEGINS_S)
-    while shutdown.is_under_way(home):  # noqa: ASYNC110  another process's file
+    loop = asyncio.get_running_loop()
+    begins_by = loop.time() + _AGENT_BEGINS_S
+    while shutdown.is_under_way(home) or (loop.time() < begins_by and shutdown.has_agent(home)):  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
 
 

@@ -1,8 +1,9 @@
-"""Functions for chaos: each begin of one is a line in a file, so that no run goes uncounted."""
+"""Functions for chaos: each start and each end of one is a line in a file, so that no run goes uncounted."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,8 +15,15 @@ IDLE_S = 3
 _RETRIES = Retry(50, delay_s=0.05, backoff=1.0, on=(OSError,))
 
 
-def _note(path: str, line: str) -> None:
+def _note(path: str, number: int, what: str = "start") -> None:
     """In one write, which no kill cuts in two."""
+    call = current()
+    line = json.dumps(
+        {
+            "number": number, "call": call.invocation, "attempt": call.attempt,
+            "what": what, "at": time.time(), "pid": os.getpid(),
+        }
+    )  # fmt: skip
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, f"{line}\n".encode())
     os.close(descriptor)
@@ -24,8 +32,9 @@ def _note(path: str, line: str) -> None:
 @gpu_function(max_workers=2, concurrency=2, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
 def mark(path: str, number: int, seconds: float = 0.0, fails: str = "", ballast: str = "") -> Any:
     """`fails`: once, to be tried again, or always."""
-    _note(path, str(number))
+    _note(path, number)
     time.sleep(seconds)
+    _note(path, number, "end")
     if fails == "always":
         raise ValueError("as it was asked to")
     if fails == "once" and current().attempt == 1:
@@ -35,15 +44,19 @@ def mark(path: str, number: int, seconds: float = 0.0, fails: str = "", ballast:
 
 @gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, timeout=60)
 def series(path: str, number: int, count: int) -> Iterator[int]:
-    _note(path, str(number))
+    _note(path, number)
     for item in range(count):
         time.sleep(0.002)
         yield item
+    _note(path, number, "end")
 
 
 @gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
 async def nap(path: str, number: int, seconds: float) -> int:
     """Waits as long as it is let: it can be cancelled at once."""
-    _note(path, str(number))
-    await asyncio.sleep(seconds)
+    _note(path, number)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        _note(path, number, "end")
     return number

@@ -24,7 +24,7 @@ from tests.e2e.chaos.client import BALLAST, Call, Client, Stopped
 
 _CHUNK = 10  # items of a map
 _LARGE = 0.1  # of the calls
-_ENDS_OF_STREAMS = {"", "end", "worker_lost", "bus_unavailable"}
+_ENDS_OF_STREAMS = {"", "end", "worker_lost", "bus_unavailable", "platform_stopping"}
 
 
 class Callers:

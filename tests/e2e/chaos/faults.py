@@ -50,13 +50,22 @@ def pids_inside(*folders: Path) -> list[int]:
     return found
 
 
+def terminate(pids: list[int]) -> None:
+    """As systemd does it to all processes of a node at once."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
 @dataclass
 class Victim:
-    """`pids` are looked up for each fault; one of them is hit. `revive` is called with it after a kill."""
+    """`pids` are looked up for each fault; one of them is hit. `revive` is called with it after a kill. `act` is done
+    instead, to all of them."""
 
     pids: Pids
     weight: int = 1
     revive: Callable[[int], None] | None = None
+    act: Callable[[list[int]], None] | None = None
 
 
 @dataclass
@@ -84,6 +93,9 @@ class Faults:
             pids = victim.pids()
             if not pids:
                 continue
+            if victim.act is not None:
+                self._act(name, victim.act, pids)
+                continue
             pid = sorted(pids)[int(pick * len(pids))]
             if is_kill:
                 self._hit(f"kill {name}", pid, signal.SIGKILL)
@@ -95,6 +107,14 @@ class Faults:
                 resumers.append(resumer)
         for resumer in resumers:
             resumer.join()
+        for name, victim in self.victims.items():  # a short run has these as well
+            if victim.act is not None and not self.done[name] and (pids := victim.pids()):
+                self._act(name, victim.act, pids)
+
+    def _act(self, name: str, act: Callable[[list[int]], None], pids: list[int]) -> None:
+        self.done[name] += 1
+        self.told.append(f"{time.monotonic():.2f} {name} {pids}")
+        act(pids)
 
     def _hit(self, what: str, pid: int, number: signal.Signals) -> bool:
         if not self._signal(pid, number):

@@ -22,6 +22,7 @@ from gpufn.protocol import subjects
 from tests.e2e.chaos.client import Call
 from tests.e2e.chaos.faults import pids_inside
 from tests.e2e.chaos.gateway import Gateway
+from tests.e2e.chaos.ledger import read
 from tests.e2e.chaos.receiver import Receiver
 
 WITHIN_S = 90.0
@@ -115,7 +116,8 @@ def misburied(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[st
 
 
 def runs(path: Path) -> Counter[int]:
-    return Counter(int(line) for line in path.read_text().splitlines())
+    """How often each number was started."""
+    return Counter(start.number for start in read(path))
 
 
 def busy(clients: Iterable[httpx.Client]) -> list[str]:

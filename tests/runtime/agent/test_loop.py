@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufn.bus.embedded import EmbeddedServer
-from gpufn.device import Health
+from gpufn.device import DeviceType, Health
 from gpufn.resources import Resources
 from gpufn.workers import OF_THE_NODE, Desired, WorkerState
 from gpufn_runtime.agent import processes
@@ -424,8 +424,11 @@ def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node
         await node.line(f"hello from {polite}")
         await node.stop()
         assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
-        told = (await node.event(stubborn, "exited")).exit.describe()
-        assert told == "was killed by SIGKILL (its node stops, and its calls did not finish within 0.2 s)"
+        end = (await node.event(stubborn, "exited")).exit
+        assert end.stopping, "its calls are to run again"
+        assert end.describe() == "was killed by SIGKILL (its node stops, and its calls did not finish within 0.2 s)"
+        pools = [device for device in node.reports[-1].devices if device.type is DeviceType.CPU]
+        assert [(pool.health, pool.health_reason) for pool in pools] == [(Health.DEGRADED, "its node stops")]
         assert await node.assigned() == []
         assert not list(node.home.worker("x").parent.iterdir())
 

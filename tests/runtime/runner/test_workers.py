@@ -115,9 +115,7 @@ def test_a_death_that_nobody_explains_in_time_is_no_timeout(url: str, tmp_path: 
     on_node(url, tmp_path, test)
 
 
-def test_a_runner_that_is_stopped_leaves_the_calls_of_workers_that_died_in_their_queue(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_runner_that_is_stopped_leaves_calls_of_workers_that_died_in_the_queue(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("once")
         worker = await node.worker(revision)

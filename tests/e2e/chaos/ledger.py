@@ -1,0 +1,96 @@
+"""What functions wrote down of their starts, compared with the attempt numbers of the platform."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Start:
+    """One start of user code. `ended_at` is infinite for one that did not come to its end."""
+
+    number: int
+    call: str
+    attempt: int
+    pid: int
+    at: float
+    ended_at: float = math.inf
+
+    def __str__(self) -> str:
+        return f"{self.call}: attempt {self.attempt} in {self.pid}, {self.at:.3f} to {self.ended_at:.3f}"
+
+
+def read(path: Path) -> list[Start]:
+    """In the order in which they were written down."""
+    found: list[Start] = []
+    open_: dict[tuple[str, int, int], Start] = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        key = line["call"], line["attempt"], line["pid"]
+        if line["what"] == "start":
+            start = open_[key] = Start(line["number"], line["call"], line["attempt"], line["pid"], line["at"])
+            found.append(start)
+        else:
+            open_[key].ended_at = line["at"]
+    return found
+
+
+def by_call(starts: Iterable[Start]) -> dict[str, list[Start]]:
+    found: defaultdict[str, list[Start]] = defaultdict(list)
+    for start in starts:
+        found[start.call].append(start)
+    return found
+
+
+def twice_numbered(starts: Iterable[Start]) -> list[str]:
+    """Starts of one call under one attempt number."""
+    counts = Counter((start.call, start.attempt) for start in starts)
+    return [f"{call}: {count} starts of attempt {attempt}" for (call, attempt), count in counts.items() if count > 1]
+
+
+def out_of_order(starts: Iterable[Start]) -> list[str]:
+    """Starts with a lower number than one before them."""
+    return [
+        f"{before}\n    then {after}"
+        for each in by_call(starts).values()
+        for before, after in itertools.pairwise(each)
+        if after.attempt <= before.attempt
+    ]
+
+
+def overlapping(starts: Iterable[Start]) -> list[str]:
+    """Copies of one call that ran at the same time: both came to their ends, or the later one came first to its own."""
+    return [
+        f"{before}\n    and {after}"
+        for each in by_call(starts).values()
+        for before, after in itertools.combinations(each, 2)
+        if math.isfinite(before.ended_at) and after.at < before.ended_at
+    ]
+
+
+def unrecorded(starts: list[Start], records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Starts that their call's record does not list."""
+    listed = {call: {each["number"] for each in record["attempts"]} for call, record in records.items()}
+    return [str(start) for start in starts if start.call in listed and start.attempt not in listed[start.call]]
+
+
+def misrecorded(starts: list[Start], records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Attempts that came to their end by their record and have no start in the ledger; and numbers that do not grow."""
+    written = {(start.call, start.attempt) for start in starts}
+    wrong = []
+    for call, record in records.items():
+        numbers = [each["number"] for each in record["attempts"]]
+        if numbers != sorted(set(numbers)):
+            wrong.append(f"{call}: its record lists attempts {numbers}")
+        wrong += [
+            f"{call}: attempt {each['number']} {each['outcome']}, and no start of it"
+            for each in record["attempts"]
+            if each["outcome"] in ("succeeded", "raised") and (call, each["number"]) not in written
+        ]
+    return wrong

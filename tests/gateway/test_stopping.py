@@ -1,0 +1,57 @@
+"""What a gateway that stops does with the calls that clients wait for, and with other requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpufn.errors import GpufnError, PlatformStopping
+from gpufn_gateway.stopping import Stopping
+
+
+class Calls:
+    def __init__(self, pending: int) -> None:
+        self.pending = pending
+        self.looked = asyncio.Event()
+        self.ended: list[GpufnError] = []
+
+    def fail_unless_begun(self, error: GpufnError) -> None:
+        assert isinstance(error, PlatformStopping)
+        self.looked.set()
+
+    def fail_all(self, error: GpufnError) -> None:
+        self.ended += [error] * self.pending
+        self.pending = 0
+
+
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def stopped(calls: Calls, grace_s: float, others_s: float = 0.0) -> None:
+    request = asyncio.create_task(wait_for_ever())
+    stopping = Stopping(calls, grace_s=lambda: grace_s, others_s=others_s)
+    stopping.start({request})
+    await calls.looked.wait()
+    if grace_s:
+        assert stopping.hurry()
+        assert not stopping.hurry()
+    await asyncio.wait([request])
+    assert request.cancelled()
+
+
+async def test_calls_that_do_not_finish_are_told_to_come_again() -> None:
+    calls = Calls(2)
+    async with asyncio.timeout(30):
+        await stopped(calls, 600.0)
+    assert [error.info().retryable for error in calls.ended] == [True, True]
+
+
+async def test_a_gateway_without_calls_stops_at_once() -> None:
+    calls = Calls(0)
+    stopping = Stopping(calls, grace_s=lambda: 600.0, others_s=600.0)
+    async with asyncio.timeout(30):
+        stopping.start(())
+        while not stopping.is_over:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert calls.ended == []
+    assert not calls.looked.is_set()
