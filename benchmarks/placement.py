@@ -18,7 +18,9 @@ from gpufn.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, S
 from gpufn.protocol.reports import NodeReport
 from gpufn.resources import Resources
 from gpufn_gateway.controller.leases import LeaseBook
-from gpufn_gateway.controller.placement import NoRoom, Placement, place
+from gpufn_gateway.controller.limits import Limits
+from gpufn_gateway.controller.placement import NoRoom, Placement, explain, place
+from gpufn_gateway.controller.request import Wanted
 
 _GIB = 1 << 30
 _WORKERS, _NODES, _GPUS = 1000, 100, 8
@@ -88,7 +90,7 @@ def _place(make: Callable[[int], Resources], nodes: list[NodeReport]) -> tuple[i
     book, placed = LeaseBook(), 0
     began = time.perf_counter()
     for number, wants in enumerate(requests):
-        found = place(wants, nodes, book, explain=False)
+        found = place(wants, nodes, book)
         if isinstance(found, Placement):
             placed += 1
             book.grant(f"w{number}", found.node, found.share)
@@ -104,6 +106,7 @@ def _words(nodes: list[NodeReport]) -> float:
     began = time.perf_counter()
     found = place(_WHOLE, nodes, full)
     assert isinstance(found, NoRoom)
+    explain(Wanted(_WHOLE), nodes, full, Limits(), of_any_size=found.of_any_size)
     return time.perf_counter() - began
 
 

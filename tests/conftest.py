@@ -147,7 +147,10 @@ def running_platform(home: Path, *options: str, environ: Mapping[str, str] = {})
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
-            env=os.environ | {"GPUFN_HOME": str(home), "GPUFN_BUILD_MEASURE": "0.03"} | dict(environ),
+            env=os.environ
+            # A test that fails leaves calls that sleep.
+            | {"GPUFN_HOME": str(home), "GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2"}
+            | dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

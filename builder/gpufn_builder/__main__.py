@@ -9,6 +9,7 @@ import sys
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
@@ -28,6 +29,7 @@ async def serve(settings: BuilderSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", patience_s=_BUS_PATIENCE_S)
     clock = SystemClock()
     try:
+        await claim_node(bus, "builder", settings.node, settings.home)
         await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(objects.stream_of, _STORES)))
         building = Building(
             Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),

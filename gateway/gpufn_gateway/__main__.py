@@ -2,7 +2,7 @@
 
 Start     settings → bus, and whether we can run on it → streams and buckets → registry → caller → what answers and
           what works in the background → listen, and say where on stdout
-Shutdown  1. stop listening; calls in flight get `shutdown_timeout_s`   2. the controller gives up its lease
+Shutdown  1. stop listening; what is under way ends (`stopping`)   2. the controller gives up its lease
           3. ticks and watches stop   4. the bus is closed
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 import uvloop
 from starlette.routing import Route
 
-from gpufn import open_files
+from gpufn import open_files, shutdown
 from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
 from gpufn.bus.selfcheck import check_server
@@ -72,6 +72,7 @@ from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.server import Server, listen
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.stopping import Stopping
 from gpufn_gateway.storage import Storage
 from gpufn_gateway.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
@@ -85,6 +86,7 @@ from gpufn_gateway.webhooks.secrets import WebhookSecrets
 log = logging.getLogger("gpufn_gateway")
 
 _BUS_PATIENCE_S: Final = 30.0  # at start; the supervisor starts us together with the bus
+_ELECTION_S: Final = 45.0  # an election takes about 5 s, as does each request that meets one; `gpufn up` waits for 60
 _AGAIN_AFTER_S: Final = 1.0
 
 
@@ -110,14 +112,40 @@ class _Opened:
 async def main(settings: GatewaySettings) -> None:
     tell_watchdog()
     async with contextlib.AsyncExitStack() as stack:
-        gateway = _Gateway(await _open(settings, stack))
+        opened = await _open_patiently(settings, stack)
+        gateway = _Gateway(opened)
         listener = listen(settings)
         stack.callback(listener.close)
-        server = Server(gateway.app(), settings)
+        stopping = Stopping(
+            opened.caller,
+            grace_s=lambda: shutdown.grace_s(Home.from_env(), settings.grace_s),
+            others_s=settings.shutdown_timeout_s,
+        )
+        server = Server(gateway.app(), settings, stopping)
         for name, duty in gateway.duties(server):
             stack.push_async_callback(_cancel, asyncio.create_task(duty, name=name))
         stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))
         await server.serve([listener])
+
+
+async def _open_patiently(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:
+    """`_open`, from the start again while streams of the bus have no leader: one of its nodes is away, say.
+
+    Raises BusUnavailable when that takes longer than an election does, and what `_open` raises else.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + _ELECTION_S
+    while True:
+        try:
+            async with contextlib.AsyncExitStack() as attempt:
+                opened = await _open(settings, attempt)
+                stack.push_async_callback(attempt.pop_all().aclose)
+                return opened
+        except BusUnavailable as error:
+            if loop.time() >= give_up_at:
+                raise
+            log.warning("the gateway cannot start yet, and tries again: %s", error)
+        await asyncio.sleep(_AGAIN_AFTER_S)
 
 
 async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> _Opened:

@@ -115,9 +115,16 @@ def call_headers(invocation: str, revision: bytes) -> Headers:
     return [(b"x-gpufn-invocation", invocation.encode()), (b"x-gpufn-revision", revision)]
 
 
-def timing(queue_s: float, run_s: float, gpu_s: float, cold_start: ColdStart | None) -> Headers:
-    """How long the parts of a call took that has ended."""
-    told = b"queue;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, run_s * 1e3)
+def timing(queue_s: float, gather_s: float, run_s: float, gpu_s: float, cold_start: ColdStart | None) -> Headers:
+    """How long the parts of a call took that has ended.
+
+    >>> timing(0.001, 0.002, 0.003, 0.0, None)
+    [(b'server-timing', b'queue;dur=1.0, gather;dur=2.0, run;dur=3.0')]
+    """
+    if gather_s:
+        told = b"queue;dur=%.1f, gather;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, gather_s * 1e3, run_s * 1e3)
+    else:
+        told = b"queue;dur=%.1f, run;dur=%.1f" % (queue_s * 1e3, run_s * 1e3)
     if gpu_s:
         told += b", gpu;dur=%.1f" % (gpu_s * 1e3)
     if cold_start is not None:

@@ -152,5 +152,7 @@ def _timings(record: CallRecord) -> dict[str, float]:
     phases = {"queue_s": record.queue_s}
     if (cold := record.cold_start) is not None:
         phases |= {f"{phase}_s": seconds for phase, seconds in cold.phases.items()}
+    if record.gather_s:
+        phases["gather_s"] = record.gather_s
     phases["run_s"] = record.run_s
     return {phase: seconds for phase, seconds in phases.items() if seconds is not None}

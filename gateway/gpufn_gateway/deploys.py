@@ -79,11 +79,12 @@ class FromElsewhere(Conflict):
 
 class How(msgspec.Struct, frozen=True):
     """How a revision is deployed. `check`: calls go to it when a worker of it has started. `replace`: also where the
-    active revision came from another file or project than `source`."""
+    active revision came from another file or project than `source`. `code` as of a Revision."""
 
     check: bool = True
     source: Source | None = None
     replace: bool = False
+    code: str = ""
 
 
 _PLAINLY: Final = How()
@@ -131,8 +132,8 @@ class Deploys:
         Raises InvalidBundle when it was not uploaded, FromElsewhere, and Conflict when too many deploy at once.
         """
         self._check_calls(spec)
-        await self._check_source(spec.name, how)
         await self._check_bundle_is_here(bundle)
+        await self._check_source(spec.name, how)
         return await self._move_active(await self._create_revision(spec, Digest(bundle), how))
 
     async def build(self, spec: FunctionSpec, bundle: str, how: How = _PLAINLY) -> Revision:
@@ -142,8 +143,8 @@ class Deploys:
         build for.
         """
         self._check_calls(spec)
-        await self._check_source(spec.name, how)
         await self._check_bundle_is_here(bundle)
+        await self._check_source(spec.name, how)
         await self._artifacts.check_uploaded(spec.models)
         kinds = building.device_kinds(spec.resources, self._registry.live_nodes())
         # The builds before the revision: one that waits for a build which nobody runs would wait for ever.
@@ -299,6 +300,7 @@ class Deploys:
                 builds=builds,
                 check=Check(CheckState.PENDING) if how.check else None,
                 source=how.source,
+                code=how.code,
             )
             key = subjects.revision_key(spec.name, number)
             try:

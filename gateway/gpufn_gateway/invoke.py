@@ -126,7 +126,7 @@ class Invoke:
         took_s = self._calls.clock.time() - call.now
         about = [
             *call_headers(reply.invocation, call.target.revision_header),
-            *timing(reply.queue_s, reply.run_s, reply.gpu_s, reply.cold_start),
+            *timing(reply.queue_s, reply.gather_s, reply.run_s, reply.gpu_s, reply.cold_start),
             *self._calls.limits(call),
         ]
         try:

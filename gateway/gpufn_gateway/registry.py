@@ -23,6 +23,7 @@ from gpufn.errors import FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn.model import ModelSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.records import ApiKey
+from gpufn.protocol.report_parts import Statuses
 from gpufn.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
 from gpufn.revision import Function, Revision, RevisionState
 from gpufn.spec import MethodSpec, function_name
@@ -77,7 +78,7 @@ class Registry:
         self._pointed_at: dict[str, float] = {}  # since when each function is what it is
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
-        self.statuses: dict[str, FunctionStatus] = {}
+        self.statuses = Statuses()
         self._nodes = Heard[NodeReport](clock, NODE_FRESH_S)
         self._runners = Heard[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
@@ -116,7 +117,7 @@ class Registry:
             self._pointed_at.pop(key, None)
             if self.functions.pop(key, None) is not None:
                 self._targets.clear()
-                self.statuses.pop(key, None)
+                self.statuses.pop(key)
                 for tell in self.on_deleted:
                     tell(key)
         else:
@@ -151,8 +152,7 @@ class Registry:
         if not self._fence.lets_in(report.epoch, now):
             return  # from a controller that does not know yet that it leads no more
         self._controller_heard_at = now
-        told = {status.function: status for status in report.functions}
-        self.statuses = {**self.statuses, **told} if report.partial else told
+        self.statuses.take(report)
         for status in report.functions:
             self.on_status(status)
 

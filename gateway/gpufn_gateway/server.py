@@ -19,12 +19,14 @@ from gpufn_gateway import protocol
 from gpufn_gateway.app import App
 from gpufn_gateway.connection_limit import ConnectionLimit
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.stopping import Stopping
 
 
 class Server(uvicorn.Server):
-    """SIGTERM and SIGINT end it in order: calls in flight get `shutdown_timeout_s`. A second one ends it at once."""
+    """SIGTERM and SIGINT end it in order: it listens no more, and `stopping` ends what is under way. A second one
+    hurries that, a third one ends it at once."""
 
-    def __init__(self, app: App, settings: GatewaySettings) -> None:
+    def __init__(self, app: App, settings: GatewaySettings, stopping: Stopping) -> None:
         limit = ConnectionLimit(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
@@ -38,9 +40,9 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=65,
-                timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
             )
         )
+        self._stopping = stopping
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -66,9 +68,11 @@ class Server(uvicorn.Server):
         sys.stdout.flush()
 
     def _stop(self) -> None:
-        if self.should_exit:
+        if not self.should_exit:
+            self.should_exit = True
+            self._stopping.start(self.server_state.tasks)
+        elif not self._stopping.hurry():
             self.force_exit = True
-        self.should_exit = True
 
 
 def listen(settings: GatewaySettings) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn.protocol import limits
-from gpufn.settings import InvalidSetting, size, yes_or_no
+from gpufn.settings import InvalidSetting, number, size, yes_or_no
+from gpufn.shutdown import GRACE_S
 
 T = TypeVar("T")
+_NAMES = {"grace_s": "GPUFN_GRACE"}  # that of the agent
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_parcels_bytes: int = 2 << 30  # GPUFN_MAX_PARCELS_BYTES: of all large bodies of calls under way; beyond it, 503
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: a request's body must be here after so long
-    shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: calls in flight at shutdown get so long to end
+    grace_s: float = GRACE_S  # GPUFN_GRACE: calls that run at shutdown may take so long to finish
+    shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: the like for other requests
     kept_revisions: int = 10  # GPUFN_KEPT_REVISIONS: so many of a function's newest can be rolled back to
     share_across_domains: bool = False  # GPUFN_SHARE_ACROSS_DOMAINS: a GPU may be shared by several trust domains
     webhook_networks: tuple[str, ...] = ()  # GPUFN_WEBHOOK_NETWORKS: webhooks go there as well: 10.0.0.0/8,fd00::/8
@@ -36,7 +40,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raises InvalidSetting, which names the variable."""
         given: dict[str, Any] = {}
         for field in msgspec.structs.fields(cls):
-            variable = f"GPUFN_{field.name.upper()}"
+            variable = _NAMES.get(field.name) or f"GPUFN_{field.name.upper()}"
             text = environ.get(variable, "").strip()
             if text:
                 given[field.name] = _read(variable, text, field)
@@ -84,6 +88,7 @@ _OF_TYPE: dict[type, Callable[[str], Any]] = {
     str: str,
 }
 _OF_FIELD: dict[str, Callable[[str], Any]] = {
+    "grace_s": functools.partial(number, "GPUFN_GRACE"),
     "port": _port,
     "webhook_networks": _networks,
     "log_level": _level,

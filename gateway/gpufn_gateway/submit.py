@@ -125,7 +125,7 @@ class Submissions:
         """The answer that an invoke would have given, of a call that has ended; with the fields `about` it."""
         headers: Headers = [*(about or ()), *_headers_of(record)]
         if record.queue_s is not None and record.run_s is not None:
-            headers += timing(record.queue_s, record.run_s, record.gpu_s, record.cold_start)
+            headers += timing(record.queue_s, record.gather_s, record.run_s, record.gpu_s, record.cold_start)
         if record.state is not InvocationState.SUCCEEDED:
             await send_problem(send, OWN, problems.from_state(record.state, record.error), headers)
         elif record.blob:

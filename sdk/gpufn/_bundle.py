@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn import _hints, _shadows
+from gpufn import _hints, _missing_packages, _shadows
 from gpufn._bundle_files import Bundle, Collector, imports_of, is_below
 from gpufn._function import Function, FunctionClass, declared_in
 from gpufn.errors import GpufnError, InvalidBundle
@@ -42,11 +42,13 @@ AnyFunction = Function[..., Any, Any] | FunctionClass
 
 @dataclass(frozen=True)
 class Project:
-    """An imported file: the folder that its imports start from, and the modules that its import loaded."""
+    """An imported file: the folder that its imports start from, and the modules that its import loaded. It was imported
+    without the packages in `missing`, which are not installed here."""
 
     module: ModuleType
     root: Path
     loaded: frozenset[str]
+    missing: tuple[str, ...] = ()
 
     @property
     def functions(self) -> list[AnyFunction]:
@@ -66,27 +68,41 @@ def check_file(path: Path) -> None:
         raise InvalidBundle(f"{path} is not a Python file (.py)")
 
 
-def load(path: Path) -> Project:
-    """Import a user's file. Raises InvalidBundle with the line that fails."""
+def load(path: Path, *, to_run: bool = True) -> Project:
+    """Import a user's file. Raises InvalidBundle with the line that fails.
+
+    Where its code is not `to_run` here, a package that is not installed gets a stand-in. That is tried when the import
+    has failed for the lack of it: a file that does without the package is imported as it is.
+    """
     check_file(path)
     file = path.resolve()
     root, name = _import_name(file)
     before = frozenset(sys.modules)
     _shadows.import_from(root, Path.cwd())
-    try:
-        module = importlib.import_module(name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        why = where_it_failed(error, file, root) + _shadows.advice(error, root)
-        raise InvalidBundle(f"cannot import {path}: {why}") from error
+    missing: list[str] = []
+    while True:
+        try:
+            module = importlib.import_module(name)
+            break
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            package = None if to_run else _missing_packages.missing_package(error)
+            if package is None:
+                why = where_it_failed(error, file, root) + _shadows.advice(error, root)
+                if missing:
+                    why += f" (read without {', '.join(missing)}: not installed here)"
+                raise InvalidBundle(f"cannot import {path}: {why}") from error
+        _missing_packages.stand_in_for(package)
+        _missing_packages.forget_project(root, before)
+        missing.append(package)
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise InvalidBundle(f"{path} has the name of another module, {name} ({module.__file__}): rename the file")
     if hidden := _hidden_in(module):
         raise InvalidBundle(
             f"{hidden} has a decorator above @gpu_function, which hides it: write @gpu_function above the others"
         )
-    return Project(module, root, frozenset(sys.modules) - before)
+    return Project(module, root, frozenset(sys.modules) - before, tuple(missing))
 
 
 def pack_source(project: Project, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NOTHING) -> Bundle:

@@ -40,6 +40,10 @@ class Bundle:
     def digest(self) -> Digest:
         return digest_of(self.data)
 
+    def contents(self) -> dict[str, bytes]:
+        with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
+            return {name: archive.read(name) for name in self.files}
+
 
 def check_globs(root: Path, globs: Sequence[str]) -> None:
     """Raises InvalidBundle for what would leave `root`, or is empty."""

@@ -14,6 +14,7 @@ from gpufn.start_failures import user_line
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 _KNOWN_WITHIN_S = 5.0  # the gateway's own view of the two records may lag behind its answer
 _BEYOND_START_S = 30.0  # for the node to unpack the bundle, beside the startup_timeout of the worker
+_STARTS_WITH_IMAGE = 3  # while its node may build the image, a start that is late is tried again
 
 
 class Api(Protocol):
@@ -44,7 +45,8 @@ def wait_until_checked(
         return view.check
     name, number = view.name, view.active
     began, pause_s = clock(), _FIRST_PAUSE_S
-    patience_s = startup_timeout_s + _BEYOND_START_S if timeout_s is None else timeout_s
+    starts = _STARTS_WITH_IMAGE if view.spec.get("image") else 1
+    patience_s = starts * startup_timeout_s + _BEYOND_START_S if timeout_s is None else timeout_s
     while True:
         revision = _revision(api, name, number)
         if revision is not None and revision.state is RevisionState.FAILED:

@@ -78,8 +78,8 @@ class Client(CallRequests, MapRequests, ModelRequests):
         return self._json(Functions, "GET", "/v1/functions").functions
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
-        """One function. `spec["env"]` lists the names of its environment variables; `env_values` requests their values
-        as well, which needs the scope deploy. Raises FunctionNotFound, Forbidden."""
+        """One function. `env` lists the names of its environment variables; `env_values` requests their values in
+        `spec["env"]`, which needs the scope deploy. Raises FunctionNotFound, Forbidden."""
         query = "?env=values" if env_values else ""
         return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}{query}")
 
@@ -91,10 +91,11 @@ class Client(CallRequests, MapRequests, ModelRequests):
         check: bool = True,
         source: Source | None = None,
         replace: bool = False,
+        code: str = "",
     ) -> FunctionView | Building:
         """Deploy a spec whose bundle and models have been uploaded; `deploy` does all. Building: one with models."""
-        request = {"spec": spec, "bundle": bundle, "check": check, "source": source, "replace": replace}
-        body = msgspec.json.encode(request)
+        how = {"check": check, "source": source, "replace": replace, "code": code}
+        body = msgspec.json.encode({"spec": spec, "bundle": bundle, **how})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
             return decoded(Building, response.content)
@@ -114,8 +115,9 @@ class Client(CallRequests, MapRequests, ModelRequests):
 
         Returns when calls go to the new revisions: their models are built, and one worker of each has started. `check`
         False starts no worker while none of the old revision is warm. `wait=False` returns at once, without the
-        functions whose models are being built. Unchanged code and options make no new revision, unless `force`.
-        `replace` also replaces a function that came from another file or project, which is a Conflict otherwise.
+        functions whose models are being built. A function whose code and options did not change keeps its revision and
+        its workers, unless `force`. `replace` also replaces a function that came from another file or project, which is
+        a Conflict otherwise.
 
         Raises BuildFailed when a model cannot be built, FunctionStartFailed when a new revision does not start,
         TimeoutError after `timeout_s` (the function's own startup_timeout when not given); the old one serves on. A

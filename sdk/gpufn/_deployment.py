@@ -1,6 +1,6 @@
 """What `gpufn deploy` and `Client.deploy` do with one function.
 
-1. ask what there is; the same code and spec as the revision that serves: nothing to do
+1. read the revision that serves; where its code and spec are the same, nothing is to do
 2. say what no node has: its calls would wait, and nothing else would tell
 3. upload the bundle and the models' files, make the revision
 4. wait until the engines of its models are built; until then it is not active
@@ -38,13 +38,15 @@ _MOVES_WITHIN_S = 10.0  # `active`, after the last build
 
 
 class Deployable(NamedTuple):
-    """A spec, its bundle, where the files of its models lie, by digest, and where all of it comes from."""
+    """A spec, its bundle, where the files of its models lie, by digest, and where all of it comes from. `code` is the
+    digest of the function's own code; the bundle may hold other functions as well."""
 
     spec: FunctionSpec
     bundle: Digest
     data: bytes
     paths: Mapping[str, Path] = {}
     source: Source | None = None
+    code: str = ""
 
     @property
     def size(self) -> int:
@@ -67,7 +69,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
 
 class Api(Protocol):
-    """What is asked of a Client."""
+    """The methods of a Client that a deploy needs."""
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
@@ -76,7 +78,7 @@ class Api(Protocol):
     def put_bundle(self, digest: Digest, data: bytes) -> bool: ...
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
     def create_revision(
-        self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool
+        self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool, code: str
     ) -> FunctionView | Building: ...
 
 
@@ -84,6 +86,7 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     """Reads and hashes what each function needs. Raises InvalidSpec and InvalidBundle."""
     from gpufn import _image  # noqa: PLC0415
     from gpufn._bundle import bundles_of  # noqa: PLC0415
+    from gpufn._code_digest import code_digest  # noqa: PLC0415
     from gpufn._function import Function, FunctionClass  # noqa: PLC0415
     from gpufn._model_files import folder_of, prepare_all  # noqa: PLC0415
     from gpufn._source import source_of  # noqa: PLC0415
@@ -109,7 +112,10 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
         image = images[function].spec if function in images else None
         spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models), image)
         paths = {digest: path for model in models for digest, path in model.paths.items()}
-        yield Deployable(spec, bundle.digest, bundle.data, paths, source_of(function))
+        code = ""
+        if packaging is Packaging.SOURCE:
+            code = code_digest(bundle.contents(), spec.entry.module, spec.entry.qualname)
+        yield Deployable(spec, bundle.digest, bundle.data, paths, source_of(function), code)
 
 
 def _no_function(given: Any) -> InvalidSpec:
@@ -156,15 +162,17 @@ def deploy(
     spec, digest = wanted.spec, wanted.bundle
     name, patience_s = spec.name, spec.startup_timeout_s
     before = _known(api, name)
-    if before is not None and not force and _serves_alone(before) and _is_same(api, before, spec, digest):
-        api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
+    same = None if before is None or force or not _serves_alone(before) else _same(api, before, wanted)
+    if before is not None and same is not None:
+        if same.bundle == digest:
+            api.put_bundle(digest, wanted.data)  # the store may have lost it: its workers would not start
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=patience_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = what_no_node_has(spec.resources, api.nodes(), in_container=spec.image is not None)
     api.put_bundle(digest, wanted.data)
     upload(api, wanted.paths, told)
-    made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace)
+    made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace, code=wanted.code)
     arguments = _changed_arguments(before, spec)
     if isinstance(made, Building):
         return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments)
@@ -295,8 +303,19 @@ def _changed_arguments(before: FunctionView | None, spec: FunctionSpec) -> tuple
     )
 
 
-def _is_same(api: Api, view: FunctionView, spec: FunctionSpec, digest: Digest) -> bool:
+def _same(api: Api, view: FunctionView, wanted: Deployable) -> RevisionView | None:
+    """The active revision, where it runs what is wanted: the same bundle, or the same code of the function in another
+    one. Third-party modules of the bundle do not count then: they belong to all its functions."""
     active = next((each for each in api.revisions(view.name) if each.number == view.active), None)
-    if active is None or active.bundle != digest or not view.spec:
-        return False
-    return spec_from_json(view.spec) == spec_from_json(msgspec.json.encode(spec))
+    if active is None or not view.spec:
+        return None
+    before, after = spec_from_json(view.spec), spec_from_json(msgspec.json.encode(wanted.spec))
+    if active.bundle == wanted.bundle:
+        return active if before == after else None
+    if not wanted.code or active.code != wanted.code:
+        return None
+    return active if _without_modules(before) == _without_modules(after) else None
+
+
+def _without_modules(spec: FunctionSpec) -> FunctionSpec:
+    return msgspec.structs.replace(spec, modules=())

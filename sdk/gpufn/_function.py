@@ -25,6 +25,7 @@ from gpufn.model import ModelSpec
 from gpufn.spec import CallKind, EntryPoint, FunctionSpec, Packaging
 
 if TYPE_CHECKING:
+    from gpufn._named import NamedFunction
     from gpufn._options import Settings
 
 P = ParamSpec("P")
@@ -132,6 +133,20 @@ class Function(_Declared, Remote[P, R, V]):
     """
 
     raw: Callable[P, R]
+
+    @staticmethod
+    def from_name(name: str) -> NamedFunction:
+        """The remote side of a deployed function whose code is not here, or of a class's method: `counter.add`.
+
+        It has `remote`, `spawn`, `map`, `starmap`, `stream`, `aio` and `options`, as a function that is declared here.
+        Nothing is looked up before the first call. Results are Python values, as those of any function.
+
+        >>> Function.from_name("ocr")
+        <NamedFunction ocr>
+        """
+        from gpufn._named import NamedFunction  # noqa: PLC0415
+
+        return NamedFunction(name)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run here, as plain Python."""

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Self, TypedDict
 from gpufn import media
 from gpufn._answers import error_of
 from gpufn._decode import decode, remote_traceback
-from gpufn._given import check_count
+from gpufn._given import check_count, check_seconds
 from gpufn._map_ends import AsTheyCome, Cursor, End, Inbox, InOrder, patiently
-from gpufn._map_items import Outbox
+from gpufn._map_items import MAX_WAIT_S, Outbox
+from gpufn._map_progress import Waits
 from gpufn._threads import in_thread
 from gpufn._transport import KeepsMaps, MapTarget
 from gpufn._views import MapView
@@ -33,10 +34,12 @@ class MapKeywords(TypedDict, total=False):
     progress: bool
     id: str | None
     after: str | None
+    max_wait: float | None
 
 
 class MapOptions(NamedTuple):
-    """What a map can be asked for. `window` None is as many as usual."""
+    """What a map can be asked for. `window` None is as many as usual. A limit of the API key that lasts longer than
+    `max_wait` seconds (60) raises RateLimited; a shorter one is waited for."""
 
     ordered: bool = True
     return_exceptions: bool = False
@@ -44,6 +47,7 @@ class MapOptions(NamedTuple):
     progress: bool = False
     id: str | None = None
     after: str | None = None
+    max_wait: float | None = None
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Self:
@@ -59,6 +63,7 @@ class MapOptions(NamedTuple):
         """Raises InvalidInput."""
         if self.window is not None:
             check_count("window", self.window)
+        check_seconds("max_wait", self.max_wait)
         if self.id is not None and not (isinstance(self.id, str) and is_invocation_id(self.id)):
             raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
         if self.after and self.id is None:
@@ -77,6 +82,7 @@ class KeptMap:
         self.id = id
         self.order = InOrder(after) if options.ordered else AsTheyCome(after)
         self.is_over = False
+        self.waits = Waits()
         self._keeper = keeper
         self._options = options
         self._inbox = Inbox(lambda cursor: keeper.outcomes(id, cursor), after)
@@ -112,6 +118,8 @@ class KeptMap:
             window=window,
             first=first,
             taken=self._taken,
+            max_wait_s=MAX_WAIT_S if self._options.max_wait is None else self._options.max_wait,
+            on_wait=self.waits,
         )
         weakref.finalize(self, outbox.stop)
         if first:

@@ -180,7 +180,7 @@ def begin(
     else:
         results = _map_calls.results(call, arguments, name=target.function, **_unkept(options))
     if options.progress:
-        results = _with_bar(results, target.function, total)
+        results = _with_bar(results, target.function, total, kept)
     return Map(results, kept)
 
 
@@ -201,7 +201,7 @@ def begin_async(
     else:
         results = _map_calls.results_async(call, arguments, **_unkept(options))
     if options.progress:
-        results = _with_bar_async(results, mapped.target().function, total)
+        results = _with_bar_async(results, mapped.target().function, total, kept)
     return AsyncMap(results, kept)
 
 
@@ -248,15 +248,21 @@ def _keeper() -> KeepsMaps:
     raise MapNotFound("maps are kept where a gateway serves them, not inside a worker or in gpufn.testing")
 
 
-def _with_bar(results: Iterator[V], name: str, total: int | None) -> Iterator[V]:
+def _with_bar(results: Iterator[V], name: str, total: int | None, kept: KeptMap | None) -> Iterator[V]:
     with Bar(name, total) as bar:
+        if kept is not None:
+            kept.waits.bar = bar
         for result in results:
             bar.advance()
             yield result
 
 
-async def _with_bar_async(results: AsyncIterator[V], name: str, total: int | None) -> AsyncIterator[V]:
+async def _with_bar_async(
+    results: AsyncIterator[V], name: str, total: int | None, kept: KeptMap | None
+) -> AsyncIterator[V]:
     with Bar(name, total) as bar:
+        if kept is not None:
+            kept.waits.bar = bar
         async for result in results:
             bar.advance()
             yield result

@@ -20,9 +20,12 @@ from gpufn.errors import (
     GpufnError,
     InvalidInput,
     PayloadTooLarge,
+    RateLimited,
 )
 from gpufn.protocol.limits import CHUNK_ITEMS
 
+MAX_WAIT_S: Final = 60.0  # for a limit of the key; then it is raised
+_SHOWN_S: Final = 1.0
 _CHUNK_BYTES: Final = 4 << 20  # beyond it a chunk takes no further item
 _LINGER_S: Final = 0.002  # items that are there at once should share a chunk
 _PATIENCE_S: Final = 60.0
@@ -38,11 +41,26 @@ Look = Callable[[], tuple[int, bool]]
 class Outbox:
     """`put` items, then `close`; `total` is their number once the gateway has accepted all."""
 
-    def __init__(self, send: Send, look: Look, *, window: int, first: int = 0, taken: int = 0) -> None:
-        """`first`: the index of the first item. `taken`: how many ends the reader has taken already."""
+    def __init__(
+        self,
+        send: Send,
+        look: Look,
+        *,
+        window: int,
+        first: int = 0,
+        taken: int = 0,
+        max_wait_s: float = MAX_WAIT_S,
+        on_wait: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`first`: the index of the first item. `taken`: how many ends the reader has taken already. A limit of the API
+        key that lasts longer than `max_wait_s` is raised; `on_wait` receives a text for each shorter one, and an empty
+        one when it is over."""
         self._send = send
         self._look = look
         self._window = window
+        self._max_wait_s = max_wait_s
+        self._on_wait = on_wait
+        self._shown = ""
         self._lock = threading.Condition()
         self._items: deque[bytes] = deque()
         self._bytes = 0
@@ -212,6 +230,8 @@ class Outbox:
             try:
                 self._send(first, items, is_last)
             except CapacityError as error:
+                if isinstance(error, RateLimited):
+                    self._check_wait(error, first)
                 self._rest(min(error.retry_after_s or pause_s, _LONGEST_PAUSE_S))
                 if not is_unsure:
                     self._put_back(items)
@@ -224,9 +244,25 @@ class Outbox:
                 self._rest(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
+                self._show("")
                 self._most = min(2 * self._most, CHUNK_ITEMS)
                 return True
         return False
+
+    def _check_wait(self, error: RateLimited, accepted: int) -> None:
+        """Raises `error` when it lasts too long: a day's budget that is used up comes back at midnight."""
+        wait_s = error.retry_after_s or 0.0
+        if wait_s > self._max_wait_s:
+            error.message = f"{error.message.rstrip('.')}: {accepted:,} items of the map were accepted before"
+            error.args = (error.message,)
+            raise error
+        if wait_s >= _SHOWN_S:
+            self._show(f"waiting {wait_s:.0f} s: {error.message}")
+
+    def _show(self, text: str) -> None:
+        if text != self._shown:
+            self._shown = text
+            self._on_wait(text)
 
     def _rest(self, pause_s: float) -> None:
         with self._lock:

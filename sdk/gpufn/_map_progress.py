@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 from typing import Any, Self
+
+
+class Waits:
+    """Shows why items of a map are not sent for now: on its bar, without one as a line at a terminal."""
+
+    def __init__(self) -> None:
+        self.bar: Bar | None = None
+
+    def __call__(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.wait(text)
+        elif text and sys.stderr.isatty():
+            sys.stderr.write(f"gpufn: {text}\n")
 
 
 class Bar:
@@ -19,6 +33,11 @@ class Bar:
         """One more."""
         if self._shown is not None:
             self._shown.advance(self._task)
+
+    def wait(self, text: str) -> None:
+        """Why items are not sent for now; empty when they are again."""
+        if self._shown is not None:
+            self._shown.update(self._task, description=f"{self._name} ({text})" if text else self._name)
 
     def __enter__(self) -> Self:
         try:

@@ -103,7 +103,7 @@ class PlainOptions(TypedDict, total=False):
     target: Annotated[float, "the share of a worker's slots to plan with; less means more spare room"]
     scaledown_window: Annotated[float, "fewer workers only when fewer were enough for so long"]
     target_delay: Annotated[float, "how long a queued call may wait before another worker is worth it"]
-    concurrency: Annotated[int, "calls that one worker runs at the same time"]
+    concurrency: Annotated[int, "calls, or batches, that one worker runs at the same time"]
     batch: Annotated[Batch | None, "a `Batch`: calls gather, and the function gets a list per parameter"]
     timeout: Annotated[float, "how long one call may run"]
     startup_timeout: Annotated[float, "how long a worker may take to start"]

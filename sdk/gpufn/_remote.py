@@ -53,7 +53,7 @@ class Remote(Generic[P, R, V]):
 
     _function_name: str
     _method_name: str = ""
-    _kind: CallKind
+    _kind: CallKind | None  # None: not known here, so that any call may be made
     _by_name_only = False  # its models may stand between the parameters that callers give
     _timeout_s: float | None = None
     _priority: Priority | None = None
@@ -79,7 +79,7 @@ class Remote(Generic[P, R, V]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Run on the platform and wait for the result; a generator's items come as a list."""
-        if self._kind.streams:
+        if self._kind is not None and self._kind.streams:
             return cast("V", list(self.stream(*args, **kwargs)))
         content_type, body = self._encode(args, kwargs)
         with remote_traceback():
@@ -104,7 +104,7 @@ class Remote(Generic[P, R, V]):
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]:
         """The items of a generator, as it yields them. Closing the iterator cancels the call."""
-        if not self._kind.streams:
+        if self._kind is not None and not self._kind.streams:
             raise InvalidInput(f"{self!r} is no generator: use .remote(...)")
         return self._items(*self._encode(args, kwargs))
 

@@ -20,7 +20,10 @@ from gpufn.usage import Usage
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Function, its active spec, and what the controller last knew; `queued` and `running` None mean unknown."""
+    """A Function, its active spec, and what the controller last knew; `queued` and `running` None mean unknown.
+
+    `env` has the names of its environment variables, and `spec["env"]` the values only where they were requested.
+    """
 
     name: str
     active: int
@@ -30,6 +33,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: int | None = None
     max_workers: int | None = None
     spec: dict[str, Any] = {}
+    env: tuple[str, ...] = ()
     workers: WorkerCounts = WorkerCounts()
     queued: int | None = None
     running: int | None = None
@@ -53,6 +57,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     created_at: float
     bundle: str
+    code: str = ""
     state: str
     active: bool = False
     serving: bool = False

@@ -49,7 +49,7 @@ class OutcomeKind(enum.StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     EXPIRED = "expired"  # the deadline had passed before it started
-    LOST = "lost"  # the worker died
+    LOST = "lost"  # the worker died, or the bus was away for a call that the function made
     NOT_STARTED = "not_started"  # no worker of this function can start
 
 

@@ -49,10 +49,23 @@ async def _watched(work: Coroutine[Any, Any, None]) -> None:
     await work
 
 
-async def until_told(work: Coroutine[Any, Any, None], name: str) -> None:
-    """SIGTERM and SIGINT cancel it."""
+async def until_told(
+    work: Coroutine[Any, Any, None], name: str, may_end: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """SIGTERM and SIGINT cancel it, when `may_end()` has returned; a second one cancels it at once."""
     task = asyncio.create_task(work, name=name)
+    waits: set[asyncio.Task[None]] = set()
+
+    def end() -> None:
+        if may_end is None or waits:
+            task.cancel()
+        else:
+            waits.add(asyncio.create_task(may_end(), name=f"{name} may end"))
+            next(iter(waits)).add_done_callback(lambda _: task.cancel())
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signum, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(signum, end)
     with contextlib.suppress(asyncio.CancelledError):
         await task
+    for waiting in waits:
+        waiting.cancel()

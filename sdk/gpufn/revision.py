@@ -61,7 +61,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     each model → DeviceKind → EngineKeys, the best first. A FAILED one says why in `error`. A RETIRED one can be neither
     called nor rolled back to, and goes once nothing runs it; the newest's number stays, with a bundle named "".
     `check` is None for a deploy without one. A revision whose check failed is FAILED. `source` is None where the
-    client of the deploy did not send it.
+    client of the deploy did not send it. `code` is the client's digest of the function's own code: a deploy of the same
+    code in another bundle makes no new revision.
     """
 
     function: str
@@ -76,6 +77,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     retired_at: float | None = None  # unix seconds
     check: Check | None = None
     source: Source | None = None
+    code: str = ""
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

@@ -94,3 +94,14 @@ def yes_or_no(variable: str, text: str) -> bool:
     if meant is None:
         raise InvalidSetting(f"{variable}={text!r}: write yes or no.")
     return meant
+
+
+def number(name: str, text: str) -> float:
+    """Zero or more. Raises InvalidSetting."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
+    if not 0 <= value < float("inf"):
+        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
+    return value

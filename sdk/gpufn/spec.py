@@ -98,6 +98,9 @@ class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gather calls into one: the function takes a list per parameter and returns a list as long.
 
+    A batch is one run: `concurrency` is how many batches one worker runs at the same time. With the default of 1 a
+    worker runs at most `max_size` calls, and as many more gather; with 4 it runs up to `4 * max_size`.
+
     A call that finds the worker idle runs at once. Calls that arrive while a batch runs gather, and run together when
     it ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`. When the function raises, or
     returns a list of another length, its log says so and each call is run once more, alone: who is to blame fails.
@@ -318,8 +321,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def slots(self) -> int:
-        """Deliveries one worker holds at a time: a batch gathers while another runs."""
-        return self.concurrency if self.batch is None else self.concurrency * self.batch.max_size * 2
+        """Calls that one worker holds at a time: `concurrency` runs of one call each or, with `batch`, of `max_size`
+        each; then one more batch gathers meanwhile."""
+        return self.concurrency if self.batch is None else (self.concurrency + 1) * self.batch.max_size
 
     @property
     def park_timeout_s(self) -> float:

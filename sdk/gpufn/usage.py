@@ -17,7 +17,8 @@ STORED_EACH_S = 10.0  # by a runner; who looks more often sees nothing new
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """`calls` counts attempts that ended, `failed` those without a result. `run_s` is how long they ran.
+    """`calls` counts attempts that ended, `failed` those without a result. `run_s` is how long they ran;
+    a run that several calls had together, as a batch, counts once.
 
     `gpu_s` are the GPU seconds that they are charged: the time in which they ran, shared by those that ran in their
     worker at the same time, times the worker's GPUs; under MPS times its part of one (`DeviceShare.gpu_part`).

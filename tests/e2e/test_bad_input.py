@@ -336,7 +336,10 @@ def test_a_deploy_without_its_bundle(picky: Platform) -> None:
     ("source", "said"),
     [
         ("def broken(:\n    pass\n", "line 1, `def broken(:`: SyntaxError: invalid syntax"),
-        ("import os\nimport numpyy\n", "line 2, `import numpyy`: ModuleNotFoundError: No module named 'numpyy'"),
+        (
+            "import os\nimport json.gone\n",
+            "line 2, `import json.gone`: ModuleNotFoundError: No module named 'json.gone'",
+        ),
         ("def helper():\n    return 1 / 0\nhelper()\n", "line 2, `return 1 / 0`: ZeroDivisionError: division by zero"),
         (
             "from gpufn import gpu_function\n@gpu_function(gpus=1)\ndef f() -> None: ...\n",
@@ -368,7 +371,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
     )
     first = json.loads(picky.gpufn("deploy", tmp_path / "busy.py", "--json"))[0]
     bundle = picky.client.get("/v1/functions/busy/revisions").json()["revisions"][0]["bundle"]
-    request = {"spec": first["spec"], "bundle": bundle}
+    request = {"spec": first["spec"], "bundle": bundle, "replace": True}  # a client that names no source
     statuses: list[int] = []
     gate = threading.Barrier(8)
 

@@ -6,6 +6,7 @@ worker to start: a cold start shows in the answer's `Server-Timing`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -17,6 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from gpufn import Function
+from gpufn.errors import FunctionNotFound, InvalidInput
 from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e
@@ -222,6 +225,94 @@ def test_a_deploy_that_cannot_start_fails_under_load_and_no_caller_notices(proje
         assert (code, "weights.txt" in told) == (1, True)
         load.wait_for_more(50)
     assert (load.failed, load.cold, project.view()["active"]) == ([], [], 1)
+
+
+TWO = """
+from gpufn import gpu_function, method
+
+@gpu_function(name="{name}-counts", idle_timeout=600)
+class Counts:
+    total = 0
+
+    @method
+    def add(self) -> int:
+        self.total += 1
+        return self.total
+
+@gpu_function(name="{name}")
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+def test_a_change_of_one_function_keeps_the_workers_of_the_others(platform: Platform, tmp_path: Path) -> None:
+    name = f"rolls-{next(_numbers)}"
+    file = tmp_path / "rolling.py"
+    for version in (1, 2):
+        file.write_text(TWO.format(name=name, version=version))
+        told = platform.gpufn("deploy", file)
+        assert ("counts@1" in told, f"{name}@{version} " in told, "unchanged" in told) == (True, True, version == 2)
+        assert platform.invoke(name, {"number": 7}) == [version, 7]
+        assert platform.invoke(f"{name}-counts.add") == version, "the instance has lost its state"
+
+
+MISTYPED = """
+import numpyy
+from gpufn import gpu_function
+
+@gpu_function(name="{name}")
+def rolls(number: int) -> list[int]:
+    return [{version}, number]
+"""
+
+
+def test_a_package_that_the_node_lacks_fails_the_deploy_with_the_line(platform: Platform, tmp_path: Path) -> None:
+    project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
+    code, told = project.try_deploy(MISTYPED, 1)
+    assert code == 1
+    assert "is read without numpyy: not installed here" in told
+    assert "does not start: ModuleNotFoundError: No module named 'numpyy'\n  rolling.py, line 2: import numpyy" in told
+
+
+COUNTS = """
+from gpufn import gpu_function, method
+
+@gpu_function(name="{name}-counts")
+class Counts:
+    @method
+    def add(self, number: int, to: int = 1) -> int:
+        return number + to
+
+@gpu_function(name="{name}-steps")
+def steps(until: int):
+    yield from range(until)
+"""
+
+
+def test_a_deployed_function_is_called_by_its_name_with_every_verb(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFN_URL", platform.url)
+    name = f"rolls_{next(_numbers)}"
+    (tmp_path / "rolling.py").write_text(COUNTS.format(name=name.replace("_", "-")))
+    platform.gpufn("deploy", tmp_path / "rolling.py")
+    add, steps = Function.from_name(f"{name}_counts.add"), Function.from_name(f"{name}-steps")
+    assert (add.remote(2), add.remote(2, to=3), add.spawn(number=4).result()) == (3, 5, 5)
+    assert (list(add.map([1, 2])), list(add.starmap([(1, 2), (3, 4)]))) == ([2, 3], [3, 7])
+    assert (list(steps.stream(3)), steps.remote(3)) == ([0, 1, 2], [0, 1, 2])
+    assert add.options(timeout=20).remote(1) == 2
+    assert list(steps.options(priority="low").stream(2)) == [0, 1]
+
+    async def awaited() -> list[int]:
+        return [await add.aio.remote(5), *[item async for item in steps.aio.stream(2)]]
+
+    assert asyncio.run(awaited()) == [6, 0, 1]
+    with pytest.raises(InvalidInput):
+        add.remote("two")
+    with pytest.raises(FunctionNotFound):
+        Function.from_name("no-such-function").remote()
+    with pytest.raises(InvalidInput, match="cannot run here"):
+        add(1)
 
 
 def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:

@@ -32,6 +32,7 @@ WHOLE_AGAIN_S = 60.0  # a few seconds, where nothing else is done
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     with running_platform(tmp_path_factory.mktemp("survival") / "home") as platform:
         platform.gpufn("deploy", APP)
+        platform.gpufn("deploy", APP.with_name("nested.py"))
         assert platform.invoke("steady", {"number": 1}) == 1
         yield platform
 
@@ -39,8 +40,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 class Load:
     """Callers in threads: what was accepted, what came back, and what was refused with what."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, function: str = "steady") -> None:
         self._url = platform.url
+        self._function = function
         self._stop = threading.Event()
         self.accepted: dict[str, int] = {}
         self.answered = 0
@@ -100,7 +102,7 @@ class Load:
 
     def _try(self, client: httpx.Client, verb: str, number: int) -> httpx.Response | None:
         try:
-            answer = client.post(f"/v1/functions/steady/{verb}", json={"number": number})
+            answer = client.post(f"/v1/functions/{self._function}/{verb}", json={"number": number})
         except httpx.TransportError as error:
             self.refused.append(type(error).__name__)  # the gateway itself is gone for a moment
             return None
@@ -147,6 +149,20 @@ def test_kill_9_under_load_loses_no_accepted_call(own: Platform, victim: str) ->
     assert again == {invocation: ends[invocation][1] for invocation in again}, "the first end stays"
 
 
+def test_a_restart_of_the_bus_under_nested_calls_is_no_fault_of_their_functions(own: Platform) -> None:
+    with Load(own, "outer") as load:
+        load.wait_for_answers(20, WHOLE_AGAIN_S)
+        for _ in range(3):
+            os.kill(pids_of(own, "nats")[0], signal.SIGKILL)
+            load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.stop()
+    assert load.wrong == []
+    assert "function_raised" not in load.refused
+    for invocation, number in load.accepted.items():
+        answer = own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30})
+        assert (answer.status_code, answer.text) == (200, str(number))
+
+
 @pytest.mark.parametrize(("frozen", "for_s"), [("nats", 1.0), ("runner", 3.0)])
 def test_a_process_that_is_frozen_for_a_while_is_waited_for(own: Platform, frozen: str, for_s: float) -> None:
     """SIGSTOP: its connections stand and nothing answers."""
@@ -164,7 +180,6 @@ def test_a_process_that_is_frozen_for_a_while_is_waited_for(own: Platform, froze
 
 
 def test_a_killed_up_takes_the_platform_along_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    """Workers look for their runner for half a minute: the next platform has them, and ends them with itself."""
     home = tmp_path / "home"
     with running_platform(home) as first:
         first.gpufn("deploy", APP)

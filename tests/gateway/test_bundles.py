@@ -50,6 +50,7 @@ def test_an_ordinary_bundle_is_accepted() -> None:
     check(zipped([("app.py", b"x = 1"), ("data/", b""), ("data/a.bin", bytes(1000)), ("..data.py", b"")]))
     check(zipped([(entry("run.sh", stat.S_IFREG | 0o755), b"#!/bin/sh")]))
     check(zipped([]))  # of a function without code
+    check(zipped([("x/", b""), ("x/y.py", b""), ("x.py", b""), ("x-y", b""), (entry("z/", stat.S_IFDIR | 0o755), b"")]))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,14 @@ def test_an_ordinary_bundle_is_accepted() -> None:
         (zipped([(entry("l", stat.S_IFIFO | 0o777), b"")]), "link or a device"),
         (zipped([("a.py", b""), ("A.py", b"")]), "twice"),
         (zipped([("a", b""), ("a/", b"")]), "twice"),
+        (zipped([("x", b""), ("x/y", b"")]), "'x' as a file and as a folder"),
+        (zipped([("x/y/z.py", b""), ("x!", b""), ("x/y", b"")]), "'x/y' as a file and as a folder"),
+        (zipped([("X", b""), ("x/y", b"")]), "'X' as a file and as a folder"),
+        (zipped([("x", b""), ("x/y/", b"")]), "'x' as a file and as a folder"),
+        (zipped([("caf\u00e9.py", b""), ("cafe\u0301.py", b"")]), "twice"),
+        (zipped([("stra\u00dfe", b""), ("STRASSE", b"")]), "twice"),
+        (zipped([(entry("x", stat.S_IFDIR | 0o755), b"")]), "neither a plain file nor a plain folder"),
+        (zipped([(entry("x/", stat.S_IFREG | 0o644), b"")]), "neither a plain file nor a plain folder"),
         (zipped([("zeros", bytes(4 << 20))]), "100 times its size"),
         (claims(0xFFFFFFF0), "100 times its size"),
         (zipped([("a", b"x")], zipfile.ZIP_BZIP2), "does not unpack"),

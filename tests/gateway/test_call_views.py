@@ -115,3 +115,9 @@ def test_a_call_of_a_retired_revision_waits_for_workers_of_its_own(make: Any) ->
     status = make.status("f", serving=2, ready=2, running=0, service_s=0.5, waiting=STARTING, waiting_of={1: NO_ROOM})
     told = call_views.waits(record(), 1, make.spec("f"), status, NOW)
     assert (told["waiting"], told["eta_s"]) == (NO_ROOM, None)
+
+
+def test_the_phases_of_a_call_that_gathered_add_up() -> None:
+    ended = record(state=InvocationState.SUCCEEDED, queue_s=0.5, gather_s=0.25, run_s=1.0)
+    assert call_views._timings(ended) == {"queue_s": 0.5, "gather_s": 0.25, "run_s": 1.0}
+    assert "gather_s" not in call_views._timings(record(queue_s=0.5, run_s=1.0))

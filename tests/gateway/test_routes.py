@@ -10,7 +10,7 @@ import pytest
 from gpufn import gpu_function
 from gpufn.errors import ErrorInfo
 from gpufn.protocol.reports import NextRevision, Waiting, WaitReason
-from gpufn.spec import MethodSpec
+from gpufn.spec import MethodSpec, spec_from_json
 from gpufn_gateway.auth import new_key
 
 
@@ -56,7 +56,8 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
             answer = await gateway.get(path, authorization=key)
             assert (answer.status_code, b"secret" in answer.content) == (200, False), path
     view = (await gateway.get("/v1/functions/embed", authorization=keys["read"])).json()
-    assert view["spec"]["env"] == ["TOKEN"]
+    assert (view["env"], "env" in view["spec"]) == (["TOKEN"], False)
+    assert spec_from_json(view["spec"]).name == "embed", "clients read it as a spec"
     asked = "/v1/functions/embed?env=values"
     assert problem(await gateway.get(asked, authorization=keys["read"])) == (403, "forbidden")
     assert problem(await gateway.get("/v1/functions?env=values", authorization=keys["read"])) == (403, "forbidden")

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from gpufn._missing_packages import forget_stand_ins
+
 
 @dataclass
 class Request:
@@ -111,6 +113,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         return root
 
     yield write
+    forget_stand_ins()
     sys.path[:] = path
     for name in set(sys.modules) - before:
         with contextlib.suppress(AttributeError, TypeError):

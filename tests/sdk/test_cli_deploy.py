@@ -140,10 +140,10 @@ def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
         ({"app.py": "x = 1"}, [], 1, "app.py declares no @gpu_function"),
         (APP, ["--name", "g"], 4, "app.py declares no g; it has f"),
         (
-            {"app.py": "import nothing"},
+            {"app.py": "import json.nothing"},
             [],
             1,
-            "cannot import app.py: line 1, `import nothing`: ModuleNotFound",
+            "cannot import app.py: line 1, `import json.nothing`: ModuleNotFound",
         ),
         ({}, [], 2, "there is no file app.py"),
         (APP, ["--include", "../x"], 2, "include='../x' is not a glob below "),

@@ -82,10 +82,9 @@ def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
         "schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"},
         "webhook": "https://example.org/done",
         "priority": "low",
-        "env": ["HF_HOME", "TOKEN"],
         "image": {"python": "3.12", "apt": ["libgl1"], "pip": ["torch"]},
     }
-    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec})
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec, "env": ["HF_HOME", "TOKEN"]})
     gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
     output = command("describe", "f").stdout
     fields = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in output.splitlines())
@@ -98,7 +97,10 @@ def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
     }
     assert (fields.get("priority"), fields.get("env")) == ("low", "HF_HOME, TOKEN")
     assert fields.get("image") == "Python 3.12 with libgl1, torch"
-    assert "hush" not in output
+    gateway.answers.clear()
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    gateway.on("GET /v1/functions/f", VIEW | {"spec": spec | {"env": {"TOKEN": "hush"}}, "env": ["TOKEN"]})
+    assert "TOKEN=hush" in command("describe", "f", "--env-values").stdout
 
 
 @pytest.mark.parametrize(

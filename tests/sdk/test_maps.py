@@ -207,6 +207,47 @@ def test_a_chunk_for_which_there_is_no_room_goes_in_smaller_ones(monkeypatch: py
     assert len(sent.chunks[0][1]) <= 100 // 2**4
 
 
+def test_a_limit_that_lasts_for_hours_is_raised_and_not_waited_for() -> None:
+    sent = Sent(RateLimited("the key has used its 60 s of today", retry_after_s=7200.0))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: sent.error is not None or is_over(sent))
+    assert isinstance(sent.error, RateLimited)
+    assert (sent.error.retry_after_s, sent.chunks) == (7200.0, [])
+    assert str(sent.error) == "the key has used its 60 s of today: 0 items of the map were accepted before"
+
+
+def test_a_full_queue_is_waited_for_however_long_its_function_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_items, "_LONGEST_PAUSE_S", 0.0)
+    sent = Sent(QueueFull("full", retry_after_s=7200.0))
+    outbox(sent, [b"a"])
+    sent.wait(lambda: is_over(sent))
+    assert sent.items == [b"a"]
+
+
+def test_a_wait_for_a_limit_is_shown_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_map_items, "_LONGEST_PAUSE_S", 0.0)
+    shown: list[str] = []
+    sent = Sent(RateLimited("5 calls per minute", retry_after_s=12.0), RateLimited("5 calls per minute"))
+    box = Outbox(sent, sent.look, window=10, on_wait=shown.append)
+    box.start([b"a"], bytes, accepted=lambda: None, failed=sent.failed)
+    sent.wait(lambda: is_over(sent))
+    while box.is_sending:
+        threading.Event().wait(0.001)
+    assert shown == ["waiting 12 s: 5 calls per minute", ""]
+
+
+def test_a_map_raises_a_limit_that_lasts_longer_than_it_may_wait(keeper: Keeper) -> None:
+    def send_items(*args: object, **options: object) -> None:
+        raise RateLimited("the key has used its 60 s of today", retry_after_s=30.0)
+
+    keeper.send_items = send_items  # type: ignore[assignment]
+    with pytest.raises(RateLimited, match="60 s of today") as raised:
+        list(cubed.map(range(100), max_wait=20))
+    assert raised.value.retry_after_s == 30.0
+    with pytest.raises(InvalidInput, match="max_wait"):
+        cubed.map(range(100), max_wait="soon")  # type: ignore[arg-type]
+
+
 def test_a_chunk_that_may_have_been_accepted_is_sent_again_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_map_items, "_SHORTEST_PAUSE_S", 0.0)
     tries: list[list[bytes]] = []

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import InvalidSpec
-from gpufn.spec import EntryPoint, FunctionSpec, MethodSpec, Retry, spec_from_json
+from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Retry, spec_from_json
 
 
 def spec(**options: Any) -> FunctionSpec:
@@ -84,3 +84,10 @@ def test_a_retention_has_bounds(seconds: Any) -> None:
 def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSpec, match=said):
         Retry(**policy)
+
+
+@pytest.mark.parametrize(("concurrency", "batch", "slots"), [(8, None, 8), (1, 8, 16), (4, 8, 40), (64, 32, 2080)])
+def test_a_worker_holds_the_calls_of_its_runs_and_one_batch_that_gathers(
+    concurrency: int, batch: int | None, slots: int
+) -> None:
+    assert spec(concurrency=concurrency, batch=Batch(batch) if batch else None).slots == slots

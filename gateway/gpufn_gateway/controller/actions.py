@@ -10,8 +10,8 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol.reports import FunctionStatus
 from gpufn.revision import CheckState, Revision, RevisionKey
 
-from .placement import NoRoom
 from .policy import Demand, ScaleDecision
+from .request import Wanted
 from .rollout import Role
 from .views import RevisionView
 
@@ -101,6 +101,7 @@ class Need(msgspec.Struct):
 
     key: RevisionKey
     revision: Revision
+    wanted: Wanted
     view: RevisionView
     missing: int
     calls: int
@@ -110,7 +111,8 @@ class Need(msgspec.Struct):
     is_next: bool = False  # calls do not go there yet
     is_check: bool = False  # nothing waits for it but a deploy, and nobody makes room for that
     has_begun: bool = False  # in this step: it has a worker on its way
-    no_room: NoRoom | None = None
+    has_no_room: bool = False
+    no_room: str = ""  # why; empty while it has not been worked out
     is_slot_limited: bool = False
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpufn.revision import CheckState, Function
+from gpufn.errors import ErrorInfo, WorkerLost
+from gpufn.revision import CheckState, Function, Revision
 from gpufn.workers import WorkerState
 
 from . import policy
@@ -37,13 +38,19 @@ def ended(one: Decided, function: Function) -> EndCheck | None:
         return None
     if one.view.in_state(WorkerState.READY):
         return EndCheck(*one.key, CheckState.PASSED)
-    if (error := one.view.circuit.last_error) is not None:
+    error = one.view.circuit.last_error
+    if error is not None and not (_may_be_building(record, error) and not one.view.circuit.openings):
         return EndCheck(*one.key, CheckState.FAILED, error=error)
     if one.role is Role.RETIRED:
         return EndCheck(*one.key, CheckState.UNCHECKED, f"revision {function.active} took its place")
     if policy.effective(record.spec.scaling, function).max_workers == 0:
         return EndCheck(*one.key, CheckState.UNCHECKED, "max_workers is 0")
     return None
+
+
+def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
+    """Whether a start may have taken too long because its node builds the image meanwhile: the next one finds it."""
+    return record.spec.image is not None and error.code == WorkerLost.code
 
 
 def without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:

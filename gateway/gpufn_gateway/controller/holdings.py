@@ -28,6 +28,7 @@ class Holdings:
     def forget(self, node: str) -> None:
         """It has gone, and none of its workers is known any more."""
         self._host_memory.pop(node, None)
+        self.leases.forget(node)
 
     def begin(self, worker: WorkerView) -> None:
         assignment, share = worker.assignment, worker.assignment.share

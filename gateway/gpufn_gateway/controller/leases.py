@@ -43,6 +43,10 @@ class Used(msgspec.Struct, frozen=True):
     gpus: dict[str, GpuUse] = {}
 
 
+_UNUSED = Used()
+_MOST_NOTES = 256  # kinds of request; a fleet has a few
+
+
 class LeaseBook:
     """
     >>> book = LeaseBook()
@@ -87,17 +91,24 @@ class LeaseBook:
     def used(self, node: str) -> Used:
         found = self._used.get(node)
         if found is None:
-            found = self._used[node] = _sum(self._of_node.get(node, {}).values())
+            leases = self._of_node.get(node)
+            found = self._used[node] = _sum(leases.values()) if leases else _UNUSED
         return found
 
     def notes(self, about: Hashable) -> dict[str, Any]:
-        """By node, for what follows from `used(node)` and takes long to find out: gone as soon as that changes."""
+        """By node, for values that follow from `used(node)` and are expensive to compute. Copies of a book share them:
+        a value is valid for the very `Used` that it was computed from."""
+        if about not in self._notes and len(self._notes) >= _MOST_NOTES:
+            self._notes.clear()
         return self._notes.setdefault(about, {})
+
+    def forget(self, node: str) -> None:
+        """Drop the notes about a node that has gone."""
+        for notes in self._notes.values():
+            notes.pop(node, None)
 
     def _has_changed(self, node: str) -> None:
         self._used.pop(node, None)
-        for notes in self._notes.values():
-            notes.pop(node, None)
 
     def copy(self) -> LeaseBook:
         """One to try things in."""
@@ -105,7 +116,7 @@ class LeaseBook:
         twin._leases = dict(self._leases)
         twin._of_node = {node: dict(leases) for node, leases in self._of_node.items()}
         twin._used = dict(self._used)
-        twin._notes = {about: dict(notes) for about, notes in self._notes.items()}
+        twin._notes = self._notes
         return twin
 
 

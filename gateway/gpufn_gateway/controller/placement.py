@@ -5,9 +5,8 @@
 2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free ones; then the
    tightest fit, which leaves the largest hole for what comes next.
 
-Many workers are placed at a time, and each changes one node: what a node offers to all who differ in sizes and trust
-domains only is found once, and kept in the book until a lease of that node changes. What a node lacks is put into words
-only when none will do.
+Many workers are placed at a time, and each changes one node: what a node offers to all requests that differ in sizes
+and trust domains only is computed once, and kept in the book's notes while the node's devices and leases stay the same.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from gpufn.resources import Resources
 from .gpus import GpuFit, Opening, Score, domain_of, has_mps_for, lack, left_bytes, openings, part, whole
 from .leases import GpuUse, LeaseBook, Used
 from .limits import Limits
-from .request import Request, cpu_pool, gpus_of, has_cores
-from .shortage import shortage, size
+from .request import Request, Wanted, cpu_pool, gpus_of, has_cores
+from .shortage import in_words, shortage, size
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -34,14 +33,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class NoRoom(msgspec.Struct, frozen=True):
-    """What was missing, per node."""
+    """`of_any_size`: nor for any request that differs in sizes and trust domains only."""
 
-    missing: tuple[tuple[str, str], ...] = ()
-
-    def __str__(self) -> str:
-        if not self.missing:
-            return "no node is up"
-        return "; ".join(f"{node}: {text}" for node, text in self.missing)
+    of_any_size: bool = False
 
 
 class _Offer(msgspec.Struct, frozen=True):
@@ -49,12 +43,17 @@ class _Offer(msgspec.Struct, frozen=True):
     GPUs, or of none, that is best for all of them (`fit`). No `pool`: nothing for any of them."""
 
     report: NodeReport
+    used: Used
     pool: Device | None = None
     left_bytes: int = 0
     left_cores: float = 0.0
     idle_cores: float = 0.0  # that nobody was promised
     openings: tuple[Opening, ...] | None = None
     fit: GpuFit | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.pool is None or not (self.fit or self.openings)
 
 
 class _Fit(msgspec.Struct, frozen=True):
@@ -77,30 +76,45 @@ def place(
     *,
     engine_kinds: frozenset[str] | None = None,
     in_container: bool = False,
-    explain: bool = True,
+    best: bool = True,
 ) -> Placement | NoRoom:
-    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models. Without `explain`
-    NoRoom is empty, for to put it into words takes longer than to find out."""
+    """`engine_kinds`: the DeviceKinds that there are engines for; None for a function without models. Without `best`
+    the first place that is found will do."""
     limits = limits or Limits()
+    of_any_size = True
     for kind in resources.gpu or (None,):
         request = Request(resources, kind, engine_kinds, in_container)
         fits: list[_Fit] = []
         offers = leases.notes((request.looks_at, limits))
         for report in nodes:
-            offer = offers.get(report.node)
-            if offer is None or offer.report is not report:
-                offer = offers[report.node] = _offer(request, report, leases.used(report.node), limits)
+            offer, used = offers.get(report.node), leases.used(report.node)
+            if offer is None or offer.report is not report or offer.used is not used:
+                offer = offers[report.node] = _offer(request, report, used, limits)
+            if offer.is_empty:
+                continue
+            of_any_size = False
             fit = _fit(request, offer)
             if fit is not None:
                 fits.append(fit)
+                if not best:
+                    break
         if fits:
             return _placement(request, min(fits, key=lambda fit: fit.rank))
-    if not explain:
-        return NoRoom()
-    # The first kind's shortage is told: it is the one that the user would rather have.
-    first = Request(resources, next(iter(resources.gpu), None), engine_kinds, in_container)
-    missing = {report.node: shortage(first, report, leases.used(report.node), limits) for report in nodes}
-    return NoRoom(tuple(sorted(missing.items())))
+    return NoRoom(of_any_size)
+
+
+def explain(
+    wanted: Wanted, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, of_any_size: bool = False
+) -> str:
+    """Why `place` found no room; this takes longer than to find out that there is none.
+
+    Of several kinds of GPU the first is explained: it is the one that the user prefers."""
+    first = Request(wanted.resources, next(iter(wanted.resources.gpu), None), wanted.engine_kinds, wanted.in_container)
+    found = {
+        report.node: shortage(first, report, leases.used(report.node), limits, of_any_size=of_any_size)
+        for report in nodes
+    }
+    return in_words(first, found)
 
 
 def returns(resources: Resources, share: DeviceShare, report: NodeReport, used: Used, limits: Limits) -> bool:
@@ -126,24 +140,24 @@ def _returns_to(gpu: Device, resources: Resources, share: DeviceShare, use: GpuU
 def _offer(request: Request, report: NodeReport, used: Used, limits: Limits) -> _Offer:
     pool = cpu_pool(report)
     if pool is None or pool.health is not Health.HEALTHY:
-        return _Offer(report)
+        return _Offer(report, used)
     if not request.can_run_on(report) or not has_mps_for(request.resources, report):
-        return _Offer(report)
+        return _Offer(report, used)
     left_memory = pool.memory_bytes - used.memory_bytes
     left_cores = pool.cores * limits.cpu_oversubscription - used.cores
     idle_cores = pool.cores - used.cores
     if request.kind is None:
         whole_ones = sum(device.uuid not in used.gpus for device in gpus_of(report))
-        return _Offer(report, pool, left_memory, left_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
+        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=GpuFit((), (whole_ones,)))
     gpus, contained = request.gpus(report), request.is_contained(report)
     wants = request.resources
     if wants.share is not Share.EXCLUSIVE:
         parts = openings(wants, gpus, used, limits, contained=contained)
-        return _Offer(report, pool, left_memory, left_cores, idle_cores, openings=parts)
+        return _Offer(report, used, pool, left_memory, left_cores, idle_cores, openings=parts)
     free = [gpu for gpu in gpus if lack(wants, gpu, used.gpus.get(gpu.uuid), limits, contained=contained) is None]
     unused = [gpu for gpu in free if gpu.uuid not in used.gpus]  # where no parked worker waits to come back
     fit = whole(unused, wants.gpu_count, report.links) or whole(free, wants.gpu_count, report.links)
-    return _Offer(report, pool, left_memory, left_cores, idle_cores, fit=fit)
+    return _Offer(report, used, pool, left_memory, left_cores, idle_cores, fit=fit)
 
 
 def _fit(request: Request, offer: _Offer) -> _Fit | None:

@@ -17,6 +17,7 @@ What fails for one function fails for it alone: its actions of this step are dro
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 
 from gpufn import start_failures
@@ -33,6 +34,7 @@ from .leaving import Leaving
 from .limits import Limits
 from .placement import NoRoom
 from .policy import ScaleDecision
+from .request import Wanted
 from .rollout import Role, Standing
 from .room import Return, Room
 from .status import Teller
@@ -84,13 +86,14 @@ class _Step:
                     if name in self.world.functions:
                         self._decide(self.world.functions[name])
         without_room = self._start()
+        self._explain(without_room, is_full=only is None)
         self._make_room(without_room)
         for need in without_room:
             if (end := checks.without_room(need, self.now, has_nodes=bool(self.world.reports(self.now)))) is not None:
                 self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
-        teller = Teller(self.world, self.now, self.limits)
+        teller = Teller(self.world, self.now, self._room)
         statuses: dict[str, FunctionStatus] = {}
         for name, decided in list(self.decided.items()):
             with self._alone(name):
@@ -193,6 +196,7 @@ class _Step:
         one.need = Need(
             key=one.key,
             revision=record,
+            wanted=Wanted.by(record),
             view=one.view,
             missing=allowed,
             calls=calls,
@@ -259,13 +263,14 @@ class _Step:
         if not self.needs:
             return []
         world, now = self.world, self.now
-        reports = world.reports(now)
         room = self._room = Room(world, now, self.limits, self.leaving)
+        reports = nodes = room.reports
         slots = {report.node: self.limits.starts_per_node for report in reports}
         for worker in world.workers.values():
             node = worker.assignment.node
             if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
                 slots[node] -= 1
+        nodes = [report for report in reports if slots[report.node] > 0]
         turn = sorted(
             self.needs,
             key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or now, need.key),
@@ -275,17 +280,18 @@ class _Step:
             later: list[Need] = []
             for need in turn:
                 with self._alone(need.key[0]):
-                    nodes = [report for report in reports if slots[report.node] > 0]
                     found = room.grant(need, nodes)
                     if isinstance(found, NoRoom):
                         need.is_slot_limited = len(nodes) < len(reports)
-                        need.no_room = found
+                        need.has_no_room = True
                         without_room.append(need)
                         continue
                     if isinstance(found, Return):
                         self.actions.append(Resume(found.worker.assignment.worker, need.reason))
                     else:
                         slots[found.node] -= 1
+                        if slots[found.node] <= 0:
+                            nodes = [report for report in nodes if slots[report.node] > 0]
                         self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
                     need.missing -= 1
                     need.has_begun = True
@@ -293,6 +299,17 @@ class _Step:
                         later.append(need)
             turn = later
         return without_room
+
+    def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
+        """Once for all that want the same: hundreds of functions may wait, and each look is at a thousand nodes."""
+        room = self._room
+        if room is None:
+            return
+        needs = {room.explained_as(need): need for need in without_room if not need.is_slot_limited}
+        wanted = {key: functools.partial(room.explain, need) for key, need in needs.items()}
+        texts = self.world.shortages.explain(wanted, len(room.reports), renew=is_full)
+        for need in without_room:
+            need.no_room = texts.get(room.explained_as(need), "")
 
     # 5
 
@@ -309,7 +326,8 @@ class _Step:
         parked, idle = room.parked_workers(), room.idle_workers()
         for need in waiting:
             with self._alone(need.key[0]):
-                if room.claim(need):
+                of_busy = self._has_lost_patience(need)
+                if room.claim(need) or not room.can_be_made(need, of_busy=of_busy):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
                 surplus = room.surplus_of_others(need)
@@ -317,8 +335,8 @@ class _Step:
                     # The rest of a rollout takes its place from the old revision alone.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not room.evict_for(need, others) and self._has_lost_patience(need):
-                    room.evict_for(need, surplus)
+                if not room.evict_for(need, others) and not (of_busy and room.evict_for(need, surplus)):
+                    room.was_not_made(need, of_busy=of_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
         """Of the same function; for a revision that failed to start only those that its next try takes nothing from.

@@ -1,4 +1,8 @@
-"""What a controller says: a ControllerReport in full each second, and at once of what others act upon; its log."""
+"""What a controller says: a ControllerReport in full each second, and at once of what others act upon; its log.
+
+A report is published in parts of a bounded size. A part that the bus refuses is logged once, and the others are
+published: readers keep the last status of the functions in it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import logging
 from gpufn.bus.connection import Bus
 from gpufn.bus.leases import Lease
 from gpufn.clock import Clock
-from gpufn.errors import PlatformError
+from gpufn.errors import PayloadTooLarge, PlatformError
 from gpufn.protocol import subjects
-from gpufn.protocol.codec import encode
+from gpufn.protocol.report_parts import PART_BYTES, encode_parts
 from gpufn.protocol.reports import ControllerReport, FunctionStatus
 
 from .actions import Plan
@@ -26,6 +30,8 @@ class Reports:
         self._statuses: dict[str, FunctionStatus] = {}
         self._undecided: dict[str, str] = {}  # functions that the last step over them failed for, and why
         self._trouble = ""
+        self._refusal = ""  # of a part of the last full report
+        self._sequence = 0
 
     def forget(self, function: str) -> None:
         self._statuses.pop(function, None)
@@ -65,17 +71,38 @@ class Reports:
         self._send(statuses, is_full=True)
 
     def _send(self, told: dict[str, FunctionStatus], *, is_full: bool) -> None:
+        self._sequence += is_full
         report = ControllerReport(
             controller=self._name,
             epoch=self._lease.epoch,
             sent_at=self._clock.time(),
             functions=tuple(told.values()),
             partial=not is_full,
+            sequence=self._sequence,
         )
+        refusal = ""
         try:
-            self._bus.publish(subjects.CONTROLLER_REPORT, encode(report))
+            for part in encode_parts(report, min(PART_BYTES, self._bus.server_info.get("max_payload", PART_BYTES))):
+                try:
+                    self._bus.publish(subjects.CONTROLLER_REPORT, part)
+                except PayloadTooLarge as error:
+                    refusal = str(error)
         except PlatformError as error:
-            self.complain(f"could not report: {error}")
+            refusal = str(error)
+        if is_full or refusal:
+            self._on_refusal(refusal)
+
+    def _on_refusal(self, refusal: str) -> None:
+        """Once, and once when a full report is published again."""
+        if refusal and not self._refusal:
+            log.warning(
+                "a report, or a part of it, was not published; others keep what they last knew: %s",
+                refusal,
+                extra={"controller": self._name},
+            )
+        elif self._refusal and not refusal:
+            log.info("reports are published in full again", extra={"controller": self._name})
+        self._refusal = refusal
 
 
 def _gist(status: FunctionStatus | None) -> object:

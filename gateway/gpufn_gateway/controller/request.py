@@ -3,17 +3,38 @@ Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import msgspec
 
 from gpufn.device import Device, DeviceType
 from gpufn.engine import CPU_KIND
 from gpufn.protocol.reports import NodeReport
 from gpufn.resources import Resources
+from gpufn.revision import Revision
 
 from .gpus import named_by
 
 UNSTATED_MEMORY_BYTES = 128 << 20  # reserved for a function that does not say what it needs
 _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """All that placement reads of a revision. Revisions with equal ones fit the same nodes."""
+
+    resources: Resources
+    engine_kinds: frozenset[str] | None = None
+    in_container: bool = False
+
+    @classmethod
+    def by(cls, revision: Revision) -> Wanted:
+        return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None)
+
+    @property
+    def of_any_size(self) -> Hashable:
+        """Equal for all that differ in sizes and trust domains only."""
+        wants = self.resources
+        return wants.gpu, wants.share, wants.gpu_count, self.engine_kinds, self.in_container
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -14,23 +14,23 @@ from . import policy
 from .actions import Decided, Need
 from .circuit import CircuitState
 from .demand import demand_of
-from .leases import LeaseBook
-from .limits import Limits
-from .placement import NoRoom, place
+from .room import Room
 from .store import WHY
 from .views import RevisionView
 from .world import World
 
 _HOLDERS_TOLD = 3
+_NO_ROOM = "no node has room"
 _FOR_OWN = "all calls that run wait for others of this function, and hold the slots that those would need"
 
 
 class Teller:
-    def __init__(self, world: World, now: float, limits: Limits) -> None:
+    """`room`: of this step, where any workers were missing."""
+
+    def __init__(self, world: World, now: float, room: Room | None) -> None:
         self._world = world
         self._now = now
-        self._limits = limits
-        self._nobodys = LeaseBook()  # as if nobody had anything
+        self._room = room
         self._counted: dict[bool, Counter[str]] = {}
 
     def status(self, function: Function, decided: Sequence[Decided], note: str | None) -> FunctionStatus:
@@ -96,8 +96,8 @@ class Teller:
         if one.view.circuit.openings and not ready:
             return self._crash_looping(one.view)
         starting = len(one.view.in_state(WorkerState.STARTING, WorkerState.RESUMING))
-        if not starting and one.need is not None and one.need.no_room is not None:
-            return self._no_room(one.need, one.need.no_room)
+        if not starting and one.need is not None and one.need.has_no_room:
+            return self._no_room(one.need)
         if starting or one.need is not None:
             return self._starting(one.view)
         return self._full(one)
@@ -111,21 +111,16 @@ class Teller:
             return Waiting(WaitReason.LIMIT, f"max_workers is reached: {one.decision.count}")
         return None
 
-    def _no_room(self, need: Need, no_room: NoRoom) -> Waiting:
+    def _no_room(self, need: Need) -> Waiting:
         if need.is_slot_limited:
             return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
-        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (str(no_room), self._held_by(need)))))
+        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (need.no_room or _NO_ROOM, self._held_by(need)))))
 
     def _held_by(self, need: Need) -> str:
         """Who has the room, where there would be some without them."""
-        spec, kinds, contained = need.revision.spec, need.revision.device_kinds, need.revision.spec.image is not None
-        found = place(
-            spec.resources, self._world.reports(self._now), self._nobodys, self._limits,
-            engine_kinds=kinds, in_container=contained, explain=False,
-        )  # fmt: skip
-        if isinstance(found, NoRoom):
+        if self._room is None or not self._room.fits_when_empty(need):
             return ""
-        holders = self._holders(of_gpus=bool(spec.resources.gpu))
+        holders = self._holders(of_gpus=bool(need.wanted.resources.gpu))
         told = [self._holder(name, count) for name, count in holders.most_common(_HOLDERS_TOLD)]
         if more := len(holders) - len(told):
             told.append(f"{more} more")
@@ -197,7 +192,7 @@ def undecided(world: World, now: float) -> dict[str, FunctionStatus]:
 
 def _counts(view: RevisionView, draining: int) -> WorkerCounts:
     """`draining`: of the other revisions as well."""
-    counts = {state: len(view.in_state(state)) for state in WorkerState}
+    counts = Counter(worker.state for worker in view.workers.values())
     return WorkerCounts(
         ready=counts[WorkerState.READY],
         starting=counts[WorkerState.STARTING],

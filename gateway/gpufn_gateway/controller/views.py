@@ -89,10 +89,16 @@ class NodeView:
     def __init__(self, now: float) -> None:
         self.seen_at = now  # the agent's last report, or since when one is awaited
         self.report: NodeReport | None = None
+        self.offer: NodeReport | None = None  # the first report that offered what the last one does
         self.runner = ""
         self.counters: dict[RevisionKey, RevisionTraffic] = {}  # as the runner told them last
         self.runner_seen_at = now  # as `seen_at`
         self.has_runner_told = False  # since a report of it is awaited
+
+    def on_report(self, report: NodeReport, now: float) -> None:
+        self.report, self.seen_at = report, now
+        if self.offer is None or _for_placement(self.offer) != _for_placement(report):
+            self.offer = report
 
     def on_runner(self, now: float) -> None:
         self.runner_seen_at, self.has_runner_told = now, True
@@ -200,6 +206,11 @@ class RevisionView:
 
     def in_state(self, *states: WorkerState) -> list[WorkerView]:
         return [worker for worker in self.workers.values() if worker.state in states]
+
+
+def _for_placement(report: NodeReport) -> tuple[object, ...]:
+    """All that placement reads. It keeps what it computed for a report as long as it is handed the very same one."""
+    return report.devices, report.links, report.facts, report.container_trouble, report.contains_all
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 
 from gpufn.errors import ErrorInfo, FunctionStartFailed
 from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST
-from gpufn.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
+from gpufn.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
 from gpufn.revision import Function, Revision, RevisionKey
 from gpufn.workers import OF_THE_NODE, Assignment, Desired, ParkedMemory, WorkerState
 
 from .depths import Depths
 from .holdings import Holdings
 from .leases import LeaseBook
+from .shortage import Shortages
 from .store import Store
 from .views import OF_PARKING, NodeView, RevisionView, WorkerView
 
@@ -35,7 +36,11 @@ class World:
         self.workers: dict[str, WorkerView] = {}
         self.nodes: dict[str, NodeView] = {}
         self.holdings = Holdings()
+        self.shortages = Shortages()
+        self.unleased = LeaseBook()  # as if no worker had anything
         self.waiting: set[str] = set()  # functions that want workers and found no room, as of the last steps
+        self._of_node: dict[str, dict[str, WorkerView]] = {}
+        self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node, where there are any
         self._numbers: dict[str, set[int]] = {}  # revisions with a view, by function
         self.depths = Depths(now)
         self.store = Store()
@@ -71,6 +76,7 @@ class World:
         if assignment is None:
             if known is not None:
                 del self.workers[worker]
+                self._of_node[known.assignment.node].pop(worker, None)
                 self.view(known.key).workers.pop(worker, None)
                 self.holdings.end(known)
             return
@@ -87,6 +93,7 @@ class World:
         self.workers[worker] = self.view((assignment.function, assignment.revision)).workers[worker] = WorkerView(
             assignment, now
         )
+        self._of_node.setdefault(assignment.node, {})[worker] = self.workers[worker]
         self.holdings.begin(self.workers[worker])
         if assignment.node not in self.nodes:
             self.nodes[assignment.node] = NodeView(now)
@@ -110,8 +117,7 @@ class World:
         if node is None:
             node = self.nodes[report.node] = NodeView(now)
         has_changed = node.report is None or node.report.devices != report.devices
-        node.report = report
-        node.seen_at = now
+        node.on_report(report, now)
         for process in report.processes:
             worker = self.workers.get(process.worker)
             if process.parked is not None and worker is not None and worker.park_asked:
@@ -137,8 +143,8 @@ class World:
         for worker in report.workers:
             if self._on_worker_report(worker, report.sent_at, now):
                 changed.add(worker.function)
-        for view in self.workers.values():
-            if view.assignment.node == report.node and view.reported is not None and view.assignment.worker not in told:
+        for view in self._of_node.get(report.node, {}).values():
+            if view.reported is not None and view.assignment.worker not in told:
                 # The runner started again and has not heard from it yet: it may be back in a moment.
                 view.reported, view.idle_since, view.since = None, None, now
                 changed.add(view.assignment.function)
@@ -146,8 +152,18 @@ class World:
         if is_known:  # what a runner counted before we listened is no traffic of now
             for key, traffic in counters.items():
                 self.view(key).on_traffic(node.counters.get(key), traffic)
+        self._count_direct(report.node, node.counters, counters)
         node.counters = counters
         return changed
+
+    def _count_direct(
+        self, node: str, before: dict[RevisionKey, RevisionTraffic], counters: dict[RevisionKey, RevisionTraffic]
+    ) -> None:
+        for key in before:
+            self._direct_calls.get(key, {}).pop(node, None)
+        for key, traffic in counters.items():
+            if traffic.direct:
+                self._direct_calls.setdefault(key, {})[node] = traffic.direct
 
     def on_event(self, event: WorkerEvent, now: float) -> None:
         worker = self.workers.get(event.worker)
@@ -214,8 +230,10 @@ class World:
         """Those that will not come back."""
         in_use = {worker.assignment.node for worker in self.workers.values()}
         for name in [name for name, node in self.nodes.items() if name not in in_use and node.has_gone(now)]:
-            del self.nodes[name]
+            self._count_direct(name, self.nodes.pop(name).counters, {})
+            self._of_node.pop(name, None)
             self.holdings.forget(name)
+            self.unleased.forget(name)
 
     def forget_unused(self) -> None:
         """Who stands by knows of no calls, and so of no reason to remember a revision that has no workers."""
@@ -254,11 +272,10 @@ class World:
 
     def _direct(self, key: RevisionKey, now: float) -> int:
         """Calls that came past the queue, as last reported: not those of a runner that nobody will hear of again."""
-        return sum(
-            node.counters[key].direct
-            for node in self.nodes.values()
-            if key in node.counters and not node.is_runner_lost(now)
-        )
+        counted = self._direct_calls.get(key)
+        if not counted:
+            return 0
+        return sum(calls for node, calls in counted.items() if not self.nodes[node].is_runner_lost(now))
 
     def running(self, view: RevisionView, now: float) -> int | None:
         """Calls that run, as far as every runner concerned has told lately."""
@@ -282,11 +299,11 @@ class World:
         return max(0.0, now - worker.idle_since)
 
     def reports(self, now: float) -> list[NodeReport]:
-        """The nodes where workers can be placed."""
+        """The nodes where workers can be placed, by what they offer: these need not be the last reports of them."""
         return [
-            node.report
+            node.offer
             for node in self.nodes.values()
-            if node.report is not None and not node.is_agent_silent(now) and not node.is_runner_lost(now)
+            if node.offer is not None and not node.is_agent_silent(now) and not node.is_runner_lost(now)
         ]
 
     def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
@@ -343,6 +360,8 @@ class World:
         if is_used or view.workers or calls:
             return
         del self.views[key]
+        if not self._direct_calls.get(key, True):
+            del self._direct_calls[key]
         numbers = self._numbers[key[0]]
         numbers.discard(key[1])
         if not numbers:

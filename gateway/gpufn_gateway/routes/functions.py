@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -53,6 +53,7 @@ class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
     check: bool = True
     source: Source | None = None
     replace: bool = False
+    code: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,7 +121,7 @@ class FunctionRoutes:
             principal.need(HI)
         bundle = checked_digest(wanted.bundle, "the bundle")
         source = wanted.source and msgspec.structs.replace(wanted.source, key=principal.id)
-        how = How(check=wanted.check, source=source, replace=wanted.replace)
+        how = How(check=wanted.check, source=source, replace=wanted.replace, code=wanted.code)
         if spec.models:
             return self._building(await self._deploys.build(spec, bundle, how))
         function = await self._deploys.deploy(spec, bundle, how)
@@ -257,6 +258,7 @@ class FunctionRoutes:
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,
             "spec": _spec_view(revision.spec, has_env_values) if revision else {},
+            "env": list(revision.spec.env) if revision else [],
             "workers": status.workers,
             "queued": status.queued,
             "running": status.running,
@@ -284,10 +286,10 @@ def _env_values(request: Request) -> bool:
 
 
 def _spec_view(spec: FunctionSpec, has_env_values: bool) -> dict[str, Any]:
-    """Without the values of `env`, which may be secrets: a list of its names takes their place."""
+    """Without `env` unless its values were requested: they may be secrets."""
     view: dict[str, Any] = msgspec.to_builtins(spec)
     if not has_env_values:
-        view["env"] = list(spec.env)
+        del view["env"]
     return view
 
 
@@ -296,6 +298,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "number": revision.number,
         "created_at": revision.created_at,
         "bundle": revision.bundle,
+        "code": revision.code,
         "state": revision.state,
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,

@@ -21,6 +21,7 @@ from gpufn import open_files
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
 from gpufn.engine import EngineManifest
 from gpufn.errors import BusUnavailable, Conflict, GpufnError
@@ -30,7 +31,6 @@ from gpufn.ids import Digest
 from gpufn.protocol import subjects
 from gpufn.secrecy import hide_environment
 from gpufn.watchdog import tell_watchdog
-from gpufn_runtime.agent import node_name
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.cgroups import MemoryGroups
 from gpufn_runtime.agent.devices.base import Inventory
@@ -91,17 +91,21 @@ def _why(errors: ExceptionGroup[GpufnError], code: int) -> int:
 
 async def _serve(settings: AgentSettings, files_at_first: int) -> None:
     tell_watchdog()
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
+        loop.add_signal_handler(signum, told)
     bus = await _connect(settings.nats_url, stop)
     if bus is None:
         return
     try:
-        await node_name.claim(bus, settings.node, settings.home)
+        await claim_node(bus, "agent", settings.node, settings.home)
         if await _there_is_a_gateway(bus, stop):
-            await _work(settings, bus, stop, files_at_first)
+            await _work(settings, bus, stop, hurry, files_at_first)
     finally:
         await bus.close()
 
@@ -121,7 +125,9 @@ async def _there_is_a_gateway(bus: Bus, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at_first: int) -> None:
+async def _work(
+    settings: AgentSettings, bus: Bus, stop: asyncio.Event, hurry: asyncio.Event, files_at_first: int
+) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await objects.get(bus, subjects.BUNDLES, digest)
 
@@ -156,13 +162,13 @@ async def _work(settings: AgentSettings, bus: Bus, stop: asyncio.Event, files_at
         open_files=files_at_first,
         supervisor_fifo=settings.supervisor_fifo,
         park_bytes=settings.park_bytes,
-        stop_grace_s=settings.stop_grace_s,
+        grace_s=settings.grace_s,
     )
     async with asyncio.TaskGroup() as tasks:  # should a task die, so do we: workers live on, to be adopted
         kept = [tasks.create_task(standbys.run(), name="templates")]
         if containers is not None:
             kept.append(tasks.create_task(containers.run(), name="containers"))
-        await agent.run(stop)
+        await agent.run(stop, hurry)
         for task in kept:
             task.cancel()
 

@@ -39,6 +39,7 @@ class WorkerRecord:
     asked_to_end_at: float | None = None
     killed: bool = False
     killed_for: str = ""  # why its agent did that
+    stopping: bool = False  # its agent stops
     device_fault: str = ""  # why its GPU is of no use any more
     claim: Claim | None = None  # what it says that it holds, parked
     parked: ParkedMemory | None = None  # and what it was proven to hold

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpufn import shutdown
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.kv import Entry, KeyValue
 from gpufn.clock import Clock
@@ -32,6 +33,7 @@ from gpufn.image import ImageSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import KillOrder
 from gpufn.protocol.reports import RunnerReport
+from gpufn.shutdown import GRACE_S
 from gpufn.workers import Assignment, Desired, WorkerState
 from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
@@ -94,7 +96,7 @@ class Agent:
         open_files: int | None = None,
         supervisor_fifo: str = "",
         park_bytes: int | None = None,
-        stop_grace_s: float = 10.0,
+        grace_s: float = GRACE_S,
         kill_after_s: float = reconcile.KILL_AFTER_S,
         drain_grace_s: float = reconcile.DRAIN_GRACE_S,
         tick_s: float = _TICK_S,
@@ -107,7 +109,7 @@ class Agent:
         self._engines = engines
         self._launcher = launcher
         self._clock = clock
-        self._stop_grace_s = stop_grace_s
+        self._grace_s = grace_s
         self._kill_after_s = kill_after_s
         self._drain_grace_s = drain_grace_s
         self._tick_s = tick_s
@@ -171,10 +173,13 @@ class Agent:
         self._parking = Parking(devices, self._living, self._running, self._reports)
         self._told_early: dict[str, Assignment] | None = {}  # until what an earlier agent left is dealt with
         self._is_stopping = False
+        self._in_use: dict[str, int] = {}  # slots that calls of the queue are in, by worker
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop` is set, then end every worker."""
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event | None = None) -> None:
+        """Work until `stop` is set, then end every worker: when its calls have finished, the grace period is over or
+        `hurry` is set."""
         processes.become_subreaper()
+        shutdown.forget_running(self._home)
         self._bundles.sweep()
         self._engines.sweep()
         left = folders.all_folders(self._home)
@@ -203,7 +208,7 @@ class Agent:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._tick_s):
                         await stop.wait()
-            await self._shut_down()
+            await self._shut_down(hurry or asyncio.Event())
         finally:
             # After an error the workers live on, for the next agent to adopt.
             for task in kept:
@@ -276,7 +281,9 @@ class Agent:
             self._act(Kill(order.worker, order.reason))
 
     def _on_runner_report(self, message: Message) -> None:
-        for worker in _runner_report.decode(message.payload).workers:
+        report = _runner_report.decode(message.payload)
+        self._in_use = {worker.worker: max(0, worker.in_use - worker.left_over) for worker in report.workers}
+        for worker in report.workers:
             if (record := self._fleet.records.get(worker.worker)) is not None:
                 if worker.state is WorkerState.READY:
                     record.was_ready = True
@@ -339,18 +346,20 @@ class Agent:
             elif record.phase is Phase.RUNNING and assignment.desired is Desired.DRAIN:
                 self._act(Drain(assignment))
 
-    async def _shut_down(self) -> None:
+    async def _shut_down(self, hurry: asyncio.Event) -> None:
         self._is_stopping = True
-        log.info("stopping: %d workers", len(self._living))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._stop_grace_s):
-                for record in self._fleet.records.values():
-                    if record.phase is not Phase.GONE:
-                        self._running.end(record, signal.SIGTERM, "the agent stops")
-                await self._launches.done()
-                await self._running.none_left()
+        shutdown.set_running(self._home, self._calls_running())
+        grace_s = shutdown.grace_s(self._home, self._grace_s)
+        log.info("stopping: %d workers have %g s to finish their calls", len(self._living), grace_s)
+        self._devices.rest("its node stops")
+        self._reports.send()  # the controller places nothing here from now on
+        for record in self._fleet.records.values():
+            if record.phase is not Phase.GONE:
+                record.stopping = True
+                self._running.end(record, signal.SIGTERM, "the agent stops")
+        await self._calls_finish(grace_s, hurry)
         self._launches.cancel()
-        too_late = f"it did not end within {self._stop_grace_s:g} s of SIGTERM"
+        too_late = f"its node stops, and its calls did not finish within {grace_s:g} s"
         for worker in self._living:
             self._running.end(worker.record, signal.SIGKILL, too_late)
         try:
@@ -361,6 +370,36 @@ class Agent:
         except TimeoutError:
             log.warning("stopped with %d assignments not deleted: the next agent does it", len(self._burials))
         await self._shares.stop()
+        shutdown.forget_running(self._home)
+
+    async def _calls_finish(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Until no worker is left, or the time is over. Meanwhile the node reports, or it would be taken for dead and
+        its calls would start elsewhere while they run here."""
+        until = self._clock.monotonic() + grace_s
+        gone = [asyncio.create_task(each) for each in (self._none_left(), hurry.wait())]
+        try:
+            while (left_s := until - self._clock.monotonic()) > 0:
+                shutdown.set_running(self._home, self._calls_running())
+                done, _ = await asyncio.wait(
+                    gone, timeout=min(left_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return
+                self._devices.rest("its node stops")
+                self._running.step(self._clock.monotonic())
+                self._reports.send()
+                self._reports.send_unsent()
+        finally:
+            for task in gone:
+                task.cancel()
+
+    async def _none_left(self) -> None:
+        await self._launches.done()
+        await self._running.none_left()
+
+    def _calls_running(self) -> int:
+        """On this node, as its runner reported last."""
+        return sum(self._in_use.get(worker.record.worker, 0) for worker in self._living)
 
     def _uuids(self) -> list[str]:
         return [self._devices.pool.uuid, *(device.uuid for device in self._devices.gpus)]

@@ -185,6 +185,7 @@ class Running:
             signal=signum,
             tail=worker.output.tail(),
             device_fault=record.device_fault,
+            stopping=record.stopping,
             untold=untold,
             killed_for=record.killed_for,
         )

@@ -11,7 +11,8 @@ from gpufn.device import Device
 from gpufn.errors import InvalidSpec
 from gpufn.home import Home
 from gpufn.image import ImageSpec
-from gpufn.settings import InvalidSetting, bus_url, node_name, process_memory, whole_number, yes_or_no
+from gpufn.settings import InvalidSetting, bus_url, node_name, number, process_memory, whole_number, yes_or_no
+from gpufn.shutdown import GRACE_S
 from gpufn_runtime.agent.devices.declared import parse_devices
 
 _MOST_TEMPLATES = 1000
@@ -27,7 +28,7 @@ class AgentSettings:
                           given, which is too little on a virtual machine that is given memory as it uses it
     GPUFN_TEMPLATES       standby templates kept in memory at most; 0 for none; 4 when not given
     GPUFN_PARK_MEMORY     memory of the host for parked workers, such as 16Gi; 0 for none; a quarter when not given
-    GPUFN_STOP_GRACE_S    seconds that workers have to end when the agent stops; 10 when not given
+    GPUFN_GRACE           seconds that running calls may take to finish when the agent stops; 30 when not given
     GPUFN_MPS_EXCLUSIVE   yes: a GPU that is shared by MPS takes nobody else meanwhile (compute mode
                           EXCLUSIVE_PROCESS, which takes root); no when not given
     GPUFN_LAUNCHER        where a function without an image runs: process, or docker; process when not given
@@ -45,7 +46,7 @@ class AgentSettings:
     memory_bytes: int | None = None
     templates: int = 4
     park_bytes: int | None = None
-    stop_grace_s: float = 10.0
+    grace_s: float = GRACE_S
     mps_exclusive: bool = False
     default_image: ImageSpec | None = None
     base_image: str = "python:{python}-slim"
@@ -66,7 +67,7 @@ class AgentSettings:
                 "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MOST_TEMPLATES
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
-            stop_grace_s=_number(environ, "GPUFN_STOP_GRACE_S", 10.0),
+            grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
@@ -98,14 +99,3 @@ def _base_image(name: str) -> str:
             f"not {name!r}."
         ) from None
     return name
-
-
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name) or str(default)
-    try:
-        value = float(text)
-    except ValueError:
-        raise InvalidSetting(f"{name} is a number, not {text!r}.") from None
-    if not 0 <= value < float("inf"):
-        raise InvalidSetting(f"{name} is zero or more, not {text!r}.")
-    return value

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import sys
 
+from gpufn import shutdown
 from gpufn.bus import objects, streams
 from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue, stream_of
+from gpufn.bus.node_claim import claim_node
 from gpufn.clock import SystemClock
+from gpufn.home import Home
 from gpufn.ids import new_ulid
 from gpufn.node_process import run, until_told
 from gpufn.protocol import subjects
@@ -22,11 +25,14 @@ log = logging.getLogger("gpufn.runner")
 _BUS_PATIENCE_S = 5.0  # it may be starting again, together with us
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.USAGE)
+_AGENT_BEGINS_S = 0.3  # an agent that is told to stop together with us has said so by then
+_LOOK_S = 0.1
 
 
 async def serve(settings: RunnerSettings) -> None:
     bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", patience_s=_BUS_PATIENCE_S)
     try:
+        await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()
         await streams.wait_for(bus, (*_STREAMS, *map(stream_of, _BUCKETS), objects.stream_of(subjects.RESULT_FILES)))
         runner = Runner(
@@ -42,9 +48,17 @@ async def serve(settings: RunnerSettings) -> None:
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
         )
         log.info("runs node %s", settings.node)
-        await until_told(runner.run(), "runner")
+        await until_told(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
     finally:
         await bus.close()
+
+
+async def _agent_has_stopped(home: Home) -> None:
+    """Both may be told to stop at once, as with their node: the agent's workers finish their calls, or their calls are
+    handed back, with our help. An agent that goes on has workers that wait for our successor."""
+    await asyncio.sleep(_AGENT_BEGINS_S)
+    while shutdown.is_under_way(home):  # noqa: ASYNC110  another process's file
+        await asyncio.sleep(_LOOK_S)
 
 
 def main() -> int:

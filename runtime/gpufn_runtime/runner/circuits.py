@@ -10,7 +10,8 @@ from gpufn.bus.decoded import decoded
 from gpufn.bus.leases import Fence
 from gpufn.clock import Clock
 from gpufn.protocol import subjects
-from gpufn.protocol.reports import ControllerReport, FunctionStatus
+from gpufn.protocol.report_parts import Statuses
+from gpufn.protocol.reports import ControllerReport
 from gpufn.revision import Revision
 from gpufn.start_failures import start_failure
 
@@ -23,7 +24,7 @@ class Circuits:
         self._caller = caller
         self._clock = clock
         self._fence = Fence()
-        self._statuses: dict[str, FunctionStatus] = {}
+        self._statuses = Statuses()
 
     def start(self) -> None:
         self._bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_report, self._on_report))
@@ -37,8 +38,7 @@ class Circuits:
     def _on_report(self, report: ControllerReport) -> None:
         if not self._fence.lets_in(report.epoch, self._clock.monotonic()):
             return  # from a controller that does not know yet that it leads no more
-        told = {status.function: status for status in report.functions}
-        self._statuses = {**self._statuses, **told} if report.partial else told
+        self._statuses.take(report)
         for status in report.functions:
             if (failure := start_failure(status.serving, status)) is not None:
                 self._caller.fail(status.function, status.serving, failure)

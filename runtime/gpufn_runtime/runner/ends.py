@@ -76,6 +76,9 @@ class Ends:
         held_s = self._clock.monotonic() - run.began
         self.free(attempt)
         run_s = result.run_s if 0 <= result.run_s <= held_s else held_s
+        charged_s = run_s if result.charged_s is None else result.charged_s
+        charged_s = charged_s if 0 <= charged_s <= held_s else run_s
+        gather_s = held_s - run_s if attempt.link.revision.spec.batch is not None else 0.0
         run.busy_s = min(run.busy_s, run_s)
         self.ended += 1
         self.run_seconds += run_s
@@ -91,11 +94,18 @@ class Ends:
             body = b""
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
         if not self._hands_back(attempt, outcome):
-            self._charge(attempt, outcome, run_s)
+            self._charge(attempt, outcome, charged_s)
             self._settler.settle(
-                attempt, outcome, result.content_type, body,
-                parcel=parcel, kept=kept, run_s=run_s, now=self._clock.time(),
-            )  # fmt: skip
+                attempt,
+                outcome,
+                result.content_type,
+                body,
+                parcel=parcel,
+                kept=kept,
+                run_s=run_s,
+                gather_s=gather_s,
+                now=self._clock.time(),
+            )
         return run_s
 
     def begin(self, attempt: Attempt, kind: Decided, now: float) -> None:
@@ -145,7 +155,9 @@ class Ends:
         if not self._hands_back(attempt, outcome):
             self.log_failure(attempt.link, outcome.error, attempt.message.id)
             run_s = min(self._clock.monotonic(), attempt.run.lost_at) - attempt.run.began
-            self._charge(attempt, outcome, run_s)
+            # Which calls ran together with it, only its worker knew.
+            is_batched = attempt.link.revision.spec.batch is not None
+            self._charge(attempt, outcome, min(run_s, attempt.run.busy_s) if is_batched else run_s)
             self._settler.settle(attempt, outcome, run_s=run_s, now=self._clock.time())
 
     def _hands_back(self, attempt: Attempt, outcome: Outcome) -> bool:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
@@ -142,6 +143,8 @@ class Runner:
                 await asyncio.sleep(_TICK_S)
         finally:
             watch.stop()
+            with contextlib.suppress(GpufnError):
+                await self._bus.flush()  # what the agent said of workers that ended is heard before this returns
             self._lane.close()
             for queue in self._queues:
                 queue.close()

@@ -4,6 +4,9 @@ checkpoints of the calls that they run.
 A worker has no other way out: each Call frame becomes an invocation (or a look at one) on the worker's behalf, and
 its answer goes back over the same socket. A worker that dies takes its open calls with it, and so does an attempt that
 is told to end; it gives none of them more time than it has itself.
+
+While the bus is away, what they ask for waits until their deadline and then fails with BusUnavailable, which is
+retryable. A call that the bus lost is made again; it may have run, as after the death of its runner.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from gpufn import media
 from gpufn.bus import bodies, checkpoints, records
@@ -47,7 +51,10 @@ from gpufn_runtime.runner.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _RETRY_BUS_S = 0.2
+_LAST_WORD_S = 1.0  # left to the function that waits: it fails for want of the bus, not for want of time
 _KIND_OF_STATE = {
     InvocationState.SUCCEEDED: OutcomeKind.SUCCEEDED,
     InvocationState.FAILED: OutcomeKind.RAISED,
@@ -171,61 +178,78 @@ class NestedCalls:
             case Verb.SUBMIT:
                 return await self._submit(link, call, body, parent)
             case Verb.STATUS | Verb.RESULT | Verb.CANCEL:
-                return await self._look(link, call)
+                return await self._patiently(self._until(call, parent), lambda: self._look(link, call))
             case Verb.CHECKPOINT if parent is not None:
                 return await self._keep(link, call, body, parent)
             case Verb.RESTORE if parent is not None:
-                return await self._restore(parent)
+                return await self._patiently(self._until(call, parent), lambda: self._restore(parent))
             case Verb.CHECKPOINT | Verb.RESTORE:
                 raise InvalidInput("only a call that runs has a checkpoint")
         raise InvalidInput(f"{call.verb!r} is nothing that a function can ask for")
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._directory.serving(call.target)
-        self._circuits.check(revision)
+        revision = await self._serving(call, parent)
         arguments = await self._waited_for(revision, link, call, body, parent)
-        try:
+        request = self._request(revision, link, call, arguments, parent)
+
+        async def once() -> tuple[ResultReply, bytes]:
+            self._circuits.check(revision)
             self._ring(revision)
-            pending = self._caller.invoke(self._request(revision, link, call, arguments, parent))
+            pending = self._caller.invoke(request)
             try:
                 reply, result = await pending.future
             except asyncio.CancelledError:
                 pending.cancel()
                 raise
-            parcel = await self._result_for(link, reply)
-            return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
+            return reply, result
+
+        try:
+            reply, result = await self._patiently(request.deadline, once)
+            parcel = await self._patiently(request.deadline, lambda: self._result_for(link, reply))
         finally:
             self._bodies.remove_arguments(arguments.reference)
+        return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._directory.serving(call.target)
-        self._circuits.check(revision)
+        revision = await self._serving(call, parent)
         arguments = await self._waited_for(revision, link, call, body, parent)
-        self._ring(revision)
+        request = self._request(revision, link, call, arguments, parent)
+        items = 0
+
+        async def once() -> _Answer:
+            nonlocal items
+            self._circuits.check(revision)
+            self._ring(revision)
+            pending = self._caller.open_stream(request)
+            window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
+            try:
+                async for item, data in pending.items():
+                    await window.acquire()
+                    items += 1
+                    link.send(frames.AnswerItem(call.call, item.content_type), data)
+                end: ResultReply = (await pending.future)[0]
+            finally:
+                if not pending.future.done():
+                    pending.cancel()
+                del self._windows[link.worker, call.call]
+            return _Answer(end.kind, end.error, end.content_type)
+
         try:
-            pending = self._caller.open_stream(self._request(revision, link, call, arguments, parent))
-        except GpufnError:
-            self._bodies.remove_arguments(arguments.reference)
-            raise
-        window = self._windows[link.worker, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
-        try:
-            async for item, data in pending.items():
-                await window.acquire()
-                link.send(frames.AnswerItem(call.call, item.content_type), data)
-            end: ResultReply = (await pending.future)[0]
+            return await self._patiently(request.deadline, once, may_repeat=lambda: not items)
         finally:
-            if not pending.future.done():
-                pending.cancel()
-            del self._windows[link.worker, call.call]
             self._bodies.remove_arguments(arguments.reference)
-        return _Answer(end.kind, end.error, end.content_type)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._directory.serving(call.target)
+        revision = await self._serving(call, parent)
+        until = self._until(call, parent)
+        while not self._bus.connected:  # once it was sent, its fate may be unknown: a second one could run beside it
+            await self._wait_for_bus(until, BusUnavailable())
         now, priority = self._clock.time(), _asked(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
         invocation = new_invocation_id() if call.parcel else None
-        arguments = await self._arguments(link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "")
+        arguments = await self._arguments(
+            link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "", until=until
+        )
         request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
         if arguments.reference is None:
             invocation = None  # the place in the queue completes it
@@ -239,7 +263,13 @@ class NestedCalls:
         left_s = self._deadline(revision, call, parent) - self._clock.time()
         ttl_s = max(0.0, left_s) + bodies.EXPIRES_LATER_S
         return await self._arguments(
-            link, call, body, most_bytes=MESSAGE_BYTES, owner=bodies.waited_owner(), ttl_s=ttl_s
+            link,
+            call,
+            body,
+            most_bytes=MESSAGE_BYTES,
+            owner=bodies.waited_owner(),
+            until=self._clock.time() + left_s,
+            ttl_s=ttl_s,
         )
 
     async def _arguments(
@@ -250,6 +280,7 @@ class NestedCalls:
         *,
         most_bytes: int,
         owner: str,
+        until: float,
         ttl_s: float | None = None,
     ) -> _Arguments:
         """As the worker sent them, or, of more than `most_bytes`, stored for `owner`. Raises InvalidInput,
@@ -260,7 +291,8 @@ class NestedCalls:
         try:
             if path.stat().st_size <= min(most_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
                 return _Arguments(path.read_bytes())
-            return _Arguments(b"", await self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+            stored = await self._patiently(until, lambda: self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+            return _Arguments(b"", stored)
         except OSError as error:
             raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
         finally:
@@ -361,6 +393,33 @@ class NestedCalls:
         spec = revision.spec
         own_s = (spec.queue_timeout_s or spec.startup_timeout_s) + spec.timeout_s
         wait_s = own_s if call.timeout_s is None else _bounded(call.timeout_s)
+        if parent is not None:
+            wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
+        return self._clock.time() + wait_s
+
+    async def _serving(self, call: frames.Call, parent: Attempt | None) -> Revision:
+        return await self._patiently(self._until(call, parent), lambda: self._directory.serving(call.target))
+
+    async def _patiently(
+        self, until: float, once: Callable[[], Awaitable[T]], *, may_repeat: Callable[[], bool] = lambda: True
+    ) -> T:
+        """`once()`, again while the bus is away, and not after `until`, in unix seconds. Raises BusUnavailable."""
+        while True:
+            try:
+                return await once()
+            except BusUnavailable as error:
+                if not may_repeat():
+                    raise
+                await self._wait_for_bus(until, error)
+
+    async def _wait_for_bus(self, until: float, error: BusUnavailable) -> None:
+        if self._clock.time() + _LAST_WORD_S >= until:
+            raise BusUnavailable("The message bus did not answer in the time that this call had.") from error
+        await asyncio.sleep(_RETRY_BUS_S)
+
+    def _until(self, call: frames.Call, parent: Attempt | None) -> float:
+        """When what the function asks for is of no use any more, in unix seconds."""
+        wait_s = LONGEST_TIMEOUT_S if call.timeout_s is None or call.verb == Verb.SUBMIT else _bounded(call.timeout_s)
         if parent is not None:
             wait_s = min(wait_s, parent.run.must_end_at - self._clock.monotonic())
         return self._clock.time() + wait_s

@@ -109,7 +109,7 @@ class RevisionQueue:
 
     def close(self) -> None:
         """Pull nothing more, and let the workers go."""
-        self._unexplained.end_all()
+        self._unexplained.leave_all()
         self.workers.close()
         self._arrivals.close()
         if self._ticking is not None:

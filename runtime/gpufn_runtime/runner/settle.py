@@ -75,6 +75,7 @@ class Settler:
         parcel: str = "",
         kept: str = "",
         run_s: float = 0.0,
+        gather_s: float = 0.0,
         now: float,
     ) -> None:
         """Once per attempt, after its slot is free or poisoned. A large result is `parcel`, in the caller's folder, or
@@ -87,11 +88,11 @@ class Settler:
         if settlement is Settlement.RETRY and not attempt.run.items:
             self._retry(attempt, outcome, now)
         elif attempt.is_submitted:
-            record = _record_of(attempt, outcome, now, run_s, self._starts.node)
+            record = _record_of(attempt, outcome, now, run_s=run_s, gather_s=gather_s, node=self._starts.node)
             record = msgspec.structs.replace(record, content_type=content_type, size=len(body))
             self._start(attempt.delivery, self._end_attempt(attempt, record, body, kept))
         else:
-            reply = _reply_of(attempt, outcome, run_s, content_type, parcel)
+            reply = _reply_of(attempt, outcome, content_type, parcel, run_s=run_s, gather_s=gather_s)
             if kept:
                 self._start(attempt.delivery, self._send_kept(attempt, reply, kept))
                 return
@@ -341,7 +342,9 @@ class Settler:
         await self._bodies.finish()
 
 
-def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: str, parcel: str) -> ResultReply:
+def _reply_of(
+    attempt: Attempt, outcome: Outcome, content_type: str, parcel: str, *, run_s: float, gather_s: float
+) -> ResultReply:
     message, run = attempt.message, attempt.run
     return ResultReply(
         invocation=message.id,
@@ -357,10 +360,13 @@ def _reply_of(attempt: Attempt, outcome: Outcome, run_s: float, content_type: st
         items=run.items,
         parcel=parcel,
         gpu_s=attempt.gpu_s,
+        gather_s=gather_s,
     )
 
 
-def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float, node: str) -> CallRecord:
+def _record_of(
+    attempt: Attempt, outcome: Outcome, now: float, *, run_s: float, gather_s: float, node: str
+) -> CallRecord:
     message, run = attempt.message, attempt.run
     ended = _record(attempt.delivery, message, outcome, now, attempt.link.revision.spec.retention_s)
     return msgspec.structs.replace(
@@ -369,6 +375,7 @@ def _record_of(attempt: Attempt, outcome: Outcome, now: float, run_s: float, nod
         started_at=run.started_at,
         queue_s=max(0.0, run.started_at - message.submitted_at),
         run_s=run_s,
+        gather_s=gather_s,
         gpu_s=ended.gpu_s + attempt.gpu_s,
         worker=attempt.link.worker,
         cold_start=attempt.link.cold_start if run.is_cold else None,

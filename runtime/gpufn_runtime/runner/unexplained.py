@@ -57,9 +57,12 @@ class Unexplained:
             self._supervision.forget(worker)
             self._ends.with_worker(loss.link, loss.attempts, self._supervision.exit_of(worker))
 
-    def end_all(self) -> None:
-        for worker in list(self._losses):
-            self.end(worker)
+    def leave_all(self) -> None:
+        """To whoever receives their messages next: nobody here will know whether their processes are dead. The bus
+        delivers them again when `ack_wait` is over."""
+        for worker in self._losses:
+            self._supervision.forget(worker)
+        self._losses.clear()
 
     def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
         """Touch them, and end what waits no longer. Whether any is left; `now` is monotonic."""

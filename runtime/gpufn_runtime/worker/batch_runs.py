@@ -1,4 +1,7 @@
-"""Runs a batch: each call's input is checked on its own, and no call fails because of another one."""
+"""Runs a batch: each call's input is checked on its own, and no call fails because of another one.
+
+The time of a run is charged once, in equal parts, to the calls that had it together.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +37,39 @@ class BatchRuns:
         if inputs:
             self._run(inputs, call, started)
 
-    def _run(self, inputs: list[tuple[Attempt, dict[str, Any]]], call: Callable[..., Any], started: float) -> None:
+    def _run(
+        self,
+        inputs: list[tuple[Attempt, dict[str, Any]]],
+        call: Callable[..., Any],
+        started: float,
+        charged_before_s: float = 0.0,
+    ) -> None:
         # Prints of a batch of several belong to none of them.
         token = current_attempt.set(inputs[0][0] if len(inputs) == 1 else None)
+        values: list[Any] | None = None
         try:
             names = list(inputs[0][1])
             values = _as_list(call(**{name: [given[name] for _, given in inputs] for name in names}), len(inputs))
         except BaseException as error:
-            values = None
             if len(inputs) == 1:
-                self._results.raised(inputs[0][0], error, started)
+                charged_s = charged_before_s + time.perf_counter() - started
+                self._results.raised(inputs[0][0], error, started, charged_s=charged_s)
             else:
                 _tell(len(inputs), error)
         finally:
             current_attempt.reset(token)
+        charged_s = charged_before_s + (time.perf_counter() - started) / len(inputs)
         if values is None:
             # One of them may be to blame: only that one fails. Not where the error is caught: what is in its frames,
             # memory of the GPU for one, is free again only now.
             for one in inputs if len(inputs) > 1 else ():
-                self._run([one], call, time.perf_counter())
+                self._run([one], call, time.perf_counter(), charged_s)
             return
         for (attempt, _), value in zip(inputs, values, strict=True):
             if isinstance(value, Exception):
-                self._results.raised(attempt, value, started)
+                self._results.raised(attempt, value, started, charged_s=charged_s)
             else:
-                self._results.returned(attempt, value, started)
+                self._results.returned(attempt, value, started, charged_s=charged_s)
 
 
 def _tell(size: int, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpufn import values
-from gpufn.errors import CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
+from gpufn.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import LEAST_BYTES, Parcels
 from gpufn.protocol import frames
@@ -38,7 +38,7 @@ class Results:
         self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
         self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
 
-    def returned(self, attempt: Attempt, value: Any, started: float) -> None:
+    def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
         try:
             takes_parcel = attempt.run.takes_parcel
             limit = PARCEL_BYTES if takes_parcel else INLINE_BYTES
@@ -47,12 +47,20 @@ class Results:
             parcel = self._parcels.write(parts) if is_parcel else ""
             body = b"" if is_parcel else b"".join(parts)
         except CapacityError as error:
-            self.raised(attempt, ResultNotEncodable(error.message), started)
+            self.raised(attempt, ResultNotEncodable(error.message), started, charged_s=charged_s)
             return
         except BaseException as error:  # ResultNotEncodable, or code of the value's own: a property, a __reduce__
-            self.raised(attempt, error, started)
+            self.raised(attempt, error, started, charged_s=charged_s)
             return
-        self._end(attempt, OutcomeKind.SUCCEEDED, started, content_type=content_type, body=body, parcel=parcel)
+        self._end(
+            attempt,
+            OutcomeKind.SUCCEEDED,
+            started,
+            content_type=content_type,
+            body=body,
+            parcel=parcel,
+            charged_s=charged_s,
+        )
 
     def exhausted(self, attempt: Attempt, started: float) -> None:
         """A stream ended; its items are sent."""
@@ -63,7 +71,7 @@ class Results:
         content_type, body = values.encode_result(value, attempt.run.accept, what="item")
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
-    def raised(self, attempt: Attempt, error: BaseException, started: float) -> None:
+    def raised(self, attempt: Attempt, error: BaseException, started: float, *, charged_s: float | None = None) -> None:
         if isinstance(error, Rejected):
             self.rejected(attempt, error.reason, started)
             return
@@ -73,11 +81,15 @@ class Results:
         if fault is not None and fault.replaces:
             self.on_fault(fault)  # before the slot is free, so that nothing more is sent here
         if fault is not None and fault.is_lost:
-            self._end(attempt, OutcomeKind.LOST, started, DeviceFailed(fault.describe()).info())
+            failed = DeviceFailed(fault.describe()).info()
+            self._end(attempt, OutcomeKind.LOST, started, failed, charged_s=charged_s)
+            return
+        if isinstance(error, BusUnavailable):  # of a call that the function made: the platform failed, not its code
+            self._end(attempt, OutcomeKind.LOST, started, bounded(error.info()), charged_s=charged_s)
             return
         ours = isinstance(error, ResultNotEncodable) and not error.traceback
         info = bounded(error.info()) if ours and isinstance(error, GpufnError) else describe(error, self._bundle_dir)
-        self._end(attempt, OutcomeKind.RAISED, started, info)
+        self._end(attempt, OutcomeKind.RAISED, started, info, charged_s=charged_s)
 
     def rejected(self, attempt: Attempt, error: GpufnError, started: float) -> None:
         self._end(attempt, OutcomeKind.REJECTED, started, bounded(error.info()))
@@ -100,10 +112,11 @@ class Results:
         content_type: str = "",
         body: bytes = b"",
         parcel: str = "",
+        charged_s: float | None = None,
     ) -> None:
         run_s = time.perf_counter() - started
         self._output.end(attempt)
-        result = frames.encode(Result(attempt.run.attempt, kind, error, content_type, run_s, parcel), body)
+        result = frames.encode(Result(attempt.run.attempt, kind, error, content_type, run_s, parcel, charged_s), body)
         if self._attempts.end(attempt, result):
             if not self._link.send_packed(result, link=attempt.link):
                 self._attempts.keep(attempt, result)

@@ -120,6 +120,16 @@ class Caller:
                 self.abandon(call)
                 call.fail(error)
 
+    def fail_unless_begun(self, error: GpufnError) -> None:
+        """End the calls that no runner has begun: they are taken out of their queues."""
+        self._searches.end_unless_begun(list(self._pending.values()), error)
+
+    def fail_all(self, error: GpufnError) -> None:
+        """End every call, and what runs for it."""
+        for call in list(self._pending.values()):
+            self.abandon(call)
+            call.fail(error)
+
     def tick(self, now: float) -> None:
         """End the calls whose deadline is over, or that have waited for too long. `now` is monotonic; call it a few
         times a second."""

@@ -129,7 +129,7 @@ _PERMISSIONS = {
             subjects.DEVICE_REPORTS,
             subjects.WORKER_EVENTS,
             subjects.logs("*"),
-            subjects.agent("*"),
+            subjects.on_node("agent", "*"),
             *_inboxes("agent"),  # to an agent that starts under the same node's name
             f"$KV.{subjects.ASSIGNMENTS}.>",
             *_read_bucket(subjects.ASSIGNMENTS),
@@ -139,7 +139,7 @@ _PERMISSIONS = {
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
         ],
-        subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.agent("*")],
+        subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
     ),
     "runner": Permissions(
         publish=[
@@ -153,6 +153,7 @@ _PERMISSIONS = {
             subjects.progress("*"),
             subjects.call_started("*"),
             subjects.runner_inbox("*"),
+            subjects.on_node("runner", "*"),
             f"{_P}.rep.>",
             *_inboxes("admin", "gateway", "runner"),  # to who asks which runner has a call
             subjects.SYNC_FILTER,
@@ -187,12 +188,15 @@ _PERMISSIONS = {
             subjects.CANCELS,
             subjects.WHEREABOUTS,
             subjects.runner_inbox("*"),
+            subjects.on_node("runner", "*"),
             subjects.RESULTS_FILTER,
         ],
     ),
     "builder": Permissions(
         publish=[
+            subjects.on_node("builder", "*"),
             *_inboxes("gateway"),  # to who asks whether there are builders for a device
+            *_inboxes("builder"),  # to a builder that starts under the same node's name
             f"$KV.{subjects.BUILDS}.>",
             f"$KV.{subjects.ENGINES}.>",
             f"$KV.{subjects.LEASES}.{subjects.BUILD_LEASES}.>",
@@ -207,7 +211,12 @@ _PERMISSIONS = {
             *_read_store(subjects.ENGINE_FILES),
             *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # of an engine that could not be published
         ],
-        subscribe=[*_inboxes("builder"), subjects.NODE_REPORTS, f"{_P}.ctl.builder.*"],
+        subscribe=[
+            *_inboxes("builder"),
+            subjects.NODE_REPORTS,
+            f"{_P}.ctl.builder.*",
+            subjects.on_node("builder", "*"),
+        ],
     ),
 }
 

@@ -49,13 +49,14 @@ class Searches:
 
     # --- calls that wait for too long ---------------------------------------------------------------------------------
 
-    def end_unless_begun(self, calls: Iterable[PendingCall]) -> None:
-        """End those that still wait for their first attempt; the others are not asked about again."""
+    def end_unless_begun(self, calls: Iterable[PendingCall], error: GpufnError | None = None) -> None:
+        """End those that still wait for their first attempt, with `error` or as expired; the others are not asked about
+        again."""
         for call in calls:
             call.starts_by = math.inf
-            self._tasks.start(self._end_unless_begun(call))
+            self._tasks.start(self._end_unless_begun(call, error))
 
-    async def _end_unless_begun(self, call: PendingCall) -> None:
+    async def _end_unless_begun(self, call: PendingCall, error: GpufnError | None) -> None:
         try:
             async with self._places:
                 waits = await self._waits(call)
@@ -65,7 +66,7 @@ class Searches:
         if waits and call.id in self._pending:
             self._abandon(call)
             waited_s = self._clock.monotonic() - call.since
-            call.fail(waited_too_long(waited_s))
+            call.fail(error or waited_too_long(waited_s))
 
     async def _waits(self, call: PendingCall) -> bool:
         """For its first attempt: it is in the queue, or in line on the lane, and no runner has begun."""

@@ -11,16 +11,19 @@ import fcntl
 import os
 import select
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from gpufn import shutdown
 from gpufn.errors import Conflict, PlatformError
 from gpufn.home import Home
 
-_STOP_TIMEOUT_S = 120.0  # more than all of the supervisor's own patience
+_STOP_TIMEOUT_S = 120.0  # more than all of the supervisor's own patience, beyond the grace period
+_WAITS_S = 1.0
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,7 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     pids: dict[str, int] = {}
     ready: bool = False
+    grace_s: float = shutdown.GRACE_S
 
 
 class Instance:
@@ -59,13 +63,21 @@ class Instance:
     def close(self) -> None:
         os.close(self._pidfd)
 
-    def stop(self) -> None:
-        """Ask it to end, and wait until it has."""
+    def stop(self, waits: Callable[[], None] = lambda: None) -> None:
+        """Send it SIGTERM, and wait until it has ended; `waits` is called each second meanwhile. A second one follows
+        at an interrupt: it ends the grace period, and no call is lost."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        give_up = time.monotonic() + shutdown.grace_s(self.home, self.record.grace_s) + _STOP_TIMEOUT_S
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
-        if not ended.poll(_STOP_TIMEOUT_S * 1000):
-            raise PlatformError(f"gpufn (pid {self.record.pid}) did not stop; its logs are in {self.home.logs}")
+        while time.monotonic() < give_up:
+            try:
+                if ended.poll(_WAITS_S * 1000):
+                    return
+                waits()
+            except KeyboardInterrupt:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        raise PlatformError(f"gpufn (pid {self.record.pid}) did not stop; its logs are in {self.home.logs}")
 
 
 def already_up(instance: Instance | None) -> Conflict:

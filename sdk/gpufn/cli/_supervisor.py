@@ -3,7 +3,8 @@
 1. the bus first, then the others, each with its own output file
 2. wait, on pidfds, for one to end; start it again after 0.1 s, doubled each time up to 5 s
 3. end one that hangs for a minute; it starts again, too
-4. on a signal stop in order: gateway (takes no new calls), agent (ends the workers), runner, builder, and the bus last
+4. on a signal stop in order: gateway and agent together, which let running calls finish within the grace period; then
+   runner, builder, and the bus last. A second signal ends the grace period, a third one ends everything at once
 
 Before the platform was ready once, a process that says that its configuration is wrong (EXIT_CONFIGURATION) stops
 everything with its last line, and one that ends three times with its last lines: no restart mends it. Afterwards
@@ -37,7 +38,9 @@ from gpufn.parent_death import end_with_parent
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived so long starts again without a pause
-_STOP_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 30.0  # beyond the grace period
+_STOPPING_S = 1.0
+_AT_ONCE = 2  # more signals than the one that stops it
 _SILENT_S = 60.0
 _TELL_WHERE_S = 5.0  # has one that hangs to write down where, before it is killed
 _READY_CHECK_S = 0.05
@@ -61,10 +64,11 @@ class Bus(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A process of the platform, started as `python -m module`."""
+    """A process of the platform, started as `python -m module`. `has_grace`: it may take the grace period to stop."""
 
     name: str
     module: str
+    has_grace: bool = False
 
 
 @dataclass
@@ -78,6 +82,7 @@ class _Child:
     pause_s: float = 0.0
     start_at: float = 0.0  # when it is down
     kill_at: float = math.inf  # when it hangs
+    has_grace: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -100,6 +105,8 @@ class Supervisor:
     changed: Callable[[dict[str, int], bool], None]
     say: Callable[[str], None]
     must_restart_bus: Callable[[], bool] = lambda: False
+    grace_s: Callable[[], float] = lambda: 0.0
+    stopping: Callable[[float], None] = lambda left_s: None  # each second of the grace period
     silent_s: float = _SILENT_S
     _children: dict[str, _Child] = field(default_factory=dict)
     _bus: Bus | None = None
@@ -116,7 +123,7 @@ class Supervisor:
                 if self.start_bus is not None:
                     self._start_bus()
                 for program in self.programs:
-                    self._children[program.name] = _Child(program.name)
+                    self._children[program.name] = _Child(program.name, has_grace=program.has_grace)
                     self._start(program)
                 self._changed()
                 self._watch(wake)
@@ -255,29 +262,56 @@ class Supervisor:
     # Stopping
 
     def _stop(self, wake: socket.socket) -> None:
-        """In the order of the programs, the bus last; a second signal ends it all at once."""
-        heard = self._signals
-        for program in self.programs:
-            child = self._children.get(program.name)
-            if child is None or child.process is None or not child.is_running:
-                continue
-            if self._signals <= max(heard, 1):
-                child.process.terminate()
-                self._wait_for(child, wake, heard)
+        heard = max(self._signals, 1)
+        until = time.monotonic() + self.grace_s()
+        running = [child for program in self.programs if (child := self._running(program)) is not None]
+        first = [child for child in running if child.has_grace]
+        self._end(first, wake, heard, until)
+        for child in running:
+            if not child.has_grace:
+                self._end([child], wake, heard, time.monotonic())
+        if self._bus is not None:
+            self._bus.stop()
+
+    def _running(self, program: Program) -> _Child | None:
+        child = self._children.get(program.name)
+        return child if child is not None and child.process is not None and child.is_running else None
+
+    def _end(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
+        """`until` their grace period is over, and then for as long as a process may take to stop."""
+        if self._signals < heard + _AT_ONCE:
+            for child in children:
+                _signal(child, signal.SIGTERM)
+            self._wait_for(children, wake, heard, until)
+        for child in children:
+            assert child.process is not None
             child.process.kill()
             child.process.wait()
             os.close(child.pidfd)
             child.pidfd = -1
-        if self._bus is not None:
-            self._bus.stop()
 
-    def _wait_for(self, child: _Child, wake: socket.socket, heard: int) -> None:
+    def _wait_for(self, children: list[_Child], wake: socket.socket, heard: int, until: float) -> None:
         poll = select.poll()
-        poll.register(child.pidfd, select.POLLIN)
         poll.register(wake, select.POLLIN)
-        give_up = time.monotonic() + _STOP_TIMEOUT_S
-        while not _has_ended(child.pidfd) and self._signals <= max(heard, 1) and time.monotonic() < give_up:
-            poll.poll((give_up - time.monotonic()) * 1000)
+        for child in children:
+            poll.register(child.pidfd, select.POLLIN)
+        is_hurried = self._signals > heard
+        if is_hurried:
+            until = time.monotonic()
+        while (left := [child for child in children if not _has_ended(child.pidfd)]) and (
+            self._signals < heard + _AT_ONCE and (now := time.monotonic()) < until + _STOP_TIMEOUT_S
+        ):
+            if self._signals > heard and not is_hurried:
+                is_hurried, until = True, now
+                for child in left:
+                    _signal(child, signal.SIGTERM)
+            if now < until:
+                self.stopping(until - now)
+            poll.poll(1000 * min(_STOPPING_S, until + _STOP_TIMEOUT_S - now))
+            for child in children:
+                if child not in left or _has_ended(child.pidfd):
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(child.pidfd)
             with contextlib.suppress(BlockingIOError):
                 wake.recv(64)
 

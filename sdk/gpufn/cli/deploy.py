@@ -90,7 +90,11 @@ def deploy(  # noqa: PLR0917  Typer passes them by name
     calls stay with the old one until it is ready; a revision that cannot be built or start takes no calls, and the
     command fails. Where no node has room for that worker now, the command says so, and does not fail. Each function of
     a file is deployed on its own: a failure of one does not stop the others. A function that came from another file or
-    project is replaced only with --replace.
+    project is replaced only with --replace. One whose code and options did not change keeps its revision and its
+    workers, although other functions of the file changed; --force deploys it again.
+
+    Packages that the file imports and that are not installed here get stand-ins, to read names, options and
+    signatures. Type hints of these packages accept any argument at the gateway, and are checked in the worker.
 
     A model is a function without code, tensors in and tensors out: a client of the Open Inference Protocol calls it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
@@ -147,8 +151,11 @@ def _of_file(
         check_globs(_bundle.import_root(path.resolve()), include)
     # What the file prints is no result of ours: with --json a program reads those.
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
-        functions = _chosen(_bundle.load(path).functions, names, path)
+        project = _bundle.load(path, to_run=False)
+        functions = _chosen(project.functions, names, path)
         deployables = list(_deployment.deployables(functions, include))
+    if project.missing:
+        say(f"gpufn: warning: {file} is read without {', '.join(project.missing)}: not installed here", err=True)
     yield deployables
 
 

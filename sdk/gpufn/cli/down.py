@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from gpufn.cli._render import Json, print_json, say, step
 
@@ -10,10 +12,20 @@ if TYPE_CHECKING:
     from gpufn.home import Home
 
 
-def down(json: Json = False) -> None:
-    """Stop the platform on this machine."""
+def down(
+    grace: Annotated[
+        float | None,
+        typer.Option(help="Seconds that running calls may take to finish; as `gpufn up` was told, or 30.", min=0),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Stop the platform on this machine.
+
+    Calls that do not finish within the grace period return to their queues, and run again after the next `gpufn up`.
+    """
     from gpufn.cli._instance import Instance, untold  # noqa: PLC0415
     from gpufn.home import Home  # noqa: PLC0415
+    from gpufn.shutdown import running, set_grace, still_running  # noqa: PLC0415
 
     home = Home.from_env()
     instance = Instance.running(home)
@@ -22,8 +34,10 @@ def down(json: Json = False) -> None:
             raise error
         _end_leftover(home, json)
         return
-    with step("Stopping"):
-        instance.stop()
+    if grace is not None:
+        set_grace(home, grace)
+    with step("Stopping") as because:
+        instance.stop(lambda: because(still_running(running(home) or 0)))
     if json:
         print_json({"stopped": True, "pid": instance.record.pid})
     else:

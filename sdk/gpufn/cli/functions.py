@@ -89,6 +89,7 @@ def describe(
             ("concurrency", spec.get("concurrency")),
             ("timeout", duration(spec.get("timeout_s"))),
             *_options(spec),
+            ("env", ", ".join(f"{name}={value}" for name, value in spec.get("env", {}).items()) or ", ".join(view.env)),
             ("revisions", ", ".join(f"{one.number} ({ago(one.created_at)})" for one in revisions[-5:])),
         ]
     )
@@ -110,16 +111,8 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
         ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),
         ("webhook", spec.get("webhook")),
         ("priority", None if priority == Priority.NORMAL else priority),
-        ("env", _env(spec.get("env") or ())),
         ("image", image and (f"{base} with {packages}" if packages else base)),
     ]
-
-
-def _env(env: Any) -> str:
-    """The names, or the values too where the view has them."""
-    if isinstance(env, dict):
-        return ", ".join(f"{name}={value}" for name, value in env.items())
-    return ", ".join(env)
 
 
 def scale(

@@ -15,7 +15,7 @@ from gpufn import media
 from gpufn.cli._call import Class
 from gpufn.cli._names import CallableName
 from gpufn.cli._render import Json, WrongUsage, print_json_line, say
-from gpufn.errors import Forbidden, GpufnError
+from gpufn.errors import Forbidden, GpufnError, RateLimited
 
 if TYPE_CHECKING:
     from gpufn._client import Client
@@ -38,6 +38,9 @@ def map_(  # noqa: PLR0917  Typer passes them by name
         str | None, typer.Option(help="Go on with this map: lines that were accepted of it are not sent again.")
     ] = None,
     priority: Class = None,
+    max_wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for a limit of the key before the command fails (60).", min=0)
+    ] = None,
     json: Json = False,
 ) -> None:
     """Call a function for each line of a file, and print the results, one per line.
@@ -52,7 +55,7 @@ def map_(  # noqa: PLR0917  Typer passes them by name
     from gpufn.ids import new_map_id  # noqa: PLC0415
 
     function, _, method = name.partition(".")
-    options = MapOptions(ordered=not as_they_come, window=window, id=id).checked()
+    options = MapOptions(ordered=not as_they_come, window=window, id=id, max_wait=max_wait).checked()
     lines, total = _lines(data)
     failed = 0
     with Client() as client:
@@ -62,13 +65,14 @@ def map_(  # noqa: PLR0917  Typer passes them by name
         kept = KeptMap(_Keeper(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
+            kept.waits.bar = bar
             try:
                 kept.begin(MapTarget(function, method, priority), lines, _checked, total=total)
                 for end in kept.ends():
                     failed += not _print(kept, end, json=json)
                     if bar is not None:
                         bar.advance()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RateLimited):
                 goes_on = f"`gpufn map {name} -d {data} --id {kept.id}` goes on, and `gpufn cancel {kept.id}` ends it"
                 say(f"gpufn: the map goes on; {goes_on}", err=True)
                 raise

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from gpufn import supervisor_fifo
+from gpufn import shutdown, supervisor_fifo
 from gpufn.bus.embedded import EmbeddedServer, Leftover
 from gpufn.cli._disk import StoreWatch
 from gpufn.cli._instance import Instance, UpRecord, already_up, claimed, write_record
@@ -25,9 +25,13 @@ from gpufn.cli._render import WrongUsage, as_typed, print_fields, say, step
 from gpufn.cli._supervisor import Program, Supervisor, last_lines
 from gpufn.errors import BusUnavailable, Conflict, PlatformError
 from gpufn.home import Home
-from gpufn.settings import node_name
+from gpufn.settings import node_name, number
 from gpufn.urls import check_bus, public
 
+Grace = Annotated[
+    float | None,
+    typer.Option(help="Seconds that running calls may take to finish when it stops (GPUFN_GRACE, or 30).", min=0),
+]
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # where a detached `up` says how its start went
 _READY_TIMEOUT_S = 60.0
 _NATS_PATIENCE_S = 5.0  # it may be starting together with us
@@ -40,6 +44,7 @@ _PROGRAMS = {
     "runner": "gpufn_runtime.runner",
     "builder": "gpufn_builder",
 }
+_HAVE_GRACE = ("gateway", "agent")
 
 
 class _Started(msgspec.Struct):
@@ -54,10 +59,12 @@ def up(
     ] = "127.0.0.1",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is ready; it goes on.")] = False,
     nats: Annotated[str | None, typer.Option(help="Use this NATS server, with credentials, and start none.")] = None,
+    grace: Grace = None,
 ) -> None:
     """Run the platform on this machine.
 
-    State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order.
+    State is kept in GPUFN_HOME (~/.gpufn). Ctrl-C, or `gpufn down`, stops it in order: running calls may finish within
+    the grace period; then submitted calls return to their queues, and run again after the next `gpufn up`.
     """
     home = Home.from_env()
     if nats is not None:
@@ -69,7 +76,7 @@ def up(
         return
     try:
         with _told_of_disk(home), claimed(home):
-            _run(home, host, port, nats)
+            _run(home, host, port, nats, _grace_s(grace))
     except Exception as error:
         _notify(_Started(error=getattr(error, "message", str(error))))
         raise
@@ -86,22 +93,25 @@ def _told_of_disk(home: Home) -> Iterator[None]:
         raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
 
 
-def _run(home: Home, host: str, port: int, nats: str | None) -> None:
+def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
     if nats is not None:
         _wait_for_nats(nats)
     elif (leftover := Leftover.find(home.nats)) is not None:
         _tell(f"an earlier `gpufn up` left nats-server (pid {leftover.pid}): it is shut down, and starts again")
         leftover.end()
     home.ensure()
-    platform = _Platform(home, host, _free_port(host, port), nats)
+    platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
+    shutdown.forget_grace(home)
     supervisor = Supervisor(
-        programs=[Program(name, module) for name, module in _PROGRAMS.items()],
+        programs=[Program(name, module, name in _HAVE_GRACE) for name, module in _PROGRAMS.items()],
         environment=platform.environment,
         start_bus=None if nats else platform.start_bus,
         is_ready=platform.is_ready,
         changed=platform.changed,
         say=_tell,
         must_restart_bus=platform.store.must_restart,
+        grace_s=lambda: shutdown.grace_s(home, grace_s),
+        stopping=platform.stopping,
         logs=home.logs,
         bus_log=platform.bus_log,
         cwd=home.root,
@@ -113,6 +123,10 @@ def _run(home: Home, host: str, port: int, nats: str | None) -> None:
     finally:
         home.forget_running()
     say("stopped", err=True)
+
+
+def _grace_s(given: float | None) -> float:
+    return number("GPUFN_GRACE", os.environ.get("GPUFN_GRACE") or str(shutdown.GRACE_S)) if given is None else given
 
 
 def _wait_for_nats(nats: str) -> None:
@@ -146,8 +160,9 @@ def _tell(text: str) -> None:
 class _Platform:
     """The addresses of one `gpufn up`, and what its processes are told."""
 
-    def __init__(self, home: Home, host: str, port: int, nats: str | None) -> None:
+    def __init__(self, home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
         self.home = home
+        self._grace_s = grace_s
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = node_name(os.environ)
@@ -174,6 +189,7 @@ class _Platform:
             "GPUFN_PORT": str(self._port),
             "GPUFN_NODE": self._node,
             "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
+            "GPUFN_GRACE": str(self._grace_s),
         }
 
     def is_ready(self) -> bool:
@@ -185,9 +201,17 @@ class _Platform:
         except (OSError, http.client.HTTPException):
             return False
 
+    def stopping(self, left_s: float) -> None:
+        """Tell a terminal why it takes long."""
+        if sys.stderr.isatty() and (calls := shutdown.running(self.home)):
+            _tell(f"stopping: {shutdown.still_running(calls)}, for {left_s:.0f} s at most (Ctrl-C ends them now)")
+
     def changed(self, pids: dict[str, int], ready: bool) -> None:
         nats_url = _without_password(self._nats_url("gateway"))
-        record = UpRecord(pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready)
+        record = UpRecord(
+            pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready,
+            grace_s=self._grace_s,
+        )  # fmt: skip
         try:
             write_record(self.home, record)
         except OSError as error:

@@ -145,7 +145,8 @@ class StartFailed(_Frame, tag=12, frozen=True, array_like=True, gc=False):
 
 class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
     """The end of an Attempt; the slot is free when this is sent. `parcel` is the result's name in the worker's folder
-    of parcels, when it is not the body."""
+    of parcels, when it is not the body. `run_s` is how long it ran; `charged_s` its part of that when it ran together
+    with others in a batch, None when it ran by itself."""
 
     attempt: int
     kind: OutcomeKind
@@ -153,6 +154,7 @@ class Result(_Frame, tag=13, frozen=True, array_like=True, gc=False):
     content_type: str
     run_s: float
     parcel: str = ""
+    charged_s: float | None = None
 
 
 class Item(_Frame, tag=14, frozen=True, array_like=True, gc=False):

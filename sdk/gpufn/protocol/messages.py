@@ -81,9 +81,9 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False):
-    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start. `parcel` is
-    the result's name in the caller's folder, when it is not beside this header; `reference`, where it is when it is too
-    large for the message and the caller is on another host.
+    """The end of an Invocation, to who waits for it. `queue_s` runs from submission to the attempt's start,
+    `gather_s` from there until its batch runs. `parcel` is the result's name in the caller's folder, when it is not
+    beside this header; `reference`, where it is when it is too large for the message and the caller is on another host.
     """
 
     invocation: str
@@ -99,6 +99,7 @@ class ResultReply(msgspec.Struct, tag=1, frozen=True, array_like=True, gc=False)
     items: int = 0  # how many ItemReplies came before
     parcel: str = ""
     gpu_s: float = 0.0
+    gather_s: float = 0.0
     reference: BodyReference | None = None
 
 

@@ -77,6 +77,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     content_type: str = ""
     queue_s: float | None = None
     run_s: float | None = None
+    gather_s: float = 0.0  # between these: in its worker, until its batch ran
     gpu_s: float = 0.0  # that its attempts are charged
     cold_start: ColdStart | None = None
     worker: str = ""

@@ -185,11 +185,17 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerReport(msgspec.Struct, frozen=True):
+    """What is too large for one message is split by function, see `gpufn.protocol.report_parts`: `part` of `parts` of
+    the full report with the number `sequence`."""
+
     controller: str
     epoch: int
     sent_at: float
     functions: tuple[FunctionStatus, ...] = ()
-    partial: bool = False  # only the functions that changed
+    partial: bool = False  # only some functions: those that changed, or a part of all
+    sequence: int = 0
+    part: int = 1
+    parts: int = 1
 
 
 class KeyUse(msgspec.Struct, frozen=True, array_like=True, gc=False):

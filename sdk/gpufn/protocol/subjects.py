@@ -244,9 +244,9 @@ def worker_event(function: str) -> str:
     return f"{PREFIX}.evt.worker.{function}"
 
 
-def agent(node: str) -> str:
-    """Where a node's agent says where it runs."""
-    return f"{PREFIX}.ctl.agent.{node}"
+def on_node(role: str, node: str) -> str:
+    """Where a node's agent, runner or builder answers on which host it runs."""
+    return f"{PREFIX}.ctl.node.{role}.{node}"
 
 
 def kill(node: str) -> str:

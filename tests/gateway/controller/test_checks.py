@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpufn.errors import ErrorInfo
+from gpufn.image import ImageSpec
 from gpufn.resources import Resources
 from gpufn.revision import Check, CheckState, Revision, RevisionState
 from gpufn.spec import ScalingPolicy
@@ -66,6 +67,26 @@ def test_one_failed_start_is_enough() -> None:
     assert [a for a in _actions(deployed) if isinstance(a, EndCheck)] == [
         EndCheck("f", 2, CheckState.FAILED, error=RAISED)
     ]
+
+
+@pytest.mark.parametrize(
+    ("image", "code", "failures", "ends"),
+    [
+        (None, "worker_lost", 1, True),
+        (ImageSpec(python="3.12"), "worker_lost", 1, False),
+        (ImageSpec(python="3.12"), "worker_lost", 3, True),
+        (ImageSpec(python="3.12"), "build_failed", 1, True),
+    ],
+)
+def test_a_start_that_is_late_while_its_node_may_build_the_image_is_tried_again(
+    image: ImageSpec | None, code: str, failures: int, ends: bool
+) -> None:
+    first = world()
+    record = _record(1)
+    first.on_revision(("f", 1), msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, image=image)))
+    for _ in range(failures):
+        first.view(("f", 1)).circuit.failed(99.0, ErrorInfo(code, "it was not ready after 300 s"))
+    assert any(isinstance(action, EndCheck) for action in _actions(first)) is ends
 
 
 def test_a_revision_that_failed_its_check_gives_its_place_back_and_starts_no_worker() -> None:

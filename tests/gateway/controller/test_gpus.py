@@ -12,6 +12,7 @@ from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement import NoRoom, Placement, place
 from tests.gateway.controller.simulation import GIB, cpu, gpu
+from tests.gateway.controller.told import why_no_room
 
 MPS = NodeFacts(mps=MpsLevel.V2)
 NVLINK, SWITCH, HOST = LinkKind.NVLINK, LinkKind.SWITCH, LinkKind.HOST
@@ -33,7 +34,9 @@ def held(
 
 def told(resources: Resources, node: NodeReport, *leases: Lease, limits: Limits | None = None) -> object:
     found = place(resources, [node], LeaseBook(leases), limits)
-    return found.share.gpus if isinstance(found, Placement) else str(found)
+    return (
+        found.share.gpus if isinstance(found, Placement) else why_no_room(resources, [node], LeaseBook(leases), limits)
+    )
 
 
 def test_a_part_of_a_gpu_is_granted_with_its_limits() -> None:
@@ -159,8 +162,8 @@ def test_workers_in_containers_and_others_share_no_gpu_by_mps() -> None:
     assert isinstance(first, Placement)
     assert (first.share.gpus, first.share.contained) == (("g2",), True)
     contained = Lease("v", "a", first.share)
-    third = place(part(2), [node], LeaseBook([contained, held("w", "g1", Share.EXCLUSIVE)]))
-    assert str(third) == "a: of its 2 GPUs 1 is in use, 1 is shared by workers in containers"
+    third = why_no_room(part(2), [node], LeaseBook([contained, held("w", "g1", Share.EXCLUSIVE)]))
+    assert third == "a: of its 2 GPUs 1 is in use, 1 is shared by workers in containers"
     all_contained = NodeReport("a", 0.0, node.devices, facts=MPS, contains_all=True)
     assert told(part(2), all_contained, contained) == ("g2",)
     timed = Resources(gpu=("any",), share=Share.TIME)

@@ -20,10 +20,11 @@ from gpufn_gateway.controller.actions import Action, Decided, Drain, Park, Resum
 from gpufn_gateway.controller.leases import GpuUse, LeaseBook
 from gpufn_gateway.controller.leaving import Leaving
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement import NoRoom, Placement, place, returns
+from gpufn_gateway.controller.placement import Placement, place, returns
 from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.world import World
 from tests.gateway.controller.simulation import GIB, Sim, cpu, function, gpu, node, revision
+from tests.gateway.controller.told import why_no_room
 
 PARKS = ScalingPolicy(idle_timeout_s=10, park_timeout_s=100, max_workers=2)
 HELD = ParkedMemory(GIB, 300 << 20)
@@ -391,9 +392,8 @@ def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> 
     book = LeaseBook()
     book.grant("parked", "a", ON_A_GPU, ParkedMemory(GIB, 300 << 20))
     assert isinstance(place(Resources(gpu=("any",)), [report], book), Placement)
-    found = place(Resources(gpu=("any",), share=Share.TIME), [report], book)
-    assert isinstance(found, NoRoom)
-    assert str(found) == "a: its GPU has parked workers on it"
+    told = why_no_room(Resources(gpu=("any",), share=Share.TIME), [report], book)
+    assert told == "a: its GPU has parked workers on it"
     two = node("a", cpu(), gpu("GPU-0"), gpu("GPU-1"))
     found = place(Resources(gpu=("any",)), [two], book)
     assert isinstance(found, Placement)

@@ -11,6 +11,7 @@ from gpufn_gateway.controller.leases import GpuUse, Lease, LeaseBook, Used
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement import NoRoom, Placement, place
 from tests.gateway.controller.simulation import GIB, cpu, gpu, node
+from tests.gateway.controller.told import why_no_room
 
 
 def lease(
@@ -104,9 +105,8 @@ def test_cores_are_promised_eight_times_over_but_on_a_free_node_first() -> None:
 )
 def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
     book = LeaseBook([lease("w", "a", GIB, 0.5, gpu="g", mode=Share.EXCLUSIVE)])
-    found = place(resources, [node("a", cpu(), gpu("g"))], book, Limits(cpu_oversubscription=1.0))
-    assert isinstance(found, NoRoom)
-    assert str(found) == text
+    found = why_no_room(resources, [node("a", cpu(), gpu("g"))], book, Limits(cpu_oversubscription=1.0))
+    assert found == text
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,12 @@ def test_a_worker_with_models_goes_where_they_have_engines(
     wanted: tuple[str, ...], engine_kinds: set[str], placed: str | tuple[str, ...]
 ) -> None:
     nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
-    found = place(Resources(gpu=wanted), nodes, LeaseBook(), engine_kinds=frozenset(engine_kinds))
-    assert (found.share.gpus if isinstance(found, Placement) else str(found)) == placed
+    wants, kinds = Resources(gpu=wanted), frozenset(engine_kinds)
+    found = place(wants, nodes, LeaseBook(), engine_kinds=kinds)
+    if isinstance(found, Placement):
+        assert found.share.gpus == placed
+    else:
+        assert why_no_room(wants, nodes, LeaseBook(), engine_kinds=kinds) == placed
 
 
 def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
@@ -138,28 +142,37 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
         NodeReport("a", 0.0, (cpu(),), container_trouble="Docker at unix:///x does not answer"),
         NodeReport("b", 0.0, (cpu(8, 64 * GIB),)),
     ]
-    tight, told = place(Resources(), nodes, LeaseBook()), place(Resources(), nodes[:1], LeaseBook(), in_container=True)
+    tight = place(Resources(), nodes, LeaseBook())
+    told = why_no_room(Resources(), nodes[:1], LeaseBook(), in_container=True)
     found = place(Resources(), nodes, LeaseBook(), in_container=True)
     assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
-    assert str(told) == "a: it starts no containers: Docker at unix:///x does not answer"
+    assert told == "a: it starts no containers: Docker at unix:///x does not answer"
 
 
 def test_a_worker_goes_to_no_node_that_starts_none() -> None:
     ill = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason="too many open files")
     nodes = [node("a", ill, gpu("g1")), node("b", cpu(8, 64 * GIB), gpu("g2"))]
     for wanted in (Resources(), Resources(gpu=("any",))):
-        found, told = place(wanted, nodes, LeaseBook()), place(wanted, nodes[:1], LeaseBook())
+        found, told = place(wanted, nodes, LeaseBook()), why_no_room(wanted, nodes[:1], LeaseBook())
         assert isinstance(found, Placement)
         assert found.node == "b"
-        assert str(told) == "a: it starts no workers: too many open files"
+        assert told == "a: it starts no workers: too many open files"
 
 
-def test_who_does_not_ask_for_reasons_gets_none() -> None:
-    assert place(Resources(cpu=99.0), [node()], LeaseBook(), explain=False) == NoRoom()
+@pytest.mark.parametrize(
+    ("wants", "of_any_size"),
+    [
+        (Resources(cpu=99.0), False),
+        (Resources(gpu=("H200",)), True),
+        (Resources(gpu=("L4",), memory_bytes=9 * GIB), False),
+    ],
+)
+def test_no_room_says_whether_a_smaller_request_would_have_some(wants: Resources, of_any_size: bool) -> None:
+    assert place(wants, [node("a", cpu(), gpu("g"))], LeaseBook()) == NoRoom(of_any_size)
 
 
 def test_no_nodes_is_no_room() -> None:
-    assert str(place(Resources(), [], LeaseBook())) == "no node is up"
+    assert why_no_room(Resources(), [], LeaseBook()) == "no node is up"
 
 
 def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:

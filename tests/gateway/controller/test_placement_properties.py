@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +16,9 @@ from gpufn.protocol.reports import NodeReport
 from gpufn.resources import Resources
 from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement import Placement, place
+from gpufn_gateway.controller.placement import NoRoom, Placement, place
 from tests.gateway.controller.simulation import GIB, cpu, gpu
+from tests.gateway.controller.told import why_no_room
 
 MPS = NodeFacts(mps=MpsLevel.V2)
 LIMITS = Limits(mps_clients_per_gpu=4, time_shares_per_gpu=3)
@@ -98,8 +100,11 @@ def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
             held[f"w{number}"] = found.node, found.share
             book.grant(f"w{number}", found.node, found.share)
         else:
-            assert {name for name, _ in found.missing} == {node.node for node in nodes}
-            assert all(text for _, text in found.missing)
+            text = why_no_room(step, nodes, book, LIMITS)
+            assert all(node.node in text for node in nodes)
+            if found.of_any_size:
+                smaller = msgspec.structs.replace(step, cpu=0.01, memory_bytes=1)
+                assert isinstance(place(smaller, nodes, book, LIMITS), NoRoom)
         _check(nodes, held)
     for worker in held:
         book.release(worker)

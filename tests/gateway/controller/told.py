@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerReport
+from gpufn.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
+from gpufn.resources import Resources
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import WorkerState
+from gpufn_gateway.controller.leases import LeaseBook
+from gpufn_gateway.controller.limits import Limits
+from gpufn_gateway.controller.placement import NoRoom, explain, place
+from gpufn_gateway.controller.request import Wanted
 from gpufn_gateway.controller.world import World
 from tests.gateway.controller.simulation import assignment, function, node, revision
 
@@ -21,6 +26,23 @@ def world(workers: int = 0, scaling: ScalingPolicy | None = None, **options: obj
     tell(made, 100.0, *names)
     made.on_depths({}, 100.0, 100.0)
     return made
+
+
+def why_no_room(
+    resources: Resources,
+    nodes: list[NodeReport],
+    book: LeaseBook,
+    limits: Limits | None = None,
+    *,
+    engine_kinds: frozenset[str] | None = None,
+    in_container: bool = False,
+) -> str:
+    """Checks that there is none."""
+    limits = limits or Limits()
+    found = place(resources, nodes, book, limits, engine_kinds=engine_kinds, in_container=in_container)
+    assert isinstance(found, NoRoom)
+    wanted = Wanted(resources, engine_kinds, in_container)
+    return explain(wanted, nodes, book, limits, of_any_size=found.of_any_size)
 
 
 def tell(world: World, now: float, *idle: str, since: float = 0.0, traffic: RevisionTraffic | None = None) -> None:

@@ -164,7 +164,7 @@ class Node:
             ),
             shares=shares,
             clock=SystemClock(),
-            **{"stop_grace_s": 2.0, "tick_s": 0.05, **options},
+            **{"grace_s": 2.0, "tick_s": 0.05, **options},
         )
         self._tasks = [
             asyncio.create_task(self.launcher.run(), name="templates"),

@@ -418,14 +418,14 @@ def test_a_stopping_agent_ends_its_workers_and_deletes_their_assignments(on_node
     async def run(node: Any) -> None:
         await node.deploy("sleep")
         await node.deploy("stubborn", number=2)
-        await node.start(stop_grace_s=0.2)
+        await node.start(grace_s=0.2)
         polite, stubborn = await node.assign(), await node.assign(revision=2)
         await node.line("no")
         await node.line(f"hello from {polite}")
         await node.stop()
         assert (await node.event(polite, "exited")).exit.describe() == "was killed by SIGTERM"
         told = (await node.event(stubborn, "exited")).exit.describe()
-        assert told == "was killed by SIGKILL (it did not end within 0.2 s of SIGTERM)"
+        assert told == "was killed by SIGKILL (its node stops, and its calls did not finish within 0.2 s)"
         assert await node.assigned() == []
         assert not list(node.home.worker("x").parent.iterdir())
 

@@ -99,7 +99,7 @@ def test_the_real_worker_is_started_outlives_a_killed_agent_and_ends_with_the_ne
             await wait(agent)
             assert is_alive(pid)
             node.reports.clear()
-            agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0", GPUFN_STOP_GRACE_S="3")
+            agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0", GPUFN_GRACE="3")
             report = await node.until(lambda: [r for r in node.reports if r.processes])
             assert [(p.worker, p.pid) for p in report[0].processes] == [(worker, pid)]
             agent.send_signal(signal.SIGTERM)

@@ -17,7 +17,7 @@ L4 = '[{"uuid": "GPU-1", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 240
 
 def test_the_environment_is_read() -> None:
     settings = AgentSettings.from_env({**URL, "GPUFN_NODE": "gpu-box-7", "GPUFN_TEMPLATES": "2"})
-    assert (settings.node, settings.templates, settings.stop_grace_s) == ("gpu-box-7", 2, 10.0)
+    assert (settings.node, settings.templates, settings.grace_s) == ("gpu-box-7", 2, 30.0)
     assert settings.home.root == Path("/tmp/h")
 
 
@@ -28,7 +28,7 @@ def test_the_environment_is_read() -> None:
         ({**URL, "GPUFN_TEMPLATES": "many"}, "GPUFN_TEMPLATES"),
         ({**URL, "GPUFN_TEMPLATES": "2.9"}, r"^GPUFN_TEMPLATES='2.9' is not a whole number from 0 to 1000\.$"),
         ({**URL, "GPUFN_TEMPLATES": "-1"}, "^GPUFN_TEMPLATES='-1' is not a whole number"),
-        ({**URL, "GPUFN_STOP_GRACE_S": "-1"}, "GPUFN_STOP_GRACE_S"),
+        ({**URL, "GPUFN_GRACE": "-1"}, "GPUFN_GRACE"),
         ({**URL, "GPUFN_PARK_MEMORY": "a lot"}, "GPUFN_PARK_MEMORY"),
         ({**URL, "GPUFN_PARK_MEMORY": "64"}, "write GPUFN_PARK_MEMORY='64Mi'"),
         ({**URL, "GPUFN_MEMORY": "4"}, "write GPUFN_MEMORY='512Mi'"),

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from gpufn.bus import bodies, objects, queued_calls, records, streams
+from gpufn.bus.calls import Caller
 from gpufn.bus.connection import Bus
+from gpufn.bus.pending import PendingCall
 from gpufn.errors import BusUnavailable, ErrorInfo
 from gpufn.invocation import InvocationState, OutcomeKind
 from gpufn.parcels import Parcels
@@ -424,3 +426,59 @@ def test_a_function_waits_for_a_result_for_hours_and_while_the_bus_is_away(
         assert (round(waits[0]), len(waits)) == (LONGEST_TIMEOUT_S, 3)
 
     on_node(url, tmp_path, test)
+
+
+@pytest.fixture
+def bus_is_away(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As many calls of `child` as its number says fail as they do while the bus is away."""
+    times = [0]
+    make = Caller._publish
+
+    def publish(self: Caller, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
+        if message.function == "child" and times[0]:
+            times[0] -= 1
+            raise BusUnavailable("away")
+        make(self, call, message, body)
+
+    monkeypatch.setattr(Caller, "_publish", publish)
+    return times
+
+
+@pytest.mark.parametrize("verb", ["call", "stream"])
+def test_a_call_that_a_function_makes_waits_while_the_bus_is_away(
+    url: str, tmp_path: Path, bus_is_away: list[int], verb: str
+) -> None:
+    bus_is_away[0] = 2
+
+    async def test(node: Node) -> None:
+        await node.deploy("child", kind=CallKind.GENERATOR if verb == "stream" else CallKind.SYNC)
+        revision = await node.deploy("parent")
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send(msgspec.structs.replace(call_of(run), verb=frames.Verb(verb)), b"{}")
+        assert (await queued(node)).stream is (verb == "stream")
+
+    on_node(url, tmp_path, test)
+    assert bus_is_away == [0]
+
+
+def test_a_call_that_a_function_makes_is_retryable_when_the_bus_stays_away(
+    url: str, tmp_path: Path, bus_is_away: list[int]
+) -> None:
+    bus_is_away[0] = 1_000_000
+
+    async def test(node: Node) -> None:
+        await node.deploy("child")
+        revision = await node.deploy("parent")
+        worker = await node.worker(revision)
+        node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send(call_of(run, timeout_s=1.5), b"{}")
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert answer.error is not None
+        assert (answer.error.code, answer.error.retryable) == ("bus_unavailable", True)
+
+    on_node(url, tmp_path, test)
+    assert bus_is_away[0] < 1_000_000 - 1, "it was tried again"

@@ -97,8 +97,13 @@ def test_an_agent_that_never_tells_is_not_waited_for_for_ever(lost: Lost) -> Non
     assert lost.ends.ended == {"first": UNKNOWN, "second": UNKNOWN}
 
 
-def test_with_its_assignment_or_its_runner_it_is_over(lost: Lost) -> None:
+def test_with_its_assignment_it_is_over(lost: Lost) -> None:
     lost.agent.told["w-1"] = KILLED
-    lost.unexplained.end_all()
-    assert lost.ends.ended == {"first": KILLED, "second": KILLED}
     lost.unexplained.end("w-1")
+    assert lost.ends.ended == {"first": KILLED, "second": KILLED}
+
+
+def test_a_runner_that_stops_leaves_what_nobody_has_explained(lost: Lost) -> None:
+    lost.unexplained.leave_all()
+    lost.unexplained.end("w-1")
+    assert lost.ends.ended == {}

@@ -18,7 +18,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.messages import InvocationMessage
 from gpufn.protocol.records import CallRecord
-from gpufn.spec import Retry
+from gpufn.spec import Batch, Retry
 from gpufn.usage import KEPT_S, Usage
 from gpufn_runtime.runner import settle
 from gpufn_runtime.runner.busy_time import BusyTime
@@ -140,6 +140,55 @@ def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
         last = await ended(node, record.id)
         assert [each.number for each in last.attempts] == [3]
         assert last.gpu_s == pytest.approx(sum(spent) + last.attempts[0].gpu_s)
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.fixture
+def charged(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that each attempt is charged, in the order of their ends."""
+    seconds: list[float] = []
+
+    def count(meter: Meter, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
+        seconds.append(run_s)
+
+    monkeypatch.setattr(Meter, "count", count)
+    return seconds
+
+
+def test_members_of_a_batch_are_charged_their_parts_of_it_and_the_time_that_they_gathered_is_told(
+    url: str, tmp_path: Path, charged: list[float]
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("batched", batch=Batch(max_size=2))
+        worker = await node.worker(revision)
+        calls = [node.invoke(revision), node.invoke(revision)]
+        runs = [(await worker.run())[0] for _ in calls]
+        for run in runs:
+            worker.send(
+                frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/json", 2e-9, "", 1e-9), b"1"
+            )
+        replies = [(await call.future)[0] for call in calls]
+        assert [reply.run_s for reply in replies] == [2e-9, 2e-9]
+        assert all(reply.gather_s > 0 for reply in replies)
+        assert charged == [1e-9, 1e-9]
+
+    on_node(url, tmp_path, test)
+
+
+def test_members_of_a_batch_whose_worker_died_are_charged_their_parts_of_its_time(
+    url: str, tmp_path: Path, charged: list[float]
+) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("died", batch=Batch(max_size=2))
+        worker = await node.worker(revision)
+        calls = [node.invoke(revision), node.invoke(revision)]
+        for _ in calls:
+            await worker.run()
+        await node.unassign("w-1")
+        replies = [(await call.future)[0] for call in calls]
+        assert len(charged) == len(replies)
+        assert sum(charged) <= max(reply.run_s for reply in replies)
 
     on_node(url, tmp_path, test)
 

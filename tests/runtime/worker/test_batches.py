@@ -124,6 +124,42 @@ def test_calls_that_come_while_a_batch_runs_run_together(start: Start) -> None:
     assert found == {0: b"[1,3]", 1: b"[2,3]", 2: b"[3,3]", 3: b"[4,2]", 4: b"[5,2]"}
 
 
+def _charges(worker: Any, *bodies: bytes) -> list[tuple[float, float | None]]:
+    """How long each of `bodies` ran, which run together, and what it is charged."""
+    worker.run(b'{"x": 0, "hold": true}')
+    call, _ = worker.next()
+    for body in bodies:
+        worker.run(body)
+    worker.answer(call.call, "", b"")
+    worker.result()
+    results = [worker.result()[0] for _ in bodies]
+    return [(result.run_s, result.charged_s) for result in results]
+
+
+def test_the_time_of_a_batch_is_charged_once_in_equal_parts(start: Start) -> None:
+    worker = start(_HELD, batch=Batch(max_size=8))
+    found = _charges(worker, *(b'{"x": %d}' % x for x in range(1, 6)))
+    charged = [charged_s for _, charged_s in found if charged_s is not None]
+    assert len(set(charged)) == 1
+    assert 0 < sum(charged) <= min(run_s for run_s, _ in found)
+
+
+def test_the_time_of_a_batch_that_failed_is_charged_too(start: Start) -> None:
+    source = """
+    import time
+    import gpufn._transport
+    def f(x: list[int], hold: list[bool] = False):
+        if any(hold):
+            gpufn._transport.current().call("other", "", "", b"")
+        elif len(x) > 1:
+            time.sleep(0.2)
+            raise ValueError("not together")
+        return x
+    """
+    found = _charges(start(source, batch=Batch(max_size=8)), b'{"x": 1}', b'{"x": 2}')
+    assert all(charged_s is not None and charged_s >= 0.1 > run_s for run_s, charged_s in found)
+
+
 def test_a_bad_call_fails_alone(start: Start) -> None:
     worker = start(_HELD, batch=Batch(max_size=8))
     found = _gather(worker, b'{"x": 1}', b'{"x": "no"}', b'{"x": 7}', b'{"x": 2}')

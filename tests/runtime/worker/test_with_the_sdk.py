@@ -8,7 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpufn import media, values
+from gpufn.errors import BusUnavailable
 from gpufn.invocation import OutcomeKind
 from gpufn.parcels import Parcels
 from gpufn.protocol.frames import Answer, Cancel
@@ -56,6 +59,27 @@ def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: S
     assert (call.verb, body) == ("submit", b"")
     worker.answer(call.call, "text/plain", b"an id")
     assert worker.result()[1] == b"9000005"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(start: Start, kind: str) -> None:
+    body = "return g.remote(x)" if kind == "sync" else "return await g.aio.remote(x)"
+    worker = start(
+        f"""
+        from gpufn import gpu_function
+        @gpu_function()
+        def g(x: int) -> int: return x + 1
+        @gpu_function()
+        {"async " if kind == "async" else ""}def f(x: int) -> int: {body}
+        """,
+        kind=kind,
+    )
+    worker.run(b'{"x": 1}')
+    call, _ = worker.next()
+    worker.answer(call.call, "", b"", OutcomeKind.REJECTED, BusUnavailable("away").info())
+    result, _ = worker.result()
+    assert result.kind is OutcomeKind.LOST
+    assert (result.error.code, result.error.message, result.error.retryable) == ("bus_unavailable", "away", True)
 
 
 def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: Start) -> None:

@@ -38,7 +38,8 @@ from gpufn_runtime.agent.processes import Process
 log = logging.getLogger(__name__)
 
 _FILE = "daemon.json"
-_IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && exec "$1" -f'  # in a mount namespace of its own
+# In a mount namespace of its own. A bind mount takes its options in a second step.
+_IN_OWN_MEMORY = 'mount --bind "$0" /dev/shm && mount -o remount,bind,nosuid,nodev,noexec /dev/shm && exec "$1" -f'
 _LOOK_EVERY_S = 0.05
 
 

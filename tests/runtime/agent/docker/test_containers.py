@@ -45,6 +45,7 @@ def test_a_worker_is_confined(contained: Platform) -> None:
         "/gpufn/parcels",
         "/gpufn/worker",
     ]
+    assert seen["shm"] == ["nodev", "noexec", "nosuid"]
     assert set(seen["write"].values()) == {"OSError Read-only file system"}
     assert seen["write_tmp"] == "written"
     assert (seen["pids"], seen["memory"]) == ("1024", str(96 << 20))

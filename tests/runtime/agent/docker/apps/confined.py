@@ -35,6 +35,7 @@ def look() -> dict[str, Any]:
         "interfaces": os.listdir("/sys/class/net"),
         "reachable": reachable,
         "mounts": sorted(line.split()[4] for line in open("/proc/self/mountinfo") if " /gpufn" in line),
+        "shm": _options("/dev/shm"),
         "write": {
             path: _write(path) for path in ("/x", "/gpufn/worker/x", "/gpufn/lib/x", "/gpufn/worker/config.json")
         },
@@ -44,6 +45,13 @@ def look() -> dict[str, Any]:
         "environ": sorted(os.environ),
         "first": Path("/proc/1/cmdline").read_text().split("\0")[:4],
     }
+
+
+def _options(target: str) -> list[str]:
+    """Those of a mount that restrict what is in it."""
+    mounts = map(str.split, Path("/proc/mounts").read_text().splitlines())
+    options = next(mount[3] for mount in mounts if mount[1] == target)
+    return sorted({"nosuid", "nodev", "noexec"} & set(options.split(",")))
 
 
 def _cgroup(controller: str, *names: str) -> str:

@@ -1,0 +1,147 @@
+"""`gpufn down`, and SIGTERM of one process: running calls finish within the grace period, or run again later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn import shutdown
+from gpufn.home import Home
+from tests.conftest import Platform, running_platform
+from tests.e2e.chaos.faults import of_up
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "ledger.py"
+WITHIN_S = 60.0
+Line = dict[str, Any]
+
+
+def read(ledger: Path) -> list[Line]:
+    return [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+
+
+def starts(ledger: Path, calls: int = 1) -> list[Line]:
+    """Once there are so many."""
+    give_up = time.monotonic() + WITHIN_S
+    while len(found := [line for line in read(ledger) if line["what"] == "start"]) < calls:
+        assert time.monotonic() < give_up, f"{len(found)} of {calls} calls have started"
+        time.sleep(0.01)
+    return found
+
+
+def submit(platform: Platform, ledger: Path, seconds: float) -> str:
+    answer = platform.client.post("/v1/functions/long/submit", json={"path": str(ledger), "seconds": seconds})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def record(platform: Platform, call: str) -> dict[str, Any]:
+    """Once it has ended."""
+    platform.client.get(f"/v1/invocations/{call}/result?wait=50")
+    found: dict[str, Any] = platform.client.get(f"/v1/invocations/{call}").json()
+    return found
+
+
+def told(found: dict[str, Any]) -> list[tuple[int, str, str]]:
+    return [(each["number"], each["reason"], each["outcome"]) for each in found["attempts"]]
+
+
+class Waiting:
+    """A client that waits for a call's answer."""
+
+    def __init__(self, platform: Platform, ledger: Path, seconds: float) -> None:
+        self._url = f"{platform.url}/v1/functions/long/invoke"
+        self._body = {"path": str(ledger), "seconds": seconds}
+        self._thread = threading.Thread(target=self._call, daemon=True)
+        self._thread.start()
+
+    def _call(self) -> None:
+        self._answer = httpx.post(self._url, json=self._body, timeout=WITHIN_S)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(WITHIN_S)
+        return self._answer
+
+
+def test_a_call_that_does_not_finish_before_down_runs_again_after_up(tmp_path: Path) -> None:
+    home, ledger = tmp_path / "home", tmp_path / "ledger"
+    with running_platform(home) as platform:
+        platform.gpufn("deploy", APP)
+        call = submit(platform, ledger, 120)
+        waiting = Waiting(platform, ledger, 120)
+        starts(ledger, 2)
+        platform.gpufn("down", "--grace", "0.5")
+        ended_at = time.time()
+        answer = waiting.answer()
+        assert (answer.status_code, answer.json()["code"]) == (503, "platform_stopping")
+        assert answer.json()["retryable"]
+        assert int(answer.headers["retry-after"]) > 0
+    with running_platform(home) as platform:
+        found = record(platform, call)
+        assert found["state"] == "succeeded", found
+        assert told(found) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+    mine = [line for line in read(ledger) if line["call"] == call]
+    assert [(line["attempt"], line["what"]) for line in mine] == [(1, "start"), (2, "start"), (2, "end")]
+    assert mine[0]["pid"] != mine[1]["pid"]
+    assert mine[1]["at"] > ended_at, "the first copy was dead before the second started"
+    assert len(starts(ledger)) == 3, "nobody waits for the other call any more"
+
+
+def test_running_calls_finish_within_the_grace_period(tmp_path: Path) -> None:
+    home, ledger = tmp_path / "home", tmp_path / "ledger"
+    with running_platform(home, "--grace", "60") as platform:
+        platform.gpufn("deploy", APP)
+        call = submit(platform, ledger, 1.5)
+        waiting = Waiting(platform, ledger, 1.5)
+        starts(ledger, 2)
+        platform.gpufn("down")
+        assert (waiting.answer().status_code, waiting.answer().json()) == (200, "attempt 1")
+    with running_platform(home) as platform:
+        assert told(record(platform, call)) == [(1, "first", "succeeded")]
+
+
+def test_a_second_signal_ends_the_grace_period_and_loses_no_call(tmp_path: Path) -> None:
+    home, ledger = tmp_path / "home", tmp_path / "ledger"
+    with running_platform(home, "--grace", "600") as platform:
+        platform.gpufn("deploy", APP)
+        call = submit(platform, ledger, 120)
+        starts(ledger)
+        platform.process.send_signal(signal.SIGTERM)
+        while not shutdown.is_under_way(Home(home)):
+            time.sleep(0.01)
+        platform.process.send_signal(signal.SIGTERM)
+        platform.process.wait(WITHIN_S)
+    with running_platform(home) as platform:
+        assert told(record(platform, call)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+
+
+def test_sigterm_of_one_process_loses_no_call(tmp_path: Path) -> None:
+    home, ledger = tmp_path / "home", tmp_path / "ledger"
+    with running_platform(home, "--grace", "0.5") as platform:
+        platform.gpufn("deploy", APP)
+        adopted = submit(platform, ledger, 3)
+        starts(ledger)
+        [runner] = of_up(home, "runner")()
+        os.kill(runner, signal.SIGTERM)
+        assert told(record(platform, adopted)) == [(1, "first", "succeeded")]
+        handed_back = submit(platform, ledger, 120)
+        starts(ledger, 2)
+        [agent] = of_up(home, "agent")()
+        os.kill(agent, signal.SIGTERM)
+        assert told(record(platform, handed_back)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+        both = submit(platform, ledger, 120)
+        starts(ledger, 4)
+        for name in ("runner", "agent"):
+            [pid] = of_up(home, name)()
+            os.kill(pid, signal.SIGTERM)
+        found = record(platform, both)
+        assert [(each["number"], each["outcome"]) for each in found["attempts"]] == [(1, "lost"), (2, "succeeded")]
