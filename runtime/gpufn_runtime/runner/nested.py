@@ -191,7 +191,6 @@ class NestedCalls:
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        self._circuits.check(revision)
         arguments = await self._waited_for(revision, link, call, body, parent)
         request = self._request(revision, link, call, arguments, parent)
 
@@ -208,14 +207,13 @@ class NestedCalls:
 
         try:
             reply, result = await self._patiently(request.deadline, once)
-            parcel = await self._result_for(link, reply)
-            return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
+            parcel = await self._patiently(request.deadline, lambda: self._result_for(link, reply))
         finally:
             self._bodies.remove_arguments(arguments.reference)
+        return _Answer(reply.kind, reply.error, reply.content_type, result, parcel)
 
     async def _stream(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         revision = await self._serving(call, parent)
-        self._circuits.check(revision)
         arguments = await self._waited_for(revision, link, call, body, parent)
         request = self._request(revision, link, call, arguments, parent)
         items = 0
@@ -251,7 +249,9 @@ class NestedCalls:
         now, priority = self._clock.time(), _asked(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
         invocation = new_invocation_id() if call.parcel else None
-        arguments = await self._arguments(link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "")
+        arguments = await self._arguments(
+            link, call, body, most_bytes=RECORD_BYTES, owner=invocation or "", until=until
+        )
         request = _request(revision, call, arguments, parent, deadline=deadline, priority=priority)
         if arguments.reference is None:
             invocation = None  # the place in the queue completes it
@@ -265,7 +265,13 @@ class NestedCalls:
         left_s = self._deadline(revision, call, parent) - self._clock.time()
         ttl_s = max(0.0, left_s) + bodies.EXPIRES_LATER_S
         return await self._arguments(
-            link, call, body, most_bytes=MESSAGE_BYTES, owner=bodies.waited_owner(), ttl_s=ttl_s
+            link,
+            call,
+            body,
+            most_bytes=MESSAGE_BYTES,
+            owner=bodies.waited_owner(),
+            until=self._clock.time() + left_s,
+            ttl_s=ttl_s,
         )
 
     async def _arguments(
@@ -276,6 +282,7 @@ class NestedCalls:
         *,
         most_bytes: int,
         owner: str,
+        until: float,
         ttl_s: float | None = None,
     ) -> _Arguments:
         """As the worker sent them, or, of more than `most_bytes`, stored for `owner`. Raises InvalidInput,
@@ -286,7 +293,8 @@ class NestedCalls:
         try:
             if path.stat().st_size <= min(most_bytes, inline_bytes(int(self._bus.server_info["max_payload"]))):
                 return _Arguments(path.read_bytes())
-            return _Arguments(b"", await self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+            stored = await self._patiently(until, lambda: self._bodies.store_arguments(path, owner=owner, ttl_s=ttl_s))
+            return _Arguments(b"", stored)
         except OSError as error:
             raise InvalidInput(f"the arguments cannot be read: {error.strerror}") from error
         finally:
