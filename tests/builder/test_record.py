@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn.bus.connection import Bus
 from gpufn.bus.kv import KeyValue
 from gpufn.engine import Build, BuildState
 from gpufn.errors import BuildNotFound
@@ -70,8 +69,10 @@ def test_a_builder_has_nothing_more_to_do_for_what_is_cancelled_ended_or_another
     assert is_over(seen, "me/1") is expected
 
 
-async def _builds(bus: Bus, build: Build) -> KeyValue:
-    builds = await KeyValue.open(bus, subjects.BUILDS)
+async def _builds(connect: Any, nats: Any, build: Build) -> KeyValue:
+    """The bucket as a builder sees it; a gateway has created it."""
+    await KeyValue.open(await connect(nats), subjects.BUILDS)
+    builds = KeyValue(await connect(nats, "builder"), subjects.BUILDS)
     await builds.create(build.id, encode(build))
     return builds
 
@@ -84,7 +85,7 @@ async def _stored(builds: KeyValue, build_id: str) -> Build:
 
 async def test_the_older_builder_changes_nothing_of_the_newer_ones(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
-    builds = await _builds(await connect(nats, "builder"), asked)
+    builds = await _builds(connect, nats, asked)
     older = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
     newer = await BuildRecord.claim(builds, asked.id, "b/1", now=3.0)
     await newer.change(progress=0.5)
@@ -107,7 +108,7 @@ async def test_the_older_builder_changes_nothing_of_the_newer_ones(connect: Any,
 
 async def test_what_was_given_back_counts_nobody_as_dead(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
-    builds = await _builds(await connect(nats, "builder"), asked)
+    builds = await _builds(connect, nats, asked)
     for name in ("a/1", "b/1"):
         record = await BuildRecord.claim(builds, asked.id, name, now=2.0)
         assert (record.build.deaths, record.build.builder) == (0, name)
@@ -123,7 +124,7 @@ async def test_what_was_given_back_counts_nobody_as_dead(connect: Any, nats: Any
 
 async def test_a_cancellation_is_kept_by_who_claims(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
-    builds = await _builds(await connect(nats, "builder"), asked)
+    builds = await _builds(connect, nats, asked)
     record = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
     await builds.put(asked.id, encode(msgspec.structs.replace(record.build, cancel=True)))
     await record.change(progress=0.5)
@@ -133,7 +134,7 @@ async def test_a_cancellation_is_kept_by_who_claims(connect: Any, nats: Any) -> 
 
 async def test_who_wants_to_give_back_what_another_has_says_that_it_lives(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
-    builds = await _builds(await connect(nats, "builder"), asked)
+    builds = await _builds(connect, nats, asked)
     older = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
     await BuildRecord.claim(builds, asked.id, "b/1", now=3.0)
     with pytest.raises(TakenAway):

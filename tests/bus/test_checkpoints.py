@@ -8,8 +8,8 @@ from gpufn.protocol.records import Checkpoint
 
 
 async def test_a_runner_keeps_replaces_and_forgets_the_checkpoint_of_a_call(nats: EmbeddedServer, connect: Any) -> None:
+    await streams.ensure_streams(await connect(nats))
     bus = await connect(nats, "runner")
-    await streams.ensure_streams(bus)
     assert await checkpoints.last(bus, "a") is None
     for attempt, body in ((1, b"older"), (2, b"newer")):
         await checkpoints.keep(bus, "a", Checkpoint("x/y", attempt, 5.0), body)

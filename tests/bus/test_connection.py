@@ -159,10 +159,10 @@ async def test_roles_hear_only_themselves_and_nodes_decide_nothing(connect: Any,
     overheard: list[Message] = []
     runner.subscribe("_INBOX.gateway.>", overheard.append)
     runner.subscribe("$KV.>", overheard.append)
-    gateway.subscribe("gpufn.v1.ask", lambda message: gateway.publish(message.reply, b"yes"))
+    gateway.subscribe("gpufn.v1.ctl.where", lambda message: gateway.publish(message.reply, b"yes"))
     await gateway.flush()
-    assert (await runner.request("gpufn.v1.ask")).payload == b"yes"
-    assert (await gateway.request("gpufn.v1.ask")).payload == b"yes"
+    assert (await runner.request("gpufn.v1.ctl.where")).payload == b"yes"
+    assert (await gateway.request("gpufn.v1.ctl.where")).payload == b"yes"
     gateway.publish("$KV.gpufn_functions.x", b"")
     await gateway.flush()
     await runner.flush()

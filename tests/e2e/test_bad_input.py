@@ -108,7 +108,7 @@ def test_arguments_that_do_not_fit(picky: Platform, verb: str, arguments: Any, s
     ("body", "said"),
     [
         (b'{"x": 1', "truncated"),
-        (b'{"x": NaN}', "invalid character (byte 6)"),
+        (b'{"x": NaN}', "JSON has no NaN (byte 6)"),
         (b'{"x": 1} and more', "trailing characters"),
         (b'\xef\xbb\xbf{"x": 1}', "invalid character (byte 0)"),
         (b'{"\xff": 1}', "utf-8"),

@@ -163,6 +163,7 @@ def _stream(arrow: Any, table: Any, **options: Any) -> bytes:
 @pytest.mark.parametrize("kind", ["pyarrow.Table", "pandas.DataFrame", "polars.DataFrame"])
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_compressed_tables_are_refused_before_they_expand(kind: str, compression: str) -> None:
+    pytest.importorskip(kind.partition(".")[0])
     arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"a": np.zeros(1 << 20)})
     assert "is compressed" in refused(25, [kind, None, _stream(arrow, table, compression=compression)])

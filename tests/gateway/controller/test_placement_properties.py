@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gpufn.device import Device, DeviceShare, DeviceType, Health, MpsLevel, NodeFacts, Share
 from gpufn.protocol.reports import NodeReport
+from gpufn.quantities import LEAST_PROCESS_BYTES
 from gpufn.resources import Resources
 from gpufn_gateway.controller.leases import Lease, LeaseBook
 from gpufn_gateway.controller.limits import Limits
@@ -103,7 +104,7 @@ def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
             text = why_no_room(step, nodes, book, LIMITS)
             assert all(node.node in text for node in nodes)
             if found.of_any_size:
-                smaller = msgspec.structs.replace(step, cpu=0.01, memory_bytes=1)
+                smaller = msgspec.structs.replace(step, cpu=0.01, memory_bytes=LEAST_PROCESS_BYTES)
                 assert isinstance(place(smaller, nodes, book, LIMITS), NoRoom)
         _check(nodes, held)
     for worker in held:

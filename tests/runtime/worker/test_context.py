@@ -101,7 +101,7 @@ def test_what_cannot_be_kept_ends_the_call_with_its_reason(start: Start) -> None
     call, _ = worker.next()
     worker.answer(call.call, "", b"", OutcomeKind.REJECTED, BusUnavailable("no bus").info())
     result, _ = worker.result()
-    assert (result.kind, result.error.error_type, result.error.message) == ("raised", "BusUnavailable", "no bus")
+    assert (result.kind, result.error.code, result.error.message) == ("lost", "bus_unavailable", "no bus")
 
 
 def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
