@@ -55,9 +55,11 @@ def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
 
 def without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:
     """The end of a check that no node has room for; None while there may be room in a moment."""
-    if not need.revision.is_checked_first or need.is_slot_limited or need.has_begun or need.no_room is None:
+    if not need.revision.is_checked_first or need.is_slot_limited or need.has_begun or not need.has_no_room:
+        return None
+    if has_nodes and not need.no_room:  # a later step works out why
         return None
     waited_s = now - (now if need.view.waiting_since is None else need.view.waiting_since)
     if waited_s < ROOM_WITHIN_S and not (need.is_check and has_nodes):
         return None
-    return EndCheck(*need.key, CheckState.UNCHECKED, str(need.no_room))
+    return EndCheck(*need.key, CheckState.UNCHECKED, need.no_room or "no node is connected")

@@ -88,9 +88,9 @@ class _Step:
         without_room = self._start()
         self._explain(without_room, is_full=only is None)
         self._make_room(without_room)
-        for need in without_room:
-            if (end := checks.without_room(need, self.now, has_nodes=bool(self.world.reports(self.now)))) is not None:
-                self.actions.append(end)
+        checked = [need for need in without_room if need.revision.is_checked_first]
+        has_nodes = bool(checked and self.world.reports(self.now))
+        self.actions += filter(None, (checks.without_room(need, self.now, has_nodes=has_nodes) for need in checked))
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
         teller = Teller(self.world, self.now, self._room)
