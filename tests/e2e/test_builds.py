@@ -93,7 +93,7 @@ def test_a_revision_that_cannot_be_built_leaves_what_serves(platform: Platform, 
         [models.value("y", [1, 4])],
         [models.constant("shape", [1, 4], np.int64)],
     )
-    said = refused(platform, "deploy", written(bad, tmp_path / "bad.onnx"), "--name", "kept")
+    said = refused(platform, "deploy", written(bad, tmp_path / "bad.onnx"), "--name", "kept", "--replace")
     assert "bad.onnx for cpu: " in said
     answer = platform.post("kept", {"x": [[1, 2, 3]]})
     assert (answer.json(), answer.headers["x-gpufn-revision"]) == ({"y": [[22, 44, 66]]}, "kept@1")

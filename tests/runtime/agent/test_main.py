@@ -122,7 +122,7 @@ def test_a_cold_start_of_the_real_worker(on_node: Any, nats: Any, tmp_path: Path
 
     async def run(node: Any) -> None:
         await deploy(node)
-        agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0")
+        agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0", GPUFN_GRACE="1")
         try:
             await node.until(lambda: node.reports)
             server = await listen(node, "w-cold00000000")
