@@ -3,7 +3,8 @@
 when an Assignment or a report says so, and each second
     `reconcile` draws the conclusion; `launches` starts a worker, `running` ends it, `burials` removes what it leaves
 each second
-    NodeReport; workers that are overdue; what could not be sent or removed before; orphans
+    NodeReport; the clock's skew, once a minute; workers that are overdue; what could not be sent or removed before;
+    orphans
 at start
     1. folders that an earlier agent left are read; 2. the watches tell what is assigned; 3. the living are adopted, the
     dead buried; 4. from then on changes are acted upon as they come
@@ -39,6 +40,7 @@ from gpufn_runtime.agent import folders, processes, reconcile
 from gpufn_runtime.agent.bundles import BundleCache
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroups
+from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.engines import EngineCache
 from gpufn_runtime.agent.fleet import Fleet, Phase
@@ -117,6 +119,7 @@ class Agent:
         self._shares = shares
         self._fleet = Fleet()
         self._living = Living()
+        self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
         self._reports = Reports(
             bus,
             node=node,
@@ -124,6 +127,7 @@ class Agent:
             living=self._living,
             readiness=launcher,
             clock=clock,
+            clock_check=self._clock_check,
             contains_all=default_image is not None,
             park_bytes=devices.pool.memory_bytes // _PARKED_PART if park_bytes is None else park_bytes,
         )
@@ -214,6 +218,7 @@ class Agent:
             for task in kept:
                 task.cancel()
             self._devices.stop()
+            self._clock_check.cancel()
             self._launches.cancel()
             self._burials.cancel()
             self._running.let_go()
@@ -224,6 +229,7 @@ class Agent:
 
     def step(self, now: float) -> None:
         """What is done each second."""
+        self._clock_check.step(now)
         self._reports.send()
         self._leave_failed_devices(now)
         self._leave_room()

@@ -22,6 +22,7 @@ from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
+from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.fleet import WorkerRecord
 from gpufn_runtime.agent.living import Living, RunningWorker
@@ -50,6 +51,7 @@ class Reports:
         living: Living,
         readiness: Readiness,
         clock: Clock,
+        clock_check: ClockCheck,
         contains_all: bool,
         park_bytes: int,
     ) -> None:
@@ -59,6 +61,7 @@ class Reports:
         self._living = living
         self._readiness = readiness
         self._clock = clock
+        self._clock_check = clock_check
         self._contains_all = contains_all
         self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_UNSENT_EVENTS)
@@ -78,6 +81,7 @@ class Reports:
             container_trouble=self._readiness.container_trouble,
             park_bytes=self._park_bytes,
             contains_all=self._contains_all,
+            clock_skew_s=self._clock_check.skew_s,
             hostname=platform.node(),
             python=platform.python_version(),
             platform=f"{platform.system()} {platform.machine()}",

@@ -180,6 +180,12 @@ async def _exists(bus: Bus, name: str) -> bool:
     return True
 
 
+async def server_time(bus: Bus, stream: str, *, timeout_s: float = 5.0) -> float:
+    """The wall clock, in unix seconds, of the server that leads `stream`."""
+    info = await bus.js(f"STREAM.INFO.{stream}", timeout_s=timeout_s)
+    return datetime.datetime.fromisoformat(info["ts"]).timestamp()
+
+
 async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
     """Queued + running per (function, revision). Whole or an error: a missing number must never look like zero."""
     sync = await _counts(bus, subjects.SYNC, subjects.SYNC_FILTER)

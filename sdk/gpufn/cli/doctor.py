@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from gpufn import clock_skew
 from gpufn.cli._instance import Instance
 from gpufn.cli._render import Json, print_json, say, size
 from gpufn.cli.version import installed
@@ -142,4 +143,22 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} visible")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _gpu)
+def _clock() -> Iterator[Finding]:
+    """The skew of this machine's clock, as the agents of this machine report it to the gateway."""
+    from gpufn._client import Client  # noqa: PLC0415
+
+    found = []
+    with contextlib.suppress(GpufnError), Client() as client:  # `_gateway` reports the error
+        found = [node for node in client.nodes() if node.get("hostname") == platform.node()]
+    if not found:
+        yield Finding("clock", "note", "skew unknown: no agent of this machine reports to a gateway")
+    for node in found:
+        skew_s = node.get("clock_skew_s")
+        if skew_s is None:
+            yield Finding("clock", "note", f"skew of node {node['node']} unknown: its agent has not measured it yet")
+            continue
+        state, do = ("bad", clock_skew.REMEDY) if clock_skew.is_skewed(skew_s) else ("ok", "")
+        yield Finding("clock", state, f"node {node['node']}: {clock_skew.described(skew_s)}", do)
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _clock, _gpu)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufn.cli._render import Json, ago, print_json, print_table, size
+from gpufn import clock_skew
+from gpufn.cli._render import Json, ago, print_json, print_table, say, size
 
 _UUID_LETTERS = 12  # as of GPU-5a1b7e0c-…, which tells a node's apart
 
@@ -23,6 +24,10 @@ def nodes(json: Json = False) -> None:
         [_row(node, device) for node in found for device in node.get("devices", [])],
         empty="no node reports: does an agent run?",
     )
+    for node in found:
+        skew_s = node.get("clock_skew_s")
+        if clock_skew.is_skewed(skew_s):
+            say(f"the clock of node {node['node']} is {clock_skew.described(skew_s)}: {clock_skew.REMEDY}")
 
 
 def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:

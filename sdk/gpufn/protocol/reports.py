@@ -94,6 +94,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     container_trouble: str = ""  # why no container can be started there
     contains_all: bool = False  # functions without an image live in containers there, too
+    clock_skew_s: float | None = None  # its wall clock minus the bus server's; None: unknown
 
 
 class DeviceReport(msgspec.Struct, frozen=True):

@@ -1,0 +1,42 @@
+"""The skew of a node's wall clock: the node's time minus the bus server's time, in seconds. None: unknown.
+
+Calls carry their deadlines, and leases and records their times, in unix seconds of the host that wrote them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# NTP keeps hosts within 0.1 s of each other, and a measurement is wrong by 0.5 s at most. Two seconds are therefore a
+# fault of the clock, and they are as long as an attempt may take to end at its deadline.
+SKEWED_S: Final = 2.0
+_LONGEST_ROUND_TRIP_S: Final = 1.0  # the server's time is somewhere in it: half of it is the greatest error
+REMEDY: Final = "synchronize the clock with NTP (`timedatectl set-ntp true`, or chrony)"
+
+
+def measured(sent_at: float, server_at: float, received_at: float) -> float | None:
+    """The skew, from a request that the node sent and received at these times of its own clock.
+
+    None for a slow answer, and for a clock that was set back meanwhile.
+
+    >>> measured(103.0, 100.25, 103.5)
+    3.0
+    """
+    round_trip_s = received_at - sent_at
+    if not 0 <= round_trip_s <= _LONGEST_ROUND_TRIP_S:
+        return None
+    return sent_at + round_trip_s / 2 - server_at
+
+
+def is_skewed(skew_s: float | None) -> bool:
+    return skew_s is not None and abs(skew_s) >= SKEWED_S
+
+
+def described(skew_s: float | None) -> str:
+    """
+    >>> described(3.04), described(-3600.0), described(0.21), described(None)
+    ('3.0 s ahead of the message bus', '3600.0 s behind the message bus', '0.2 s ahead of the message bus', 'unknown')
+    """
+    if skew_s is None:
+        return "unknown"
+    return f"{abs(skew_s):.1f} s {'behind' if skew_s < 0 else 'ahead of'} the message bus"
