@@ -21,6 +21,7 @@ from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import Clock
 from gpufn.errors import (
     GpufnError,
+    InvalidInput,
     InvocationExpired,
     QueueFull,
     UnsupportedMediaType,
@@ -243,7 +244,10 @@ class Calls:
         if query and raw_parameter is not None and not negotiation.is_arguments(content_type):
             others = query_arguments.arguments(query, target.signature, raw_parameter)
             raw = await self._bodies.read(headers, receive, may_be_parcel=may_be_parcel, is_queued=is_queued)
-            data = msgspec.msgpack.encode({**others, raw_parameter: raw})
+            try:
+                data = msgspec.msgpack.encode({**others, raw_parameter: raw})
+            except OverflowError:
+                raise InvalidInput("a whole number in the query has more than 64 bits") from None
             content_type = media.MSGPACK
             body = self._bodies.wrap(data, function=target.name, may_be_parcel=may_be_parcel, is_queued=is_queued)
         else:

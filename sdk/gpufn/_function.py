@@ -136,18 +136,19 @@ class Function(_Declared, Remote[P, R, V]):
     raw: Callable[P, R]
 
     @staticmethod
-    def from_name(name: str) -> NamedFunction:
+    def from_name(name: str, *, pickle: bool = False) -> NamedFunction:
         """The remote side of a deployed function whose code is not here, or of a class's method: `counter.add`.
 
         It has `remote`, `spawn`, `map`, `starmap`, `stream`, `aio` and `options`, as a function that is declared here.
-        Nothing is looked up before the first call. Results are Python values, as those of any function.
+        Nothing is looked up before the first call. Results are Python values, as those of any function. With `pickle`
+        arguments without a form of their own are sent as pickles, which a function that has `pickle=True` takes.
 
         >>> Function.from_name("ocr")
         <NamedFunction ocr>
         """
         from gpufn._named import NamedFunction  # noqa: PLC0415
 
-        return NamedFunction(name)
+        return NamedFunction(name, pickle=pickle)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run here, as plain Python."""

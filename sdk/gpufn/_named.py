@@ -25,7 +25,8 @@ class NamedFunction(Remote[..., Any, Any]):
 
     _kind = None
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, pickle: bool = False) -> None:
+        self._may_pickle = pickle
         if not isinstance(name, str) or not name.strip("_."):
             raise InvalidInput(f"from_name takes the name of a deployed function, not {name!r}")
         base, _, self._method_name = name.partition(".")

@@ -1,6 +1,6 @@
 """The skew of a node's wall clock: the node's time minus the bus server's time, in seconds. None: unknown.
 
-Calls carry their deadlines, and leases and records their times, in unix seconds of the host that wrote them.
+Calls carry their deadlines, and records their times, in unix seconds of the host that wrote them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 # NTP keeps hosts within 0.1 s of each other, and a measurement is wrong by 0.5 s at most. Two seconds are therefore a
-# fault of the clock, and they are as long as an attempt may take to end at its deadline.
+# fault of the clock.
 SKEWED_S: Final = 2.0
 _LONGEST_ROUND_TRIP_S: Final = 1.0  # the server's time is somewhere in it: half of it is the greatest error
 REMEDY: Final = "synchronize the clock with NTP (`timedatectl set-ntp true`, or chrony)"

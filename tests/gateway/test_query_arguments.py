@@ -94,6 +94,8 @@ async def test_a_raw_body_keeps_its_parameters(gateway: Any, make: Any, problem:
     fields = gateway.queue.calls[0].fields
     assert fields["content_type"] == "application/msgpack"
     assert msgspec.msgpack.decode(fields["body"]) == {"image": b"\x89PNG", "label": "cat", "min_score": 0.9}
+    too_large = await gateway.post(f"{URL}?min_score={10**30}", b"\x89PNG", content_type="image/png")
+    assert too_large.status_code == 422
     refused = await gateway.post(f"{URL}?lable=cat", b"\x89PNG", content_type="image/png")
     assert problem(refused) == (422, "invalid_input")
     assert (refused.json()["field"], "did you mean label" in refused.json()["detail"]) == ("lable", True)

@@ -13,7 +13,7 @@ from typing import Any, assert_type, cast
 import cloudpickle
 import pytest
 
-from gpufn import Batch, Call, Graph, Retry, _transport, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Call, Function, Graph, Retry, _transport, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.errors import FunctionNotFound, FunctionRaised, InvalidInput, InvocationNotFound
 from gpufn.priority import Priority
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
@@ -672,3 +672,17 @@ def test_instances_are_made_of_the_classes_that_hints_name() -> None:
         assert spots.remote(Spot(3), other={"x": Spot(4)}) == [Spot(3), Spot(1)]
         assert things.remote(functools.partial(Spot, 5)) == {"x": 5}
         assert things.options(trust_results=True).remote(functools.partial(Spot, 5)) == Spot(5)
+
+
+@gpu_function(pickle=True)
+def applied(function: Callable[[int], int], x: int) -> int:
+    return function(x)
+
+
+def test_a_function_known_by_name_takes_pickled_arguments_where_the_caller_says_so() -> None:
+    """Such a handle does not know the option of the function: every argument without a form was refused."""
+    with run_locally():
+        assert Function.from_name("applied", pickle=True).remote(lambda x: x + 1, 2) == 3
+        assert Function.from_name("applied", pickle=True).options(timeout=5).remote(lambda x: x + 1, 2) == 3
+        with pytest.raises(InvalidInput, match="pickle"):
+            Function.from_name("applied").remote(lambda x: x + 1, 2)

@@ -49,7 +49,7 @@ def _first_worker(home: Path) -> int:
     """Its pid, once a worker runs."""
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
-        for path in (home / "run" / "w").glob("*/process.json"):
+        for path in (Home(home).run / "w").glob("*/process.json"):
             return int(json.loads(path.read_bytes())["process"]["pid"])
         time.sleep(0.05)
     pytest.fail("no worker was started")

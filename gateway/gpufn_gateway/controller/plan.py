@@ -37,7 +37,8 @@ from .policy import ScaleDecision
 from .request import Wanted
 from .rollout import Role, Standing
 from .room import Return, Room
-from .status import Teller
+from .status import NO_ROOM, Teller
+from .unplaced import Unplaced
 from .views import WorkerView, window_for
 from .world import World
 
@@ -88,6 +89,7 @@ class _Step:
         without_room = self._start()
         self._explain(without_room, is_full=only is None)
         self._make_room(without_room)
+        self._note_unplaced(without_room)
         checked = [need for need in without_room if need.revision.is_checked_first]
         has_nodes = bool(checked and self.world.reports(self.now))
         self.actions += filter(None, (checks.without_room(need, self.now, has_nodes=has_nodes) for need in checked))
@@ -293,6 +295,7 @@ class _Step:
                         if slots[found.node] <= 0:
                             nodes = [report for report in nodes if slots[report.node] > 0]
                         self.actions.append(Start(*need.key, found.node, found.share, f"{need.reason}; {found.why}"))
+                    need.view.unplaced = None
                     need.missing -= 1
                     need.has_begun = True
                     if need.missing:
@@ -310,6 +313,24 @@ class _Step:
         texts = self.world.shortages.explain(wanted, len(room.reports), renew=is_full)
         for need in without_room:
             need.no_room = texts.get(room.explained_as(need), "")
+
+    def _note_unplaced(self, without_room: list[Need]) -> None:
+        """Its calls may expire, and then nothing else reports that no node can run it."""
+        for need in without_room:
+            if self._room is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
+                need.view.unplaced = Unplaced(self.now, need.wanted, need.no_room or NO_ROOM, self._room.reports)
+        noted = [
+            one.view
+            for decided in self.decided.values()
+            for one in decided
+            if one.need is None and one.view.unplaced is not None
+        ]
+        if not noted:
+            return
+        reports = self.world.reports(self.now)
+        for view in noted:
+            assert view.unplaced is not None
+            view.unplaced = view.unplaced.after(reports, self.limits)
 
     # 5
 

@@ -20,7 +20,7 @@ from .views import RevisionView
 from .world import World
 
 _HOLDERS_TOLD = 3
-_NO_ROOM = "no node has room"
+NO_ROOM = "no node has room"
 _FOR_OWN = "all calls that run wait for others of this function, and hold the slots that those would need"
 
 
@@ -45,7 +45,7 @@ class Teller:
             queued=None if serving.demand is None else serving.demand.queued,
             running=None if serving.demand is None else serving.demand.running,
             wanted=decision.count,
-            reason="; ".join(filter(None, (decision.reason, note, self._failed(serving.view), self._parked(serving)))),
+            reason="; ".join(filter(None, (decision.reason, note, *self._details(serving)))),
             terms=decision.terms,
             waiting=self._waiting(serving),
             waiting_of={
@@ -65,6 +65,14 @@ class Teller:
         circuit = next(one for one in decided if one.key[1] == number).view.circuit
         is_failing = circuit.state(self._now) is not CircuitState.CLOSED
         return NextRevision(number, circuit.last_error if is_failing else None)
+
+    def _details(self, one: Decided) -> tuple[str, str, str]:
+        return self._failed(one.view), self._unplaced(one), self._parked(one)
+
+    def _unplaced(self, one: Decided) -> str:
+        """Why its last call got no worker, once nothing waits for one any more."""
+        unplaced = one.view.unplaced
+        return "" if unplaced is None or one.need is not None else unplaced.in_words(self._now)
 
     def _failed(self, view: RevisionView) -> str:
         """What `start_error` does not tell any more, and nobody has tried again since."""
@@ -114,7 +122,7 @@ class Teller:
     def _no_room(self, need: Need) -> Waiting:
         if need.is_slot_limited:
             return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
-        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (need.no_room or _NO_ROOM, self._held_by(need)))))
+        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (need.no_room or NO_ROOM, self._held_by(need)))))
 
     def _held_by(self, need: Need) -> str:
         """Who has the room, where there would be some without them."""

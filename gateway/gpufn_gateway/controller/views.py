@@ -15,6 +15,7 @@ from gpufn.workers import Assignment, ColdStart, Desired, ParkedMemory, WorkerSt
 
 from .circuit import Circuit
 from .policy import ScaleDecision
+from .unplaced import Unplaced
 from .window import Average, Peak, Rate
 
 NODE_LOST_S = 10.0
@@ -155,6 +156,7 @@ class RevisionView:
         self.most_lately = Peak(_ARRIVALS_S)
         self.want: Peak | None = None
         self.last: ScaleDecision | None = None
+        self.unplaced: Unplaced | None = None  # until a worker is placed, or a node appears that could take one
 
     def on_traffic(self, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
         """What a runner has counted since `before`; None: since it started."""

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.device import Device, DeviceType
 from gpufn.errors import ErrorInfo
 from gpufn.image import ImageSpec
 from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
-from gpufn.protocol.reports import RevisionTraffic, RunnerReport, WorkerReport
+from gpufn.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
 from gpufn.resources import Resources
 from gpufn.spec import ScalingPolicy
 from gpufn.workers import WorkerState
@@ -22,7 +23,7 @@ from gpufn_gateway.controller.plan import plan
 from gpufn_gateway.controller.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.rollout import LINGER_S
 from gpufn_gateway.controller.world import World
-from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
+from tests.gateway.controller.simulation import GIB, assignment, cpu, function, node, revision
 from tests.gateway.controller.told import tell, world
 
 
@@ -149,6 +150,52 @@ def test_a_revision_waits_for_a_device_that_it_has_engines_for() -> None:
         waiting = plan(empty, 100.0).statuses["f"].waiting
         assert waiting is not None
         assert waiting.reason == reason
+
+
+_T5000 = Device("t", DeviceType.GPU, "T5000", 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("at", "report", "told"),
+    [
+        (109.0, node(), "no worker could be placed for its last call less than a minute ago: a: it has no T5000 GPU"),
+        (285.0, node(), "no worker could be placed for its last call 3 min ago: a: it has no T5000 GPU"),
+        (
+            109.0,
+            node("b"),
+            "no worker could be placed for its last call less than a minute ago: a: it has no T5000 GPU",
+        ),
+        (109.0, node("b", cpu(), _T5000), ""),
+        (109.0, node("a", cpu(), _T5000), ""),
+    ],
+)
+def test_why_names_the_missing_gpu_after_the_only_call_expired(at: float, report: NodeReport, told: str) -> None:
+    """Demand was 0 then, and the reason said no more than that."""
+    empty = world()
+    empty.on_revision(("f", 1), revision("f", resources=Resources(gpu=("T5000",))))
+    empty.on_depths({("f", 1): 1}, 100.0, 100.0)
+    waits = plan(empty, 100.0).statuses["f"]
+    assert (waits.waiting and waits.waiting.detail) == "a: it has no T5000 GPU"
+    assert "its last call" not in waits.reason
+    for now in (at - 1, at):  # the second step is as the first one
+        tell(empty, now)
+        empty.on_node_report(report, now)
+        empty.on_runner_report(RunnerReport(report.node, "r", now), now)
+        empty.on_depths({}, now, now)
+        expired = plan(empty, now).statuses["f"]
+        assert expired.waiting is None
+        assert expired.reason.partition("; ")[2] == told
+
+
+def test_why_forgets_the_missing_gpu_once_a_worker_is_placed() -> None:
+    empty = world()
+    empty.on_revision(("f", 1), revision("f", resources=Resources(gpu=("T5000",))))
+    view = empty.view(("f", 1))
+    for now, devices, is_noted in ((100.0, (), True), (101.0, (cpu(), _T5000), False)):
+        empty.on_node_report(node("a", *devices), now)
+        empty.on_depths({("f", 1): 1}, now, now)
+        plan(empty, now)
+        assert (view.unplaced is not None) is is_noted
 
 
 def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
