@@ -22,12 +22,12 @@ from gpufn.protocol.records import ApiKey, KeyLimits
 from gpufn.protocol.subjects import is_function_name
 from gpufn_gateway import authority
 from gpufn_gateway.quotas import check as check_limits
+from gpufn_gateway.request_bodies import LONGEST_LABEL
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
 ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE = "admin", "deploy", "read", "invoke:*", "hi", "pickle"
 _PREFIX = "gpufn_"
-_MAX_LABEL = 200
 _NO_LIMITS: Final = KeyLimits()
 
 
@@ -157,8 +157,8 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
     for scope in scopes:
         _check_scope(scope)
     check_limits(limits)
-    if len(label) > _MAX_LABEL:
-        raise InvalidInput(f"a label has at most {_MAX_LABEL} characters", field="label")
+    if len(label) > LONGEST_LABEL:
+        raise InvalidInput(f"a label has at most {LONGEST_LABEL} characters", field="label")
     key_id = new_ulid()[-12:]
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()

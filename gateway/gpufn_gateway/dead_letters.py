@@ -14,12 +14,11 @@ from gpufn.bus.connection import Bus
 from gpufn.errors import CapacityError, DeadLetterNotFound, Forbidden, FunctionNotFound, UnsupportedMediaType
 from gpufn.ids import invocation_id_for, names_invocation
 from gpufn.protocol import subjects
+from gpufn.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn.protocol.records import BodyReference, CallRecord, DeadLetter, Webhook
 from gpufn_gateway import call_views
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.calls import Calls, check_pickles
-
-MOST_AT_ONCE = 1000
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -107,7 +106,7 @@ class DeadLetters:
         call. Raises FunctionNotFound; Limited and QueueFull when there is no room for any."""
         self._registry.function(function)
         replayed: list[Replayed] = []
-        for letter in reversed(await dead_letters.recent(self._bus, function, MOST_AT_ONCE)):
+        for letter in reversed(await dead_letters.recent(self._bus, function, DEAD_LETTERS_AT_ONCE)):
             try:
                 call = await self.replay(function, letter.id, principal, is_counted=not replayed)
             except (DeadLetterNotFound, FunctionNotFound, Forbidden, UnsupportedMediaType):

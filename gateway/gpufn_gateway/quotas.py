@@ -21,9 +21,9 @@ from gpufn.protocol.records import KeyLimits
 from gpufn.protocol.reports import KeyUse
 from gpufn.usage import Usage
 
-_MOST: Final = 1_000_000
-_LEAST_RATE: Final = 1e-6  # a call in 11 days; the seconds until a bucket is full still have 15 digits, as a header may
-_MOST_SECONDS: Final = 1_000_000_000
+MOST_CALLS: Final = 1_000_000
+LEAST_RATE: Final = 1e-6  # a call in 11 days; the seconds until a bucket is full still have 15 digits, as a header may
+MOST_SECONDS: Final = 1_000_000_000
 _DAY_S: Final = 86_400
 _SHORTEST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
@@ -41,19 +41,22 @@ class Refusal(NamedTuple):
 
 def check(limits: KeyLimits) -> None:
     """Raises InvalidInput."""
-    if limits.rate is not None and not _LEAST_RATE <= limits.rate <= _MOST:
+    if limits.rate is not None and not LEAST_RATE <= limits.rate <= MOST_CALLS:
         raise InvalidInput(
-            f"a rate is from {_LEAST_RATE:g} to {_MOST:,} calls per second, not {limits.rate:g}", field="limits.rate"
+            f"a rate is from {LEAST_RATE:g} to {MOST_CALLS:,} calls per second, not {limits.rate:g}",
+            field="limits.rate",
         )
     for name in ("burst", "concurrency", "queued"):
         value = getattr(limits, name)
-        if value is not None and not 1 <= value <= _MOST:
-            raise InvalidInput(f"{name} is a number of calls from 1 to {_MOST:,}, not {value}", field=f"limits.{name}")
+        if value is not None and not 1 <= value <= MOST_CALLS:
+            raise InvalidInput(
+                f"{name} is a number of calls from 1 to {MOST_CALLS:,}, not {value}", field=f"limits.{name}"
+            )
     for name in ("run_s", "gpu_s"):
         value = getattr(limits, name)
-        if value is not None and not 0 < value <= _MOST_SECONDS:
+        if value is not None and not 0 < value <= MOST_SECONDS:
             raise InvalidInput(
-                f"{name} is more than 0 and at most {_MOST_SECONDS:,} seconds per day, not {value:g}",
+                f"{name} is more than 0 and at most {MOST_SECONDS:,} seconds per day, not {value:g}",
                 field=f"limits.{name}",
             )
     if limits.burst is not None and limits.rate is None:

@@ -645,3 +645,20 @@ async def test_the_process_says_what_is_wrong_with_a_server_of_ones_own(
     finally:
         server.kill()
         server.wait()
+
+
+async def test_openapi_describes_every_route(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        paths = (await gateway.http.get("/openapi.json")).json()["paths"]
+        documented = {(verb.upper(), path) for path, operations in paths.items() for verb in operations}
+        # A call is under its function's name; the Open Inference Protocol has a specification of its own.
+        registered = {
+            (method, route.path)
+            for route in gateway.app._routes
+            if not route.path.startswith("/v2")
+            and "{fn}/invocations" not in route.path
+            and "{fn}/maps" not in route.path
+            for method in route.methods or ()
+            if method != "HEAD" or "GET" not in (route.methods or ())
+        }
+        assert registered - documented == set()

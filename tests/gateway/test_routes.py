@@ -44,7 +44,7 @@ async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: A
 
 
 async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, problem: Any) -> None:
-    gateway.deploy(make.spec(env={"TOKEN": "secret"}), 2)
+    gateway.deploy(make.spec(env={"TOKEN": "hunter2"}), 2)
     keys = {}
     for scope in ("read", "deploy", "admin"):
         made, secret = new_key("", (scope,), 0.0)
@@ -54,7 +54,7 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
     for path in (*(f"/v1/functions{each}" for each in shown), "/openapi.json"):
         for key in keys.values():
             answer = await gateway.get(path, authorization=key)
-            assert (answer.status_code, b"secret" in answer.content) == (200, False), path
+            assert (answer.status_code, b"hunter2" in answer.content) == (200, False), path
     view = (await gateway.get("/v1/functions/embed", authorization=keys["read"])).json()
     assert (view["env"], "env" in view["spec"]) == (["TOKEN"], False)
     assert spec_from_json(view["spec"]).name == "embed", "clients read it as a spec"
@@ -64,9 +64,9 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
     assert problem(await gateway.get("/v1/functions?env=x", authorization=keys["admin"])) == (422, "invalid_input")
     for scope in ("deploy", "admin"):
         view = (await gateway.get(asked, authorization=keys[scope])).json()
-        assert view["spec"]["env"] == {"TOKEN": "secret"}
+        assert view["spec"]["env"] == {"TOKEN": "hunter2"}
         listed = (await gateway.get("/v1/functions?env=values", authorization=keys[scope])).json()
-        assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "secret"}
+        assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "hunter2"}
 
 
 async def test_what_is_unknown_is_null(gateway: Any) -> None:
@@ -289,3 +289,22 @@ async def test_openapi_describes_calls_that_are_kept(gateway: Any, make: Any) ->
     assert parameters("/v1/invocations/{id}/result", "get") == {"id", "wait"}
     assert {"get", "delete"} <= set(paths["/v1/invocations/{id}"])
     assert parameters("/v1/invocations/{id}/events", "get") == {"id", "Last-Event-ID"}
+
+
+async def test_openapi_describes_the_query_beside_raw_bytes(gateway: Any, make: Any) -> None:
+    def detect(image: bytes, min_score: float = 0.5) -> int:
+        return len(image)
+
+    gateway.deploy(make.spec("detect", *gpu_function(detect).spec().methods))
+    document = (await gateway.get("/openapi.json")).json()
+    described = document["paths"]["/v1/functions/detect/invoke"]["post"]["parameters"]
+    query = {each["name"]: each["schema"]["type"] for each in described if each["in"] == "query"}
+    assert query == {"min_score": "number"}
+
+
+async def test_openapi_has_the_bounds_of_management_bodies(gateway: Any) -> None:
+    schemas = (await gateway.get("/openapi.json")).json()["components"]["schemas"]
+    assert schemas["Deploy"]["required"] == ["spec", "bundle"]
+    assert schemas["Deploy"]["properties"]["spec"] == {"$ref": "#/components/schemas/FunctionSpec"}
+    assert schemas["NewKey"]["properties"]["scopes"]["minItems"] == 1
+    assert schemas["KeyLimits"]["properties"]["burst"]["minimum"] == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -12,14 +12,14 @@ from starlette.routing import Route
 from gpufn import media
 from gpufn.bus import objects
 from gpufn.bus.connection import Bus
-from gpufn.engine import CPU_KIND, Build
-from gpufn.model import ModelSpec
+from gpufn.engine import Build
 from gpufn.protocol import subjects
 from gpufn_gateway.artifacts import Artifacts
 from gpufn_gateway.auth import DEPLOY, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.problems import RouteError
+from gpufn_gateway.request_bodies import NewBuild
 from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json, seconds_to_wait
 
 _LARGEST_CHANGE: Final = 2**53
@@ -28,11 +28,6 @@ _PAGE_HEADERS: Final = {
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     "x-content-type-options": "nosniff",
 }
-
-
-class _NewBuild(msgspec.Struct, forbid_unknown_fields=True):
-    model: ModelSpec
-    device: Annotated[str, msgspec.Meta(max_length=200)] = CPU_KIND  # a part of it is one of a subject
 
 
 class BuildRoutes:
@@ -60,7 +55,7 @@ class BuildRoutes:
 
     async def begin(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, _NewBuild, self._bodies)
+        wanted = await read_json(request, NewBuild, self._bodies)
         await self._artifacts.check_uploaded([wanted.model])
         build = await self._builds.begin(wanted.model, wanted.device)
         return json_answer(build_view(self._builds, build), 202, {"Location": f"/v1/builds/{build.id}"})

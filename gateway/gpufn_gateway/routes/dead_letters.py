@@ -6,9 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from gpufn.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_gateway import call_views, negotiation
 from gpufn_gateway.auth import DEPLOY, READ
-from gpufn_gateway.dead_letters import MOST_AT_ONCE, DeadLetters
+from gpufn_gateway.dead_letters import DeadLetters
 from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import call_id_in, json_answer, number, principal_of
 
@@ -38,7 +39,7 @@ class DeadLetterRoutes:
 
     async def _list(self, request: Request, function: str) -> Response:
         principal_of(request).need(READ)
-        limit = int(number(request, "limit", 20, 1, MOST_AT_ONCE))
+        limit = int(number(request, "limit", 20, 1, DEAD_LETTERS_AT_ONCE))
         return json_answer({"letters": await self._letters.recent(function, limit)})
 
     async def show(self, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -10,11 +9,8 @@ from starlette.routing import Route
 from gpufn_gateway.auth import DEPLOY, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.engines import Engines, engine_view
+from gpufn_gateway.request_bodies import Collect
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
-
-
-class _Collect(msgspec.Struct, forbid_unknown_fields=True):
-    dry_run: bool = False
 
 
 class EngineRoutes:
@@ -36,7 +32,7 @@ class EngineRoutes:
 
     async def collect(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, _Collect, self._bodies)
+        wanted = await read_json(request, Collect, self._bodies)
         going = await self._engines.collect(dry_run=wanted.dry_run)
         return json_answer(
             {

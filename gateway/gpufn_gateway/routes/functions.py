@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -20,13 +20,14 @@ from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn.revision import Function, Revision, Source
+from gpufn.revision import Function, Revision
 from gpufn.spec import FunctionSpec, function_name, spec_from_json
 from gpufn_gateway.auth import DEPLOY, HI, READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys, How
 from gpufn_gateway.registry import Registry
+from gpufn_gateway.request_bodies import Deploy, Rollback, Scale
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
@@ -45,24 +46,6 @@ from gpufn_gateway.sse import pump
 from gpufn_gateway.submit import Submissions
 
 _log_line = msgspec.msgpack.Decoder(LogLine)
-
-
-class _Deploy(msgspec.Struct, forbid_unknown_fields=True):
-    spec: msgspec.Raw
-    bundle: str
-    check: bool = True
-    source: Source | None = None
-    replace: bool = False
-    code: Annotated[str, msgspec.Meta(max_length=128)] = ""
-
-
-class _Rollback(msgspec.Struct, forbid_unknown_fields=True):
-    revision: int | None = None
-
-
-class _Scale(msgspec.Struct, forbid_unknown_fields=True):
-    min_workers: int | msgspec.UnsetType | None = msgspec.UNSET
-    max_workers: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class FunctionRoutes:
@@ -112,7 +95,7 @@ class FunctionRoutes:
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
         principal.need(DEPLOY)
-        wanted = await read_json(request, _Deploy, self._bodies)
+        wanted = await read_json(request, Deploy, self._bodies)
         spec_json = bytes(wanted.spec)
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
@@ -165,12 +148,12 @@ class FunctionRoutes:
 
     async def rollback(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, _Rollback, self._bodies)
+        wanted = await read_json(request, Rollback, self._bodies)
         return json_answer(self._view(await self._deploys.rollback(self._function(request).name, wanted.revision)))
 
     async def scale(self, request: Request) -> Response:
         principal_of(request).need(DEPLOY)
-        wanted = await read_json(request, _Scale, self._bodies)
+        wanted = await read_json(request, Scale, self._bodies)
         name = self._function(request).name
         return json_answer(self._view(await self._deploys.scale(name, wanted.min_workers, wanted.max_workers)))
 

@@ -22,17 +22,12 @@ from gpufn_gateway.auth import ADMIN, READ, Access, new_key
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.quotas import check as check_limits
 from gpufn_gateway.registry import Registry
+from gpufn_gateway.request_bodies import NewKey
 from gpufn_gateway.routes.requests import json_answer, no_such_key, principal_of, read_json
 from gpufn_gateway.telemetry import Telemetry
 
 _api_key = msgspec.msgpack.Decoder(ApiKey)
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
-
-
-class _NewKey(msgspec.Struct, forbid_unknown_fields=True):
-    scopes: tuple[str, ...]
-    label: str = ""
-    limits: KeyLimits = KeyLimits()
 
 
 class _Node(NodeReport, frozen=True):
@@ -116,7 +111,7 @@ class OperationRoutes:
 
     async def create_key(self, request: Request) -> Response:
         principal_of(request).need(ADMIN)
-        wanted = await read_json(request, _NewKey, self._bodies)
+        wanted = await read_json(request, NewKey, self._bodies)
         key, secret = new_key(wanted.label, wanted.scopes, self._clock.time(), wanted.limits)
         if not self._access.keys and ADMIN not in key.scopes:
             raise InvalidInput(

@@ -4,51 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn.errors import InvalidInput
-from gpufn.priority import Priority
 from gpufn.protocol.records import ScheduleRecord
-from gpufn.schedule import Missed, Schedule, next_time
+from gpufn.schedule import next_time
 from gpufn.spec import function_name
 from gpufn_gateway import call_views
 from gpufn_gateway.auth import READ
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.calls import Calls, check_class
+from gpufn_gateway.request_bodies import NewSchedule
 from gpufn_gateway.routes.requests import json_answer, principal_of, read_json
 from gpufn_gateway.schedules.store import Schedules
-
-_LONGEST_DELAY_S = 366 * 86400.0
-
-
-class _NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
-    """One of `cron`, `at` (unix seconds) and `in_s`."""
-
-    function: str
-    cron: str | None = None
-    at: float | None = None
-    in_s: float | None = None
-    timezone: str = "UTC"
-    missed: Missed = Missed.ONCE
-    method: str = ""
-    arguments: dict[str, Any] = {}
-    priority: Priority | None = None
-
-    def schedule(self, now: float) -> Schedule:
-        """Raises InvalidInput, InvalidSpec."""
-        if sum(each is not None for each in (self.cron, self.at, self.in_s)) != 1:
-            raise InvalidInput("give one of cron, at and in_s", field="cron")
-        at = self.at
-        if self.in_s is not None:
-            if not 0 < self.in_s <= _LONGEST_DELAY_S:
-                raise InvalidInput("a delay is longer than 0 s, and at most a year", field="in_s")
-            at = now + self.in_s
-        elif at is not None and not now < at <= now + _LONGEST_DELAY_S:
-            raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")
-        return Schedule(self.cron or "", self.timezone, self.arguments, self.method, self.missed, at, self.priority)
 
 
 class ScheduleRoutes:
@@ -79,7 +48,7 @@ class ScheduleRoutes:
         return json_answer({"schedules": [self._view(each) for each in sorted(found, key=lambda each: each.id)]})
 
     async def add(self, request: Request) -> Response:
-        wanted = await read_json(request, _NewSchedule, self._bodies)
+        wanted = await read_json(request, NewSchedule, self._bodies)
         principal = principal_of(request)
         principal.need_invoke(function_name(wanted.function.partition(".")[0]))
         target = self._schedules.target(wanted.function, wanted.method)
