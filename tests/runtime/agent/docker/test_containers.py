@@ -137,14 +137,14 @@ def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobody
 
 
 def test_an_image_has_what_was_asked_for(contained: Platform, daemon: Daemon) -> None:
-    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     assert contained.invoke("greet") == "Good morning"
     assert "image: Step 1/" in contained.gpufn("logs", "greet")
     assert len(daemon.images()) == 2
 
 
 def test_an_image_that_does_not_build_says_which_line_fails(contained: Platform) -> None:
-    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     answer = contained.post("never")
     assert answer.status_code == 503
     assert "the image does not build: ERROR: Could not install packages" in answer.json()["detail"]
@@ -152,14 +152,14 @@ def test_an_image_that_does_not_build_says_which_line_fails(contained: Platform)
 
 
 def test_a_base_image_that_is_not_there_is_named(contained: Platform) -> None:
-    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     answer = contained.post("no-base")
     assert answer.status_code == 503
     assert "gpufn-test-nothing:1" in answer.json()["detail"]
 
 
 def test_an_image_that_was_removed_is_built_again(contained: Platform, daemon: Daemon) -> None:
-    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     contained.invoke("greet")
     for tag in daemon.images():
         daemon.docker("tag", tag, "gpufn-test-kept:1")  # what a container uses may only lose a name, not its last one
@@ -171,7 +171,7 @@ def test_an_image_that_was_removed_is_built_again(contained: Platform, daemon: D
 
 
 def test_images_that_nothing_uses_are_removed(contained: Platform, daemon: Daemon) -> None:
-    contained.gpufn("deploy", APPS / "imaged.py")
+    contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     contained.invoke("greet")
     for name in ("greet", "never", "no-base"):
         contained.gpufn("rm", name, "--yes")
@@ -216,7 +216,7 @@ def test_an_end_that_docker_cannot_tell_of_is_told_with_that(contained: Platform
 def test_when_the_platform_ends_nothing_of_it_is_left(daemon: Daemon, tmp_path: Path) -> None:
     own = f"gpufn-{hashlib.sha256(os.fsencode(tmp_path / 'home')).hexdigest()[:12]}"  # others have theirs meanwhile
     with platform_with(daemon, tmp_path / "home") as platform:
-        platform.gpufn("deploy", APPS / "confined.py")
+        platform.gpufn("deploy", APPS / "confined.py", "--no-check")
         platform.invoke("stays")
         assert daemon.containers(owner=own)
     assert daemon.containers(owner=own) == []
