@@ -97,10 +97,22 @@ def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StubGat
 Project = Callable[[dict[str, str]], Path]
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """Write files, by path and text, and return their folder; what they are imported as is forgotten afterwards."""
+@pytest.fixture(autouse=True)
+def _no_module_stays(tmp_path: Path) -> Iterator[None]:
+    """Forget every module that a test imported from its folder: the next test may have another of that name."""
     before, path = set(sys.modules), list(sys.path)
+    yield
+    forget_stand_ins()
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        with contextlib.suppress(AttributeError, TypeError):
+            if str(sys.modules[name].__file__).startswith(str(tmp_path)):
+                del sys.modules[name]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Write files, by path and text, and return their folder."""
     root = tmp_path / "project"
     root.mkdir()
     monkeypatch.chdir(root)
@@ -112,10 +124,4 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
             file.write_text(text)
         return root
 
-    yield write
-    forget_stand_ins()
-    sys.path[:] = path
-    for name in set(sys.modules) - before:
-        with contextlib.suppress(AttributeError, TypeError):
-            if str(sys.modules[name].__file__).startswith(str(root)):
-                del sys.modules[name]
+    return write
