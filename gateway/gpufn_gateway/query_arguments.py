@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufn.errors import InvalidInput
+from gpufn.misfits import is_number_word
 from gpufn_gateway.signature import Signature
 
 _MOST_KEYS: Final = 200
@@ -53,7 +54,13 @@ def _check_name(name: str, signature: Signature, raw_parameter: str) -> None:
 
 def _value(name: str, texts: Sequence[str], signature: Signature) -> Any:
     candidates = list(_candidates(texts))
-    return next((each for each in candidates if signature.fits(name, each)), candidates[0])
+    for each in candidates:
+        if signature.fits(name, each):
+            return each
+    if (word := next(filter(is_number_word, texts), None)) is not None:
+        said = f"JSON has no {word}, and the query is read as JSON: send application/msgpack"
+        raise InvalidInput(f"{name}: {said}", field=name)
+    return candidates[0]
 
 
 def _candidates(texts: Sequence[str]) -> Iterator[Any]:

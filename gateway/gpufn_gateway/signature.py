@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Union
 import msgspec
 
 from gpufn.errors import InvalidInput
-from gpufn.misfits import json_fault, misfit
+from gpufn.misfits import json_fault, misfit, number_field
 from gpufn.spec import MethodSpec
 from gpufn_gateway.enum_values import told_values
 
@@ -69,6 +69,8 @@ class Signature:
         except RecursionError:
             raise _too_deep() from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if field := number_field(body):
+                raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from None
             raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}; {self._hint}") from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()

@@ -45,6 +45,12 @@ def resolved(annotation: Any, function: Callable[..., Any]) -> Any:
     return _read(annotation, getattr(getattr(written, "__func__", written), "__globals__", {}))
 
 
+def of_fields(kind: type) -> dict[str, Any]:
+    """The hints of a class and its bases; Any in place of each that cannot be read."""
+    written = ((base, each) for base in reversed(kind.__mro__) for each in _written(base).items())
+    return {name: _read(hint, _names_around(base)) for base, (name, hint) in written}
+
+
 def read_in(thing: types.FunctionType | type) -> None:
     """Put the hints of a function or a class in the places of their texts, as far as they can be read."""
     hints, names = _written(thing), _names_around(thing)

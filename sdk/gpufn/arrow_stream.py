@@ -69,10 +69,10 @@ def _of_arrow(value: Any) -> bytes | None:
     return out.getvalue()
 
 
-def read(kind: Any, label: Any, data: bytes) -> Any:
+def read(kind: str, label: Any, data: bytes) -> Any:
     """The table of a stream whose libraries are installed. Raises InvalidInput, or the library's own error."""
     if kind not in KINDS:
-        raise InvalidInput(f"{str(kind)[:80]!r} is no kind of table that is sent")
+        raise InvalidInput(f"{kind[:80]!r} is no kind of table that is sent")
     if label is not None and type(label) not in (str, int):
         raise InvalidInput("the name of a Series is text or a number")
     _check_messages(memoryview(data))

@@ -22,6 +22,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from gpufn.errors import InvalidInput
 
 # Ext codes: see `gpufn.native`.
@@ -30,7 +32,7 @@ _ARRAY, _NUMPY_SCALAR, _STRUCTURED_ARRAY, _TENSOR, _IMAGE, _ARROW = 20, 21, 22, 
 Form = tuple[int, Any]
 
 # A dtype whose values are numbers, times or text, as `numpy.dtype.str` writes it. None holds objects.
-_DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV?]\d{1,9}(\[\d{0,9}[a-zA-Zμ]{1,2}\])?")
+_DTYPE: Final = re.compile(r"[<>|=][biufcmMSUV?]\d{1,9}(\[([1-9]\d{0,8})?[a-zA-Zμ]{1,2}\])?")
 _MOST_DIMENSIONS: Final = 32
 _MOST_FIELDS: Final = 1000
 _MOST_ELEMENTS: Final = 1 << 40  # of an array without bytes, whose shape nothing else bounds
@@ -51,12 +53,22 @@ def form_of(value: Any) -> Form | None:
     return None if make is None or library not in sys.modules else make(value)
 
 
-def value_of(code: int, content: Any) -> Any:
-    """The value of an Ext. Raises InvalidInput, or whatever the library raises."""
+def value_of(code: int, data: memoryview) -> Any:
+    """The value of an Ext. Raises InvalidInput, whose message has nothing of the library's own."""
     make = _VALUES.get(code)
     if make is None:
         raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
-    return make(*content)
+    try:
+        content = msgspec.msgpack.decode(data, type=list[Any], ext_hook=_no_ext)
+        return make(*content)
+    except InvalidInput:
+        raise
+    except Exception as error:  # its text may show addresses and names of ours
+        raise InvalidInput(f"{_NAMES[code]} was sent in a damaged form") from error
+
+
+def _no_ext(code: int, _: memoryview) -> Any:
+    raise InvalidInput(f"a value of a library was sent with a value of the form {code} inside, and has no such parts")
 
 
 def _needed(module: str, package: str, what: str) -> Any:
@@ -95,7 +107,7 @@ def _fields_of(dtype: Any) -> list[list[Any]] | None:
 def _dtype(text: Any) -> Any:
     numpy = _needed("numpy", "numpy", "numpy array")
     if not isinstance(text, str) or _DTYPE.fullmatch(text) is None:
-        raise InvalidInput(f"{str(text)[:80]!r} is no dtype of plain values")
+        raise InvalidInput(f"{_shown(text)} is no dtype of plain values")
     return numpy.dtype(text)
 
 
@@ -118,7 +130,21 @@ def _shaped(dtype: Any, shape: Any, data: Any) -> Any:
     _check_shape(shape, dtype.itemsize, len(data))
     if not len(data):
         return numpy.empty(shape, dtype)
-    return numpy.frombuffer(bytearray(data), dtype).reshape(shape)  # of a bytearray, so that it can be written to
+    array = numpy.frombuffer(bytearray(data), dtype)  # of a bytearray, so that it can be written to
+    for part in [array] if dtype.names is None else [array[name] for name in dtype.names]:
+        _check_values(numpy, part)
+    return array.reshape(shape)
+
+
+def _check_values(numpy: Any, array: Any) -> None:
+    """Refuse the bytes that numpy accepts and cannot make a Python value of."""
+    kind = array.dtype
+    if kind.kind == "U":
+        points = numpy.ascontiguousarray(array).view(numpy.dtype("u4").newbyteorder(kind.byteorder))
+        if points.max() > sys.maxunicode:
+            raise InvalidInput("an array of text has bytes that are no text")
+    elif kind.kind == "M" and numpy.datetime_data(kind)[0] == "generic" and not numpy.isnat(array).all():
+        raise InvalidInput("an array of times without a unit has a time that is not NaT")
 
 
 def _check_shape(shape: Any, item_bytes: int, size: int) -> None:
@@ -129,6 +155,10 @@ def _check_shape(shape: Any, item_bytes: int, size: int) -> None:
         raise InvalidInput(f"{size:,} bytes are not those of an array of the shape {tuple(shape)}")
     if math.prod(filter(None, shape)) * item_bytes > _MOST_ELEMENTS:
         raise InvalidInput(f"an array of the shape {tuple(shape)} is too large")
+
+
+def _shown(text: Any) -> str:
+    return repr(text[:80]) if isinstance(text, str) else f"a {type(text).__name__}"
 
 
 def _is_length(value: Any) -> bool:
@@ -150,8 +180,8 @@ def _of_torch(value: Any) -> Form | None:
 
 
 def _tensor(dtype: Any, shape: Any, data: Any, requires_grad: Any) -> Any:
-    if dtype not in _TORCH_DTYPES:
-        raise InvalidInput(f"{str(dtype)[:80]!r} is no dtype of torch that is sent")
+    if not isinstance(dtype, str) or dtype not in _TORCH_DTYPES:
+        raise InvalidInput(f"{_shown(dtype)} is no dtype of torch that is sent")
     torch = _needed("torch", "torch", "torch tensor")
     kind = getattr(torch, dtype)
     _check_shape(shape, kind.itemsize, len(data))
@@ -175,10 +205,15 @@ def _of_pil(value: Any) -> Form | None:
 
 def _image(data: Any) -> Any:
     image = _needed("PIL.Image", "pillow", "PIL image")
-    opened = image.open(io.BytesIO(data), formats=("PNG",))  # its other formats are many programs, and some are old
-    if opened.width * opened.height > _MOST_PIXELS:
-        raise InvalidInput(f"an image of {opened.width} x {opened.height} pixels is too large to be sent")
-    opened.load()
+    try:
+        opened = image.open(io.BytesIO(data), formats=("PNG",))  # its other formats are many programs, and some are old
+        if opened.width * opened.height > _MOST_PIXELS:
+            raise InvalidInput(f"an image of {opened.width} x {opened.height} pixels is too large to be sent")
+        opened.load()
+    except (image.DecompressionBombError, image.DecompressionBombWarning):
+        raise InvalidInput("an image has so many pixels that it is too large to be sent") from None
+    except (OSError, SyntaxError, ValueError):  # PIL raises SyntaxError for a broken chunk
+        raise InvalidInput("an image was sent that is no PNG, or a damaged one") from None
     return opened
 
 
@@ -196,7 +231,9 @@ def _table(kind: Any, about: Any, data: Any) -> Any:
     from gpufn import arrow_stream  # noqa: PLC0415
 
     packages = {"pandas": ("pyarrow", "pandas"), "polars": ("polars",)}
-    for package in packages.get(str(kind).partition(".")[0], ("pyarrow",)):
+    if not isinstance(kind, str) or kind not in arrow_stream.KINDS:
+        raise InvalidInput(f"{_shown(kind)} is no kind of table that is sent")
+    for package in packages.get(kind.partition(".")[0], ("pyarrow",)):
         _needed(package, package, "table")
     return arrow_stream.read(kind, about, data)
 
@@ -208,6 +245,15 @@ _FORMS: dict[str, Callable[[Any], Form | None]] = {
     "pandas": _of_table,
     "pyarrow": _of_table,
     "polars": _of_table,
+}
+# How a refusal names a value of each form.
+_NAMES: Final = {
+    _ARRAY: "a numpy array",
+    _NUMPY_SCALAR: "a numpy scalar",
+    _STRUCTURED_ARRAY: "a structured numpy array",
+    _TENSOR: "a torch tensor",
+    _IMAGE: "an image",
+    _ARROW: "a table",
 }
 _VALUES: dict[int, Callable[..., Any]] = {
     _ARRAY: _array,

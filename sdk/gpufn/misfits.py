@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 _AT = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$", re.DOTALL)
 _OF_FIELD = re.compile(r"^Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>.+)`$", re.DOTALL)
@@ -11,6 +14,7 @@ _OF_FIELD = re.compile(r"^Object (?:(?P<missing>missing required)|contains unkno
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _NUMBER = re.compile(rb"-?(?:NaN|Infinity)")
 _LONGEST_NUMBER = len("Infinity")
+_LARGEST_SEARCHED = 64 << 10  # the search takes 10 ms per MB
 
 
 class Misfit(NamedTuple):
@@ -57,6 +61,44 @@ def json_fault(error: Exception, body: bytes | memoryview) -> str:
         return str(error)
     word = number[0].decode()
     return f'JSON has no {word} (byte {at}): send "{word}" as text to a model, and application/msgpack to a function'
+
+
+class _Word(str):
+    """The text of a number that JSON lacks."""
+
+
+def number_field(body: bytes | memoryview) -> str:
+    """The way to the first number that JSON lacks; "" where the body has none, or is large.
+
+    >>> number_field(b'{"a": "NaN", "b": {"c": [1, -Infinity]}}'), number_field(b'{"a": ')
+    ('b.c[1]', '')
+    """
+    if len(body) > _LARGEST_SEARCHED:
+        return ""
+    with contextlib.suppress(ValueError, RecursionError):
+        return _way_to_word(json.loads(bytes(body), parse_constant=_Word)) or ""
+    return ""
+
+
+def _way_to_word(value: Any) -> str | None:
+    if isinstance(value, _Word):
+        return ""
+    steps: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        steps = value.items()
+    elif isinstance(value, list):
+        steps = ((f"[{index}]", item) for index, item in enumerate(value))
+    ways = ((step, _way_to_word(item)) for step, item in steps)
+    return next((_joined(step, way) for step, way in ways if way is not None), None)
+
+
+def is_number_word(text: str) -> bool:
+    """Whether it is a number that JSON lacks.
+
+    >>> is_number_word("-Infinity"), is_number_word("nan")
+    (True, False)
+    """
+    return _NUMBER.fullmatch(text.encode()) is not None
 
 
 def _joined(path: str, rest: str) -> str:

@@ -1,9 +1,9 @@
 """The SDK's encoding, `application/vnd.gpufn.msgpack`: Python values as they are.
 
 What msgpack would flatten (tuples, sets, arrays, dates ...) is an Ext of its own. A dataclass, msgspec Struct, pydantic
-model, NamedTuple or enum is a Record: the name of its class, and its fields. The decoder makes an instance only of a
-class that its caller allows (`find`), which is one that a type hint names. Values of numpy, pandas, torch and others
-are in `gpufn.library_values`.
+model, NamedTuple or enum is a record: the name of its class, and its fields. The decoder makes an instance only of a
+class that its caller allows (`find`), which is one that a type hint names. Of any other record the fields remain: a
+dict, a tuple, or the value of an enum. Values of numpy, pandas, torch and others are in `gpufn.library_values`.
 
 A value without a form raises NoForm. `encode(..., may_pickle=True)` pickles it instead and returns a Pickled, which
 travels as `application/vnd.gpufn.pickle`; `decode` reads a pickle only with `allow_pickle=True`. A pickle runs code
@@ -13,10 +13,12 @@ where it is read (decision 0031).
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime
 import decimal
 import enum
 import functools
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -44,15 +46,18 @@ _MOST_DECIMAL_DIGITS: Final = 10_000
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, tuple)}
 _pack = msgspec.msgpack.Encoder().encode
 
+# How a refusal names a value of each form.
+_NAMES: Final = {
+    _TUPLE: "tuple", _SET: "set", _FROZENSET: "frozenset", _PAIRS: "dict", _COMPLEX: "complex number",
+    _INTEGER: "whole number", _RANGE: "range", _BYTEARRAY: "bytearray", _COLLECTION: "collection",
+    _DATETIME: "datetime", _DATE: "date", _TIME: "time", _TIMEDELTA: "timedelta", _DECIMAL: "Decimal", _UUID: "UUID",
+    _ZONED_DATETIME: "datetime", _ZONED_TIME: "time", _PATH: "path", _RECORD: "record of a class",
+    _OLD_PICKLE: "pickle", _PICKLE: "pickle",
+}  # fmt: skip
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
+
 FindClass = Callable[[str, str], "type[Any] | None"]
-
-
-class Record(msgspec.Struct, frozen=True):
-    """A value of a class that this process has not loaded: its fields by name, or an enum's value."""
-
-    module: str
-    qualname: str
-    value: Any
+MakeInstance = Callable[["type[Any]", Any], Any]
 
 
 class NoForm(TypeError):
@@ -208,7 +213,8 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]] | None:
     if isinstance(value, msgspec.Struct):
         return ((name, getattr(value, name)) for name in kind.__struct_fields__)
     if _is_dataclass(kind):
-        return ((name, getattr(value, name)) for name in kind.__dataclass_fields__ if hasattr(value, name))
+        names = (field.name for field in dataclasses.fields(kind))  # without ClassVars and InitVars
+        return ((name, getattr(value, name)) for name in names if hasattr(value, name))
     if is_pydantic(kind):
         return iter({**vars(value), **(value.__pydantic_extra__ or {})}.items())
     return None
@@ -229,30 +235,58 @@ def _is_named_tuple(kind: type) -> bool:
 
 
 def decode(
-    body: bytes | memoryview, *, allow_pickle: bool = False, find: FindClass | None = None, remedy: str = ""
+    body: bytes | memoryview,
+    *,
+    allow_pickle: bool = False,
+    find: FindClass | None = None,
+    make: MakeInstance | None = None,
+    remedy: str = "",
 ) -> Any:
-    """The values of `body`. A Record becomes an instance of the class that `find` returns for its module and qualified
-    name; it stays a Record where that is None. Raises InvalidInput; `remedy` ends the refusal of a pickle."""
+    """The values of `body`. Raises InvalidInput; `remedy` ends the refusal of a pickle.
+
+    A record becomes an instance of the class that `find` returns for its module and qualified name, or its fields.
+    `make` makes the instance of the class and the fields; without it, an instance has the fields that were sent.
+    """
+    make = make or restored
 
     def hook(code: int, data: memoryview) -> Any:
-        if code in (_PICKLE, _OLD_PICKLE):
-            return _unpickled(code, data, allow_pickle=allow_pickle, remedy=remedy)
-        if code in _LIBRARY:
-            from gpufn import library_values  # noqa: PLC0415
+        try:
+            if code in (_PICKLE, _OLD_PICKLE):
+                return _unpickled(code, data, allow_pickle=allow_pickle, remedy=remedy)
+            if code in _LIBRARY:
+                from gpufn import library_values  # noqa: PLC0415
 
-            return library_values.value_of(code, msgspec.msgpack.decode(data))
-        unwrap = _UNWRAPPERS.get(code)
-        if unwrap is None:
-            raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
-        value = unwrap(msgspec.msgpack.decode(data, ext_hook=hook))
-        return _instance(value, find) if code == _RECORD and find is not None else value
+                return library_values.value_of(code, data)
+            unwrap = _UNWRAPPERS.get(code)
+            if unwrap is not None:
+                return unwrap(msgspec.msgpack.decode(data, ext_hook=hook))
+            if code == _RECORD:
+                return _of_record(msgspec.msgpack.decode(data, ext_hook=hook), find, make)
+        except (InvalidInput, RecursionError):
+            raise
+        except Exception as error:  # its text may show what is private here
+            raise InvalidInput(_unhashable(error) or f"a {_NAMES[code]} was sent in a damaged form") from error
+        raise InvalidInput(f"a value has the unknown form {code}: it was sent by a newer gpufn")
 
     try:
         return msgspec.msgpack.decode(body, ext_hook=hook)
     except InvalidInput:
         raise
-    except Exception as error:  # unpickling runs code of the value's own
-        raise InvalidInput(f"the body cannot be decoded: {type(error).__name__}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"the body cannot be decoded: {error}") from error
+    except RecursionError as error:
+        raise InvalidInput("the body is nested too deeply to be decoded") from error
+    except Exception as error:
+        raise InvalidInput(_unhashable(error) or "the body cannot be decoded") from error
+
+
+def _unhashable(error: Exception) -> str:
+    if not isinstance(error, TypeError) or "unhashable" not in str(error):
+        return ""
+    return (
+        "a set or the keys of a dict hold a value that cannot be hashed: an instance arrives as a dict of its fields, "
+        "unless a type hint names its class"
+    )
 
 
 def _unpickled(code: int, data: memoryview, *, allow_pickle: bool, remedy: str) -> Any:
@@ -263,7 +297,11 @@ def _unpickled(code: int, data: memoryview, *, allow_pickle: bool, remedy: str) 
         raise InvalidInput(f"a {name[:200]} was sent as a pickle, which runs code where it is read{remedy}")
     import cloudpickle  # noqa: PLC0415
 
-    return cloudpickle.loads(pickle)
+    try:
+        return cloudpickle.loads(pickle)
+    except Exception as error:  # of the value's own code, such as an import of a module that is missing here
+        said = _ADDRESS.sub("", f"{type(error).__name__}: {error}")
+        raise InvalidInput(f"a pickle of a {name[:200]} cannot be read: {said}") from error
 
 
 def _integer(text: str) -> int:
@@ -284,7 +322,11 @@ def _zoned(read: Callable[[str], Any], parts: list[Any]) -> Any:
     import zoneinfo  # noqa: PLC0415
 
     text, zone, fold = parts
-    return read(text).replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=fold)
+    try:
+        known = zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, OSError, ValueError):
+        raise InvalidInput(f"the time zone {str(zone)[:80]!r} is not known here") from None
+    return read(text).replace(tzinfo=known, fold=fold)
 
 
 def _path_of(parts: list[Any]) -> Any:
@@ -292,7 +334,7 @@ def _path_of(parts: list[Any]) -> Any:
 
     name, text = parts
     if name not in _PATHS:
-        raise InvalidInput(f"{name!r} is no class of pathlib")
+        raise InvalidInput(f"{str(name)[:80]!r} is no class of pathlib")
     return getattr(pathlib, name)(text)
 
 
@@ -328,16 +370,16 @@ _UNWRAPPERS: dict[int, Callable[[Any], Any]] = {
     _ZONED_DATETIME: functools.partial(_zoned, datetime.datetime.fromisoformat),
     _ZONED_TIME: functools.partial(_zoned, datetime.time.fromisoformat),
     _PATH: _path_of,
-    _RECORD: lambda parts: Record(*parts),
 }
 
 
-def _instance(record: Record, find: FindClass) -> Any:
-    if not isinstance(record.module, str) or not isinstance(record.qualname, str):
+def _of_record(parts: Any, find: FindClass | None, make: MakeInstance) -> Any:
+    module, qualname, value = parts
+    if not isinstance(module, str) or not isinstance(qualname, str):
         raise InvalidInput("a record names its class by two texts")
-    found = find(record.module, record.qualname)
-    made = None if found is None else _made(found, record.value)
-    return record if made is None else made
+    found = None if find is None else find(module, qualname)
+    made = None if found is None else make(found, value)
+    return value if made is None else made
 
 
 def loaded_class(module: str, qualname: str) -> type[Any] | None:
@@ -353,7 +395,7 @@ def loaded_class(module: str, qualname: str) -> type[Any] | None:
 
 
 def has_form(kind: type) -> bool:
-    """Whether its instances travel as Records."""
+    """Whether its instances travel as records."""
     return (
         issubclass(kind, (enum.Enum, msgspec.Struct))
         or _is_dataclass(kind)
@@ -362,7 +404,11 @@ def has_form(kind: type) -> bool:
     )
 
 
-def _made(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
+def restored(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
+    """An instance with the fields that a trusted sender's instance had; None where they are not those of `kind`.
+
+    Nothing checks the fields: see `gpufn_runtime.worker.instances` for a sender that is not trusted.
+    """
     if issubclass(kind, enum.Enum):
         return kind(value)
     if _is_named_tuple(kind):
@@ -380,24 +426,3 @@ def _made(kind: type[Any], value: Any) -> Any:  # noqa: PLR0911  (a table of kin
     if is_pydantic(kind):
         return kind.model_construct(**value)
     return None
-
-
-def plain(value: Any) -> Any:
-    """`value` with the fields of each Record in its place."""
-    if isinstance(value, Record):
-        return plain(value.value)
-    if type(value) is list:
-        return [plain(item) for item in value]
-    if type(value) is dict:
-        return {key: plain(item) for key, item in value.items()}
-    if type(value) is tuple:
-        return tuple(plain(item) for item in value)
-    return value
-
-
-def has_record(value: Any) -> bool:
-    if type(value) is dict:
-        return any(map(has_record, value.values()))
-    if type(value) in (list, tuple):
-        return any(map(has_record, value))
-    return isinstance(value, Record)

@@ -1,6 +1,6 @@
 """The classes that values may be made of here: those that type hints name, and their subclasses. Pure.
 
-A sender names the class of a Record by module and qualified name. If any loaded class were taken, a caller could have
+A sender names the class of a record by module and qualified name. If any loaded class were taken, a caller could have
 instances made of classes that the function's author never thought of, without their `__init__`.
 """
 
@@ -18,7 +18,7 @@ _NOT_OURS = sys.stdlib_module_names | {"msgspec", "pydantic", "typing_extensions
 
 
 class RecordClasses:
-    """`hints` is called when the first Record comes, which most calls have none of.
+    """`hints` is called when the first record comes, which most calls have none of.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
-from gpufn import _transport, media, native, values
+from gpufn import _transport, media, values
 from gpufn._function import Function, FunctionClass, Instance, declared_here
 from gpufn._hints import resolved, signature_of
 from gpufn._hooks import hooks
@@ -159,7 +159,7 @@ class LocalTransport:
         """Record the call, and return a callable that makes one attempt of it."""
         is_pickled = content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
-        args, kwargs = native.plain(list(values.decode_call(body, allow_pickle=is_pickled, find=find)))
+        args, kwargs = values.decode_call(body, allow_pickle=is_pickled, find=find)
         self.calls.append(RemoteCall(f"{name}.{method}" if method else name, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:

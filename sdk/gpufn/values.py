@@ -9,8 +9,7 @@
 | anything else | anybody | bytes |
 
 In JSON and msgpack a value of numpy, pydantic or torch becomes what it holds; none of them is imported for it: one of
-theirs exists only when they are loaded. The SDK's encoding is `gpufn.native`; a Record becomes the class that a
-parameter is annotated with, else its plain fields.
+theirs exists only when they are loaded. The SDK's encoding is `gpufn.native`.
 """
 
 from __future__ import annotations
@@ -30,6 +29,9 @@ from gpufn.errors import InvalidInput, ResultNotEncodable, UnsupportedMediaType
 from gpufn.protocol.limits import INLINE_BYTES, REQUEST_BYTES
 
 _MAX_PATH = 12  # how deep `_locate` looks
+# The ends of a pickle's refusal.
+NO_PICKLES = ": send plain values, or deploy the function with @gpu_function(pickle=True)"
+OTHER_TYPE = f": it is read from a body of the content type {media.PICKLED} only"
 
 
 class Encoded(NamedTuple):
@@ -73,11 +75,15 @@ def call_type(body: bytes) -> str:
 
 
 def decode_call(
-    body: bytes | memoryview, *, allow_pickle: bool = False, find: native.FindClass | None = None
+    body: bytes | memoryview,
+    *,
+    allow_pickle: bool = False,
+    find: native.FindClass | None = None,
+    make: native.MakeInstance | None = None,
+    remedy: str = NO_PICKLES,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in the SDK's encoding, with a Record for each value of a class that `find` does not return."""
-    remedy = ": send plain values, or deploy the function with @gpu_function(pickle=True)"
-    value = native.decode(body, allow_pickle=allow_pickle, find=find, remedy=remedy)
+    """Arguments in the SDK's encoding; of a class that `find` does not return, its fields."""
+    value = native.decode(body, allow_pickle=allow_pickle, find=find, make=make, remedy=remedy)
     if not isinstance(value, dict):
         raise InvalidInput("a call is a map with 'args' and 'kwargs'")
     args, kwargs = value.get("args", []), value.get("kwargs", {})
@@ -155,9 +161,9 @@ def decode_value(
     if kind == media.MSGPACK:
         return msgspec.msgpack.decode(body)
     if kind == media.NATIVE:
-        return native.plain(native.decode(body, find=find, remedy=_NO_TRUST))
+        return native.decode(body, find=find, remedy=OTHER_TYPE if allow_pickle else _NO_TRUST)
     if kind == media.PICKLED:
-        return native.plain(native.decode(body, allow_pickle=allow_pickle, find=find, remedy=_NO_TRUST))
+        return native.decode(body, allow_pickle=allow_pickle, find=find, remedy=_NO_TRUST)
     return body
 
 

@@ -108,7 +108,6 @@ def test_arguments_that_do_not_fit(picky: Platform, verb: str, arguments: Any, s
     ("body", "said"),
     [
         (b'{"x": 1', "truncated"),
-        (b'{"x": NaN}', "JSON has no NaN (byte 6)"),
         (b'{"x": 1} and more', "trailing characters"),
         (b'\xef\xbb\xbf{"x": 1}', "invalid character (byte 0)"),
         (b'{"\xff": 1}', "utf-8"),
@@ -119,6 +118,12 @@ def test_invalid_json(picky: Platform, body: bytes, said: str) -> None:
     assert (status, code) == (422, "invalid_input")
     assert detail.startswith("the body is not valid JSON: ")
     assert said in detail
+
+
+def test_a_number_that_json_lacks(picky: Platform) -> None:
+    refused = refusal(picky.post("add", b'{"x": NaN}', headers=JSON))
+    assert (refused[:2], refused[3]) == ((422, "invalid_input"), "x")
+    assert refused[2].startswith("x: JSON has no NaN (byte 6): ")
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 5000])

@@ -70,6 +70,8 @@ def test_a_query_sets_the_arguments_beside_the_body(query: bytes, expected: dict
         (b"label=x&image=abc", "image", "the body is this argument"),
         (b"min_score=1", "label", "missing"),
         (b"label=x&min_score=high", "min_score", "expected float, got str"),
+        (b"label=x&min_score=NaN", "min_score", "^min_score: JSON has no NaN"),
+        (b"label=x&box=1&box=-Infinity", "box", "^box: JSON has no -Infinity"),
         (b"label=x&top=1.5", "top", "expected"),
         (b"label=x&mode=slow", "mode", 'it takes "exact", "fast"'),
         (b"label=x&crop=1&crop=0", "crop", "expected bool, got array"),
@@ -99,6 +101,19 @@ async def test_a_raw_body_keeps_its_parameters(gateway: Any, make: Any, problem:
     refused = await gateway.post(f"{URL}?lable=cat", b"\x89PNG", content_type="image/png")
     assert problem(refused) == (422, "invalid_input")
     assert (refused.json()["field"], "did you mean label" in refused.json()["detail"]) == ("lable", True)
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+async def test_a_number_that_json_lacks_is_refused_alike_in_the_query_and_in_json(
+    gateway: Any, make: Any, problem: Any, word: str
+) -> None:
+    gateway.deploy(make.spec("embed", method_of(detect)), 2)
+    by_query = await gateway.post(f"{URL}?label=x&min_score={word}", b"\x89PNG", content_type="image/png")
+    by_json = await gateway.post(URL, b'{"label": "x", "image": "", "min_score": %s}' % word.encode())
+    for refused in (by_query, by_json):
+        assert problem(refused) == (422, "invalid_input")
+        assert refused.json()["field"] == "min_score"
+        assert refused.json()["detail"].startswith(f"min_score: JSON has no {word}")
 
 
 async def test_arguments_in_the_body_leave_the_query_alone(gateway: Any, make: Any) -> None:

@@ -8,6 +8,8 @@ import datetime
 import decimal
 import enum
 import pathlib
+import random
+import re
 import subprocess
 import sys
 import threading
@@ -25,7 +27,6 @@ import pytest
 from gpufn import native, values
 from gpufn.errors import InvalidInput, ResultNotEncodable
 from gpufn.media import BYTES, JSON, MSGPACK, NATIVE, PICKLED
-from gpufn.native import Record
 from gpufn.record_classes import RecordClasses
 
 
@@ -169,11 +170,82 @@ def test_the_plain_encoding_never_holds_a_pickle(code: int, tmp_path: pathlib.Pa
     assert not made.exists()
 
 
-def test_a_class_that_is_not_loaded_here_leaves_a_record_or_its_fields() -> None:
+def test_a_class_that_is_not_loaded_here_leaves_its_fields() -> None:
     ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["elsewhere", "Thing", {"x": 1}]))
     assert values.decode_value(NATIVE, msgspec.msgpack.encode([ext]), find=native.loaded_class) == [{"x": 1}]
     body = msgspec.msgpack.encode({"args": [ext], "kwargs": {}})
-    assert values.decode_call(body, find=native.loaded_class)[0] == [Record("elsewhere", "Thing", {"x": 1})]
+    assert values.decode_call(body, find=native.loaded_class)[0] == [{"x": 1}]
+
+
+def _record(value: Any, name: str = "Thing") -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["elsewhere", name, value]))
+
+
+def test_fields_take_the_place_of_a_record_wherever_it_stands() -> None:
+    sent = {"deque": collections.deque([Colour.RED]), "set": {Colour.RED}, "keys": {Pair(1, 2): Frozen(3)}}
+    content_type, body = values.encode_result(sent, NATIVE)
+    wanted = {"deque": collections.deque(["red"]), "set": {"red"}, "keys": {(1, 2): {"x": 3}}}
+    assert values.decode_value(content_type, body) == wanted
+    assert values.decode_call(msgspec.msgpack.encode({"args": [msgspec.Raw(body)]}))[0] == [wanted]
+
+
+@pytest.mark.parametrize("value", [{Frozen(1)}, {Frozen(1): 2}, frozenset({(Frozen(1),)})])
+def test_fields_that_cannot_be_hashed_are_refused_with_the_remedy(value: Any) -> None:
+    content_type, body = values.encode_result(value, NATIVE)
+    with pytest.raises(InvalidInput, match=r"cannot be hashed: .* unless a type hint names its class"):
+        values.decode_value(content_type, body)
+
+
+def test_a_pickle_under_the_other_content_type_is_refused_with_what_to_send() -> None:
+    body = msgspec.msgpack.encode(msgspec.msgpack.Ext(41, msgspec.msgpack.encode(["T", b"."])))
+    with pytest.raises(InvalidInput, match=r"T was sent as a pickle.* of the content type application/vnd.gpufn.p"):
+        values.decode_value(NATIVE, body, allow_pickle=True)
+
+
+_PRIVATE = re.compile(r"0x[0-9a-f]{6}|gpufn\.\w|\b_[a-z]\w+|object at|<class|<lambda>")
+
+
+def _random(make: random.Random, depth: int) -> Any:
+    plain: Any = (
+        None, 1, -1, 2**63, 1.5, "x", "NaN", "<U1", "<M8[Y]", "|V3", "int8", b"", bytes(8), b"\xff" * 8, [1], {}
+    )  # fmt: skip
+    pick = make.randrange(10)
+    if depth <= 0 or pick < 3:
+        return make.choice(plain)
+    if pick < 5:
+        return [_random(make, depth - 1) for _ in range(make.randrange(5))]
+    if pick < 6:
+        return {make.choice(("a", "b", 1)): _random(make, depth - 1) for _ in range(make.randrange(3))}
+    code = make.choice([*range(1, 31), 40, 41, 99])
+    if code in (20, 21, 22) and make.random() < 0.5:
+        dtype = make.choice(
+            ["<U1", ">U2", "<M8", "<M8[0Y]", "<M8[D]", "<m8", "|b1", "|S2", "<f8", "|V8", "<c8", "<f16"]
+        )
+        content = [dtype, [1], make.randbytes(np.dtype(dtype.replace("0Y", "Y")).itemsize)]
+        content = [content[0], content[2]] if code == 21 else content
+    elif code == 30:
+        content = [__name__, make.choice(["Frozen", "Box", "Pair", "Colour", "Model"]), _random(make, depth - 1)]
+    else:
+        content = _random(make, depth - 1)
+    return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(content))
+
+
+def test_whatever_is_sent_is_a_value_or_a_refusal_without_private_names() -> None:
+    make = random.Random(7)
+    for _ in range(4000):
+        body = msgspec.msgpack.encode(_random(make, 4))
+        if make.random() < 0.3:
+            body = body[: make.randrange(len(body) + 1)]
+        if body and make.random() < 0.3:
+            index = make.randrange(len(body))
+            body = body[:index] + make.randbytes(1) + body[index + 1 :]
+        try:
+            value = values.decode_value(NATIVE, body, find=native.loaded_class)
+        except InvalidInput as error:
+            assert not _PRIVATE.search(error.message.replace("gpufn.pickle", "")), error.message  # noqa: PT017
+        else:
+            assert "gpufn" not in type(value).__module__
+            assert repr(value)
 
 
 def test_no_class_is_made_that_no_hint_names() -> None:

@@ -2,13 +2,13 @@
 
 JSON and msgpack come from anybody and are converted strictly to the type hints. The SDK's own encoding carries Python
 values and means what the same call would mean in one process: they are passed as they are, and refused like JSON's
-where the hint is of plain types and the value is a wrong one of these. A class that is a hint is made of a Record or a
-dict. Parameters of a function with `batch=` are lists with one value per call: here each takes one value.
+where the hint is of plain types and the value is a wrong one of these. A class that a hint names makes its instances
+itself, of the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per
+call: here each takes one value.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import re
@@ -26,16 +26,16 @@ from gpufn._hints import resolved, signature_of
 from gpufn._remote import described
 from gpufn._stand_ins import StandIn, readable
 from gpufn.errors import InvalidInput, RequestError, UnsupportedMediaType, pickles_refused
-from gpufn.misfits import json_fault, misfit
+from gpufn.misfits import json_fault, misfit, number_field
 from gpufn.record_classes import RecordClasses
 from gpufn_runtime.worker.defaults import filled_in, may_be_missing
 from gpufn_runtime.worker.failures import message_of
+from gpufn_runtime.worker.instances import BYTES, Instances, model_of
 
 _QUOTED = re.compile(r"'(\w+)'")
 _NOT_GIVEN: Any = object()
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-_BYTES = (bytes, bytearray, memoryview)  # and no text: between Python and Python nothing is base64
 
 
 class Reader(Protocol):
@@ -44,6 +44,13 @@ class Reader(Protocol):
     def bind(self, content_type: str, body: bytes | memoryview) -> tuple[list[Any], dict[str, Any]]: ...
 
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]: ...
+
+
+class _Sent(msgspec.Struct):
+    """A call in the SDK's encoding, whose arguments are still to be decoded."""
+
+    args: list[msgspec.Raw] = []
+    kwargs: dict[str, msgspec.Raw] = {}
 
 
 class Parameters:
@@ -66,6 +73,12 @@ class Parameters:
         self._raw_parameter = raw_parameter
         self._may_pickle = may_pickle
         self._classes = RecordClasses(lambda: [resolved(p.annotation, call) for p in whole.parameters.values()])
+        self._instances = Instances(_convert)
+        self._how: Any = {  # how the SDK's encoding is decoded
+            "find": self._classes.find,
+            "make": self._instances.make,
+            "remedy": values.OTHER_TYPE if may_pickle else values.NO_PICKLES,
+        }
         self._hints = {
             parameter.name: _hint_of(parameter, call, batched=batched)
             for parameter in self.signature.parameters.values()
@@ -127,6 +140,8 @@ class Parameters:
         except msgspec.ValidationError as error:
             raise self._refusal(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if form == "JSON" and (field := number_field(body)):
+                raise InvalidInput(f"{field}: {json_fault(error, body)}", field=field) from error
             raise InvalidInput(f"the body is not valid {form}: {json_fault(error, body)}") from error
         if self._struct is not None:
             given = ((name, getattr(decoded, name)) for name in decoded.__struct_fields__)
@@ -142,10 +157,33 @@ class Parameters:
         return self._placed(self._checked([], converted)[1])
 
     def _from_native(self, body: bytes | memoryview, *, allow_pickle: bool = False) -> tuple[list[Any], dict[str, Any]]:
-        decoded = values.decode_call(body, allow_pickle=allow_pickle, find=self._classes.find)
+        try:
+            decoded = values.decode_call(body, allow_pickle=allow_pickle, **self._how)
+        except InvalidInput as error:
+            raise error if allow_pickle else self._located(body, error) from error
         args, kwargs = self._checked(*decoded)
-        args = [self._fitted(name, value, told) for (name, told), value in zip(self._positions(), args, strict=False)]
-        return args, {name: self._fitted(self._parameter_of(name), value, name) for name, value in kwargs.items()}
+        args = [
+            self._fitted(name, value, told, is_trusted=allow_pickle)
+            for (name, told), value in zip(self._positions(), args, strict=False)
+        ]
+        return args, {
+            name: self._fitted(self._parameter_of(name), value, name, is_trusted=allow_pickle)
+            for name, value in kwargs.items()
+        }
+
+    def _located(self, body: bytes | memoryview, error: InvalidInput) -> InvalidInput:
+        """`error` with the argument that cannot be decoded."""
+        try:
+            sent = msgspec.msgpack.decode(body, type=_Sent)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return error
+        named = zip((told for _, told in self._positions()), sent.args, strict=False)
+        for name, part in itertools.chain(named, sent.kwargs.items()):
+            try:
+                native.decode(part, **self._how)
+            except InvalidInput as found:
+                return InvalidInput(f"{name}: {found.message}", field=name)
+        return error
 
     def _positions(self) -> Iterator[tuple[str, str]]:
         """The parameter that each positional argument is for, and what the argument is called."""
@@ -158,27 +196,36 @@ class Parameters:
         """Whose hint is the keyword's."""
         return keyword if keyword in self._hints or self._rest is None else self._rest
 
-    def _fitted(self, name: str, value: Any, told: str) -> Any:
-        """A Python value for a parameter: as it is, or as the class that the hint names. `told`: the argument."""
-        hint = self._hints.get(name, Any)
-        if native.has_record(value):
-            return self._converted(name, native.plain(value), hint, told)
+    def _fitted(self, name: str, value: Any, told: str, *, is_trusted: bool) -> Any:
+        """A Python value for a parameter: as it is, or as the class that the hint names. `told`: the argument.
+
+        A sender that `is_trusted` may run code: an object that only a pickle carries may stand for an instance.
+        """
         holder = self._holders.get(name)
         if holder is None:
             return value
         try:
-            held = msgspec.convert({name: value}, holder, builtin_types=_BYTES, dec_hook=_convert)
+            held = msgspec.convert({name: value}, holder, builtin_types=BYTES, dec_hook=_convert)
         except msgspec.ValidationError:
-            # What is not plain may stand for what is: a float32 for a float.
-            return self._converted(name, value, hint, told) if _is_plain(value) else value
+            if _is_plain(value):
+                return self._converted(name, value, self._hints[name], told)
+            if is_trusted or name not in self._of_class:
+                return value  # what is not plain may stand for what is: a float32 for a float
+            return self._of_classes(name, value, told)
         return self._whole(name, getattr(held, name)) if name in self._of_class else value
+
+    def _of_classes(self, name: str, value: Any, told: str) -> Any:
+        try:
+            return self._whole(name, self._instances.fitted(value, self._hints[name]))
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), within=told) from error
 
     def _whole(self, name: str, value: Any) -> Any:
         return filled_in(value) if name in self._with_defaults else value
 
     def _converted(self, name: str, value: Any, hint: Any, told: str) -> Any:
         try:
-            return self._whole(name, msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_convert))
+            return self._whole(name, msgspec.convert(value, hint, builtin_types=BYTES, dec_hook=_convert))
         except msgspec.ValidationError as error:
             raise self._refusal(str(error), within=told) from error
 
@@ -261,11 +308,9 @@ def _python_hint(hint: Any) -> Any:
 
 
 def _names_class(hint: Any) -> bool:
-    """Whether it is, or holds, a dataclass or a Struct."""
-    if isinstance(hint, StandIn):
-        return bool(hint.members)
+    """Whether it is, or holds, a class whose instances are checked: a dataclass, an enum and so on."""
     if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)
+        return isinstance(hint, StandIn) or native.has_form(hint)
     return any(map(_names_class, typing.get_args(hint)))
 
 
@@ -289,12 +334,7 @@ def _convert(hint: Any, value: Any) -> Any:  # noqa: PLR0911  one for each kind
             return kind(value)
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
-        try:
-            return kind.model_validate(value)  # type: ignore[attr-defined]
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        return model_of(kind, value)
     pathlib = sys.modules.get("pathlib")
     if pathlib is not None and isinstance(kind, type) and issubclass(kind, pathlib.PurePath) and isinstance(value, str):
         return kind(value)
