@@ -153,7 +153,7 @@ class _Step:
         record = world.revisions.get(key)
         role = rollout.role_of(function, number)
         demand = demand_of(world, key, now)
-        slots = record.spec.slots if record is not None else 1
+        slots = record.spec.parallel_calls if record is not None else 1
         workers = workers_of(world, view, slots, now)
         if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
