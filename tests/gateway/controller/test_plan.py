@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -529,4 +530,17 @@ def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
     assert repr(planned.failed) == "{'f': OverflowError('cannot convert float infinity to integer')}"
     assert two.view(("f", 1)).last is last
     assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
+    assert set(planned.statuses) == {"g"}
+
+
+def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() -> None:
+    two = world()
+    two.on_revision(("g", 1), revision("g"))
+    two.on_function("g", function("g"))
+    two.on_depths({}, 100.0, 100.0)
+    unplaced = Mock()
+    unplaced.after.side_effect = ArithmeticError("no number")
+    two.view(("f", 1)).unplaced = unplaced
+    planned = plan(two, 100.0)
+    assert list(planned.failed) == ["f"]
     assert set(planned.statuses) == {"g"}
