@@ -365,6 +365,7 @@ def run() -> int:
         logging.basicConfig(
             level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
         )
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed form of a client
         uvloop.run(main(settings))
     except BusUnavailable as error:
         log.error("%s", error)

@@ -79,7 +79,7 @@ def retry_after_s(revision: Revision, status: FunctionStatus | None) -> float:
     """
     if status is None or status.queued is None:
         return 5.0
-    slots = max(1, status.workers.ready or status.wanted) * revision.spec.slots
+    slots = max(1, status.workers.ready or status.wanted) * revision.spec.parallel_calls
     service_s = status.service_s if status.service_s is not None else 1.0
     wait_s = status.queued / 2 * service_s / slots
     if not status.workers.ready:

@@ -128,20 +128,24 @@ def _in_line(place: int | None, function: FunctionStatus | None) -> Waiting:
 
 
 def _eta_s(place: int, spec: FunctionSpec, function: FunctionStatus) -> float | None:
-    """Until it starts, by what is known of workers and service time."""
+    """Until it starts, by what is known of workers and service time. `place` counts the calls that no worker has, so
+    those that gather in workers, which the status counts as queued, go before it as well."""
     waiting = function.waiting
     if not function.workers.ready and (waiting.reason if waiting is not None else None) not in _KNOWN_WAITS:
         return None
-    start_s, running = 0.0, 0
-    slots = max(1, function.workers.ready or function.wanted) * spec.slots
+    start_s, held = 0.0, 0
+    workers = max(1, function.workers.ready or function.wanted)
+    slots = workers * spec.parallel_calls
     if function.workers.ready:
-        running = slots if function.running is None else min(function.running, slots)
+        held = slots if function.running is None else min(function.running, slots)
+        gathering = workers * spec.slots - slots
+        held += gathering if function.queued is None else min(gathering, max(0, function.queued - place))
     else:
         known = function.cold_start_s if waiting is None or waiting.eta_s is None else waiting.eta_s
         if known is None:
             return None
         start_s = known
-    before = max(0, place + running - slots)  # so many have to end
+    before = max(0, place + held - slots)  # so many have to end
     if before and function.service_s is None:
         return None
     return start_s + before / slots * (function.service_s or 0.0)

@@ -24,8 +24,13 @@ def of_body(content_type: bytes | None) -> str:
         assert content_type is not None
         text = content_type.decode("latin-1").strip()
         kind = next((known for known in _ARGUMENTS if known == media_type(text)), clean(text))
-        _remember(_kinds, content_type, kind)
+        if not is_multipart(kind):  # each has a boundary of its own
+            _remember(_kinds, content_type, kind)
     return kind
+
+
+def is_multipart(kind: str) -> bool:
+    return kind[:10].lower() == "multipart/"
 
 
 def is_arguments(kind: str) -> bool:

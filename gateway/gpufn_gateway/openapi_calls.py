@@ -12,6 +12,7 @@ from gpufn.priority import Priority
 from gpufn.revision import Revision
 from gpufn.spec import MethodSpec, Packaging
 from gpufn_gateway import call_views, map_views
+from gpufn_gateway.signature import Signature
 
 _PROBLEM = "#/components/schemas/Problem"
 _PROBLEM_SCHEMA: dict[str, Any] = {
@@ -278,7 +279,15 @@ def _body(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, A
     content: dict[str, Any] = {media.JSON: {"schema": _hoisted(method.parameters, f"{name}.arguments", schemas)}}
     if method.raw_parameter:
         content[media.BYTES] = {"schema": {}}
+        content[media.FORM] = {"schema": _form(content[media.JSON]["schema"], method)}
     return {"required": bool(method.parameters.get("required")), "content": content}
+
+
+def _form(arguments: Mapping[str, Any], method: MethodSpec) -> dict[str, Any]:
+    """The schema of the arguments, where bytes are parts as they are."""
+    file = {"type": "string", "contentMediaType": media.BYTES}
+    properties = arguments.get("properties", {}) | dict.fromkeys(Signature.of(method).bytes_names, file)
+    return {**arguments, "properties": properties}
 
 
 def _hoisted(schema: Mapping[str, Any], prefix: str, schemas: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Bodies above `LARGEST_CHECKED` are left to the worker: the gateway's loop serves
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping
@@ -42,13 +43,18 @@ _BYTES_HINT = "to send bytes as they are add -H 'Content-Type: application/octet
 class Signature:
     """Checks the keyword arguments of one method. `schema` is `MethodSpec.parameters`.
 
-    `takes_bytes`: one parameter could have a raw body; then JSON that is none may have been meant as that.
+    `raw_parameter` is the parameter that takes a raw body, if there is one. A body that is not valid JSON may have been
+    meant as one.
     """
 
-    def __init__(self, schema: Mapping[str, Any], *, takes_bytes: bool = False) -> None:
-        self._hint = _BYTES_HINT if takes_bytes else _JSON_HINT
-        properties = schema.get("properties")
-        self.names: tuple[str, ...] = tuple(properties) if isinstance(properties, Mapping) else ()
+    def __init__(self, schema: Mapping[str, Any], *, raw_parameter: str | None = None) -> None:
+        self._hint = _JSON_HINT if raw_parameter is None else _BYTES_HINT
+        known = schema.get("properties")
+        properties: Mapping[str, Any] = known if isinstance(known, Mapping) else {}
+        self.names: tuple[str, ...] = tuple(properties)
+        self.bytes_names = frozenset(
+            name for name, each in properties.items() if name == raw_parameter or _takes_bytes(each)
+        )
         self._schema = schema
         self._decode = _decoder(schema).decode
         self._takes_nothing_required = not schema.get("required")
@@ -56,7 +62,7 @@ class Signature:
 
     @classmethod
     def of(cls, method: MethodSpec) -> Signature:
-        return cls(method.parameters, takes_bytes=method.raw_parameter is not None)
+        return cls(method.parameters, raw_parameter=method.raw_parameter)
 
     def check(self, body: bytes) -> None:
         """Raises InvalidInput with the field."""
@@ -74,6 +80,15 @@ class Signature:
             raise InvalidInput(f"the body is not valid JSON: {json_fault(error, body)}; {self._hint}") from None
         if body.count(b"[") + body.count(b"{") > MAX_DEPTH and depth_of(body) > MAX_DEPTH:
             raise _too_deep()
+
+    def check_beside_bytes(self, body: bytes) -> None:
+        """`check`, where each argument of bytes has a placeholder: any value fits it."""
+        self._beside_bytes.check(body)
+
+    @functools.cached_property
+    def _beside_bytes(self) -> Signature:
+        properties = {**self._schema.get("properties", {}), **dict.fromkeys(self.bytes_names, True)}
+        return Signature({**self._schema, "properties": properties})
 
     def takes(self, name: str) -> bool:
         """True when there may be an argument of this name."""
@@ -119,6 +134,14 @@ class Signature:
             except msgspec.ValidationError:
                 return name
         return _OF_ANY_NAME
+
+
+def _takes_bytes(schema: Any) -> bool:
+    """True for the schema of a parameter that takes bytes, or bytes among other types."""
+    if not isinstance(schema, Mapping):
+        return False
+    members = [each for union in ("anyOf", "oneOf") for each in schema.get(union) or ()]
+    return schema.get("contentEncoding") == "base64" or any(_takes_bytes(each) for each in members)
 
 
 def depth_of(body: bytes) -> int:

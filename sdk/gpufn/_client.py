@@ -138,10 +138,8 @@ class Client(CallRequests, MapRequests, ModelRequests):
         made = []
         for deployable in list(_deployment.deployables(functions, include)):  # nothing goes out where one is refused
             deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace)
-            if deployment.lacking:
-                warnings.warn(f"calls of {deployment.function} will wait: {deployment.lacking}", stacklevel=2)
-            if deployment.arguments:
-                warnings.warn(_deployment.changes(deployment), stacklevel=2)
+            for warning in deployment.warnings():
+                warnings.warn(warning, stacklevel=2)
             made.append(deployment)
         if wait:
             return self._finished(made, timeout_s)

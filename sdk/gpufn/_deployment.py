@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _BUILD_PAUSE_S = 0.2  # so that no stage is missed that takes long enough to be wondered about
 _MOVES_WITHIN_S = 10.0  # `active`, after the last build
+_MANY_PARALLEL_CALLS = 4096  # of one worker; more are rarely what was meant
 
 
 class Deployable(NamedTuple):
@@ -56,7 +57,7 @@ class Deployable(NamedTuple):
 
 class Deployment(msgspec.Struct, frozen=True):
     """`view` is None while the engines of `revision` are built, in `builds`. `is_new` False: nothing had changed.
-    `arguments` are the changes of the signature."""
+    `arguments` are the changes of the signature. `crowded` is the warning for very many calls in one worker."""
 
     function: str
     revision: int
@@ -66,6 +67,16 @@ class Deployment(msgspec.Struct, frozen=True):
     lacking: str = ""
     builds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    crowded: str = ""
+
+    def warnings(self) -> Iterator[str]:
+        """One sentence each."""
+        if self.lacking:
+            yield f"calls of {self.function} will wait: {self.lacking}"
+        if self.arguments:
+            yield f"the arguments of {self.function} changed: {'; '.join(self.arguments)}"
+        if self.crowded:
+            yield self.crowded
 
 
 class Api(Protocol):
@@ -173,15 +184,26 @@ def deploy(
     api.put_bundle(digest, wanted.data)
     upload(api, wanted.paths, told)
     made = api.create_revision(spec, digest, check=check, source=wanted.source, replace=replace, code=wanted.code)
-    arguments = _changed_arguments(before, spec)
+    arguments, crowded = _changed_arguments(before, spec), crowding(spec)
     if isinstance(made, Building):
-        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments)
-    return Deployment(name, made.active, made, True, patience_s, lacking, arguments=arguments)
+        return Deployment(name, made.revision, None, True, patience_s, lacking, made.builds, arguments, crowded)
+    return Deployment(name, made.active, made, True, patience_s, lacking, arguments=arguments, crowded=crowded)
 
 
-def changes(deployment: Deployment) -> str:
-    """The warning for a signature that changed."""
-    return f"the arguments of {deployment.function} changed: {'; '.join(deployment.arguments)}"
+def crowding(spec: FunctionSpec) -> str:
+    """The warning for a function whose batches add up to very many calls in one worker; "" for others.
+
+    >>> spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
+    >>> crowding(msgspec.structs.replace(spec, concurrency=200, batch=Batch(32)))[:70]
+    'each worker of f runs up to 6,400 calls at the same time (concurrency='
+    """
+    if spec.batch is None or spec.parallel_calls <= _MANY_PARALLEL_CALLS:
+        return ""
+    return (
+        f"each worker of {spec.name} runs up to {spec.parallel_calls:,} calls at the same time "
+        f"(concurrency={spec.concurrency} x max_size={spec.batch.max_size}): concurrency is the number of batches that "
+        "run at the same time; lower it, unless the function has the memory and the threads for so many"
+    )
 
 
 def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> FunctionView:

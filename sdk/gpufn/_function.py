@@ -37,21 +37,26 @@ T = TypeVar("T")
 _CALLS = frozenset({"remote", "spawn", "map", "starmap", "stream", "aio", "options"})  # what a Method has
 
 
-# By name, then by where it was written: a notebook declares the same function many times, and the last one counts.
-_declared_here: dict[str, dict[tuple[str, str], weakref.ref[_Declared]]] = {}
+# By name, then by where it was written: a notebook declares the same function many times, and the last one that is
+# still referenced counts. A copy by value counts as a declaration: its original may be gone.
+_declared_here: dict[str, dict[tuple[str, str], list[weakref.ref[_Declared]]]] = {}
 
 
 def declared_here(name: str) -> list[Function[..., Any, Any] | FunctionClass]:
     """The functions of this process that would be deployed as `name`."""
-    found = (reference() for reference in _declared_here.get(name, {}).values())
-    return [function for function in found if isinstance(function, (Function, FunctionClass))]
+    return [function for references in _declared_here.get(name, {}).values() for function in _last_of(references)]
 
 
 def declared_in(module: str) -> list[Function[..., Any, Any] | FunctionClass]:
     """Those that this module's code declared, whatever its names are bound to by now."""
     places = [place for places in _declared_here.values() for place in places.items()]
-    found = (reference() for (name, _), reference in places if name == module)
-    return [function for function in found if isinstance(function, (Function, FunctionClass))]
+    return [function for (name, _), references in places if name == module for function in _last_of(references)]
+
+
+def _last_of(references: list[weakref.ref[_Declared]]) -> list[Function[..., Any, Any] | FunctionClass]:
+    """The last one that still exists, if any does."""
+    living = [function for reference in references if (function := reference()) is not None]
+    return [function for function in living[-1:] if isinstance(function, (Function, FunctionClass))]
 
 
 class _Declared:
@@ -66,7 +71,7 @@ class _Declared:
         functools.update_wrapper(cast("Any", self), raw, updated=())
         self.raw = raw
         self.settings = settings
-        _declared_here.setdefault(settings.name, {})[raw.__module__, raw.__qualname__] = weakref.ref(self)
+        self._register()
 
     @property
     def name(self) -> str:
@@ -116,6 +121,13 @@ class _Declared:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.raw, self.settings = state["raw"], state["settings"]
         functools.update_wrapper(cast("Any", self), self.raw, updated=())
+        self._register()
+
+    def _register(self) -> None:
+        here = _declared_here.setdefault(self.settings.name, {})
+        place = self.raw.__module__, self.raw.__qualname__
+        living = [reference for reference in here.get(place, ()) if reference() is not None]
+        here[place] = [*living, weakref.ref(self)]
 
 
 class Function(_Declared, Remote[P, R, V]):

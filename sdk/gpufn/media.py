@@ -16,6 +16,7 @@ NATIVE: Final = "application/vnd.gpufn.msgpack"
 # The same encoding with pickles in it, which run code where they are read (decision 0031).
 PICKLED: Final = "application/vnd.gpufn.pickle"
 BYTES: Final = "application/octet-stream"
+FORM: Final = "multipart/form-data"
 PROBLEM: Final = "application/problem+json"
 EVENTS: Final = "text/event-stream"
 ITEMS: Final = "application/vnd.gpufn.items"

@@ -321,10 +321,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MOST_MODULES} allowed")
 
     @property
+    def parallel_calls(self) -> int:
+        """Calls that one worker runs at a time: `concurrency` runs of one call each or, with `batch`, of `max_size`."""
+        return self.concurrency if self.batch is None else self.concurrency * self.batch.max_size
+
+    @property
     def slots(self) -> int:
-        """Calls that one worker holds at a time: `concurrency` runs of one call each or, with `batch`, of `max_size`
-        each; then one more batch gathers meanwhile."""
-        return self.concurrency if self.batch is None else (self.concurrency + 1) * self.batch.max_size
+        """Calls that one worker holds at a time: those that run and, with `batch`, one more batch, which gathers."""
+        return self.parallel_calls if self.batch is None else self.parallel_calls + self.batch.max_size
 
     @property
     def park_timeout_s(self) -> float:

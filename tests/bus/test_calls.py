@@ -12,13 +12,14 @@ import pytest
 
 from gpufn.bus import searches, streams
 from gpufn.bus.call_request import CallRequest
-from gpufn.bus.calls import Caller
+from gpufn.bus.calls import _STORED_WITHIN_S, Caller
 from gpufn.bus.connection import Bus, Message
 from gpufn.bus.pending import PendingCall, PendingStream
 from gpufn.clock import SystemClock
 from gpufn.errors import BusUnavailable, GpufnError, InvocationExpired, WorkerLost
 from gpufn.ids import digest_of
 from gpufn.invocation import STOPS_WITHIN_S, OutcomeKind
+from gpufn.priority import Priority
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.frames import STREAM_WINDOW
@@ -390,3 +391,104 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
     bus.publish(inbox, encode(StreamCredit("the end", 0)))
     assert [await given.get() for _ in range(3)] == [STREAM_WINDOW, STREAM_WINDOW, 0]
     assert [item async for item in items] == []
+
+
+async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash: Any, until: Any) -> None:
+    """During an election nobody listens on the queue's subject."""
+    bus = await connect(crash.server)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(request())
+    await bus.flush()
+    assert not call.future.done()
+    await streams.ensure_streams(bus)
+    caller.tick(call.since + 1.0)
+    await until(lambda: call.queue_seq)
+    stored = await streams.message_at(bus, subjects.SYNC, call.queue_seq)
+    assert stored is not None
+    assert unpack_invocation(stored.payload)[0].id == call.id
+    caller.tick(call.since + 2.0)
+    await bus.flush()
+    assert await streams.messages_per_subject(bus, subjects.SYNC) == {stored.subject: 1}
+    assert not call.future.done()
+
+
+async def test_a_call_that_a_stream_cannot_store_now_is_published_again(connect: Any, crash: Any, until: Any) -> None:
+    bus, server = await connect(crash.server), await connect(crash.server)
+    unavailable = b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily unavailable"}}'
+    queue = subjects.sync_queue("f", 1, Priority.NORMAL)
+    refusing = server.subscribe(queue, lambda message: server.publish(message.reply, unavailable))
+    await server.flush()
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(request())
+    await until(lambda: call.is_refused)
+    refusing.unsubscribe()
+    await server.flush()
+    await streams.ensure_streams(bus)
+    caller.tick(call.since + 1.0)
+    await until(lambda: call.queue_seq)
+    assert not call.future.done()
+
+
+@pytest.mark.parametrize("deadline_s", [3600.0, 1.0])
+async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadline(
+    connect: Any, crash: Any, until: Any, deadline_s: float
+) -> None:
+    bus = await connect(crash.server)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(request()._replace(deadline=SystemClock().time() + deadline_s))
+    await until(lambda: call.is_refused)
+    end = min(call.expires_at, call.since + _STORED_WITHIN_S)
+    caller.tick(end - 0.1)
+    assert not call.is_refused
+    await until(lambda: call.is_refused)
+    caller.tick(end + 0.1)
+    with pytest.raises(BusUnavailable, match="call again") as raised:
+        await call.future
+    assert raised.value.retryable
+    assert not caller.pending
+
+
+async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, crash: Any, until: Any) -> None:
+    bus = await connect(crash.server)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(request())
+    await until(lambda: call.is_refused)
+    call.cancel()
+    await streams.ensure_streams(bus)
+    caller.tick(call.since + 1.0)
+    await bus.flush()
+    assert await streams.messages_per_subject(bus, subjects.SYNC) == {}
+
+
+async def test_a_call_that_no_stream_takes_ends_with_its_queue_timeout(connect: Any, crash: Any, until: Any) -> None:
+    bus = await connect(crash.server)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    call = caller.invoke(request())
+    await until(lambda: call.is_refused)
+    caller.fail_unless_begun(GpufnError("the platform stops"))
+    with pytest.raises(GpufnError, match="stops"):
+        await call.future
+
+
+async def test_a_call_that_is_about_to_be_published_again_is_not_lost_with_a_restart(
+    connect: Any, crash: Any, until: Any
+) -> None:
+    bus = await connect(crash.server)
+    caller = Caller(bus, name="gw", clock=SystemClock())
+    caller.start()
+    refused = caller.invoke(request())
+    await until(lambda: refused.is_refused)
+    await streams.ensure_streams(bus)
+    lost = await queued(bus, caller)
+    await crash.restart(bus)
+    await streams.ensure_streams(bus)
+    with pytest.raises(BusUnavailable, match="was lost"):
+        await lost.future
+    caller.tick(refused.since + 1.0)
+    await until(lambda: refused.queue_seq)
+    assert not refused.future.done()

@@ -8,7 +8,7 @@ from gpufn.errors import CapacityError, ErrorInfo, FunctionStartFailed, Invocati
 from gpufn.ids import Digest
 from gpufn.protocol.reports import FunctionStatus, Waiting, WaitReason, WorkerCounts
 from gpufn.revision import Function, Revision
-from gpufn.spec import ScalingPolicy
+from gpufn.spec import Batch, ScalingPolicy
 from gpufn_gateway.admission import expired, refusal, retry_after_s, too_large
 
 
@@ -61,6 +61,11 @@ def test_an_open_circuit_says_when_to_try_again(make: Any) -> None:
     refused = refusal(function(), revision(make), make.status(ready=0, start_error=BROKEN))
     assert refused is not None
     assert refused.info().retry_after_s == 15.0
+
+
+def test_retry_after_counts_the_calls_that_a_batching_worker_runs_and_none_that_gather(make: Any) -> None:
+    status = make.status(queued=160, ready=1, service_s=1.0)
+    assert retry_after_s(revision(make, batch=Batch(8)), status) == 10.0
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from gpufn.invocation import InvocationState
 from gpufn.protocol.messages import HeldBy
 from gpufn.protocol.records import CallRecord
 from gpufn.protocol.reports import Waiting, WaitReason
+from gpufn.spec import Batch
 from gpufn_gateway import call_views
 from gpufn_gateway.call_views import event_number
 
@@ -54,6 +55,23 @@ def test_when_a_call_starts_is_told_when_it_is_known(
 ) -> None:
     known = None if status is None else make.status("f", **status)
     assert call_views.waits(record(), place, make.spec("f", concurrency=2), known, NOW)["eta_s"] == eta_s
+
+
+@pytest.mark.parametrize(
+    ("queued", "running", "eta_s"),
+    [
+        (9, 8, 0.9),  # 8 gather: they and the call itself wait for runs of 8, of 0.8 s each
+        (None, None, 0.9),
+        (4, 8, 0.4),  # 3 gather
+        (1, 0, 0.0),
+    ],
+)
+def test_a_call_starts_after_those_that_gather_in_workers(
+    make: Any, queued: int | None, running: int | None, eta_s: float
+) -> None:
+    known = make.status("f", ready=1, queued=queued, running=running, service_s=0.8)
+    told = call_views.waits(record(), 1, make.spec("f", batch=Batch(8)), known, NOW)
+    assert told["eta_s"] == pytest.approx(eta_s)
 
 
 @pytest.mark.parametrize(

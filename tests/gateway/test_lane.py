@@ -92,13 +92,10 @@ class Scene:
         return self.caller.invoke(CallRequest(REVISION, "", "application/json", body, "application/json", deadline))
 
     async def call_on_the_lane(self) -> tuple[Any, InvocationMessage]:
-        """A call that was offered: what is said of the room arrives at some time."""
-        while True:
-            call = self.invoke()
-            if call.offered is not None:
-                return call, await self.runner.offered()
-            call.cancel()
-            await asyncio.sleep(0)
+        """A call that was offered. The lane knows of room for it before: a call that is queued would stay there."""
+        call = self.invoke()
+        assert call.offered is not None
+        return call, await self.runner.offered()
 
     async def is_queued(self) -> None:
         while (await depths(self.bus)).get(("f", 1)) is None:
@@ -121,6 +118,7 @@ async def scene(nats: EmbeddedServer, path: Path, *, room: int = 1, created_at: 
     caller.start(way)
     way.tick(0.0)
     await runner.room(room, created_at=created_at)
+    await until(lambda: way._rooms)
     try:
         yield Scene(bus, caller, way, runner)
     finally:
@@ -198,6 +196,7 @@ async def test_a_call_whose_retry_is_queued_waits_for_the_reply_of_the_bus(
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
         it.runner.send(lane.Queued(message.id))
+        await until(lambda: call.offered is None)
         other, _ = await it.call_on_the_lane()
         assert other.offered is not None, "its room is free"
         assert call.offered is None
@@ -217,5 +216,6 @@ async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, 
     async with scene(nats, tmp_path, created_at=8.0) as it:
         assert it.invoke().offered is None
         it.runner.send(lane.Room("f", 1, REVISION.created_at, 1))
+        await until(lambda: len(it.lane._rooms) == 2)
         call, _ = await it.call_on_the_lane()
         assert call.offered is not None, "it is told apart by when it was made"

@@ -262,7 +262,9 @@ async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> No
     hoisted = document["components"]["schemas"]["model.rank.arguments.P"]
     assert hoisted["properties"]["next"] == {"$ref": "#/components/schemas/model.rank.arguments.P"}
     raw = document["paths"]["/v1/functions/model.raw/invoke"]["post"]["requestBody"]["content"]
-    assert set(raw) == {"application/json", "application/octet-stream"}
+    assert set(raw) == {"application/json", "application/octet-stream", "multipart/form-data"}
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    assert raw["multipart/form-data"]["schema"]["properties"] == {"picture": file}
     made = document["paths"]["/v1/functions/model.raw/invoke"]["post"]["responses"]["200"]["content"]
     assert made == {"application/octet-stream": {"schema": {}}}, "bytes are sent as they are"
     count = document["paths"]["/v1/functions/model.count/invoke"]["post"]["responses"]["200"]["content"]

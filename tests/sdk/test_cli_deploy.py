@@ -122,6 +122,22 @@ def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project
     assert result.exit_code == 0
 
 
+@pytest.mark.parametrize(("concurrency", "warns"), [(128, False), (129, True)])
+def test_deploy_warns_of_a_worker_that_runs_very_many_calls(
+    gateway: StubGateway, project: Project, concurrency: int, warns: bool
+) -> None:
+    options = f"@gpu_function(concurrency={concurrency}, batch=Batch(32))"
+    text = "from gpufn import Batch, gpu_function\n{}\ndef f(x: list[int]) -> list[int]: return x\n"
+    project({"app.py": text.format(options)})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py")
+    said = "gpufn: warning: each worker of f runs up to 4,128 calls at the same time (concurrency=129 x max_size=32): "
+    assert (result.exit_code, result.stderr.startswith(said)) == (0, warns)
+    assert ("lower it" in result.stderr) is warns
+
+
 def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
     gateway: StubGateway, project: Project
 ) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import gc
 import io
 import pickle
 import threading
@@ -486,11 +487,25 @@ def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
         return recursive
 
     data = cloudpickle.dumps(make(10))
+    gc.collect()  # the original is gone, as it is in the process that the copy is for
     copy = pickle.load(io.BytesIO(data))
     assert (copy(3), copy.name, copy.settings.timeout_s) == (13, "recursive", 9)
     assert copy.raw.__globals__ is not None
     with run_locally():
         assert copy.remote(2) == 12
+
+
+def test_a_function_is_found_after_its_copy_is_gone() -> None:
+    @gpu_function
+    def original(n: int) -> int:
+        return n
+
+    copy = pickle.loads(cloudpickle.dumps(original))
+    assert copy is not original
+    del copy
+    gc.collect()
+    with run_locally():
+        assert original.remote(2) == 2
 
 
 def test_an_error_awaited_or_mapped_shows_no_frame_of_a_thread_pool() -> None:

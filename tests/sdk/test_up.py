@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -55,26 +57,54 @@ def _first_worker(home: Path) -> int:
     pytest.fail("no worker was started")
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """A GPUFN_HOME. What `up` started there ends with the test, also with one that fails."""
+    yield tmp_path
+    record = tmp_path / "up.json"
+    if not record.exists():
+        return
+    up = json.loads(record.read_bytes())
+    pidfds = {}
+    for name, pid in {"up": up["pid"], **up["pids"]}.items():
+        with contextlib.suppress(ProcessLookupError):
+            pidfds[name] = os.pidfd_open(pid)
+            if not _is_of(pid, tmp_path):  # the process has ended, and its pid may be another's by now
+                os.close(pidfds.pop(name))
+    for pidfd in pidfds.values():
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    assert _end(pidfds) == []
+
+
+def _is_of(pid: int, home: Path) -> bool:
+    try:
+        started_with = [Path(f"/proc/{pid}/{file}").read_bytes() for file in ("environ", "cmdline")]
+    except OSError:
+        return False
+    return any(os.fsencode(home) in each for each in started_with)
+
+
 @pytest.mark.e2e
-def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(tmp_path: Path) -> None:
-    started = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+def test_up_detached_is_ready_when_it_returns_and_down_leaves_nothing(home: Path) -> None:
+    started = _gpufn(home, "up", "--detach", "--port", "0")
     assert started.returncode == 0, started.stderr
-    record = json.loads((tmp_path / "up.json").read_bytes())
+    record = json.loads((home / "up.json").read_bytes())
     try:
         assert started.stdout.startswith(f"gpufn is up at {record['url']}\n")
         assert httpx.get(f"{record['url']}/readyz").status_code == 200
         assert sorted(record["pids"]) == ["agent", "builder", "gateway", "nats", "runner"]
         assert "@" not in record["nats_url"]
-        assert _gpufn(tmp_path, "ls").returncode == 0  # found through up.json
+        assert _gpufn(home, "ls").returncode == 0  # found through up.json
 
-        again = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+        again = _gpufn(home, "up", "--detach", "--port", "0")
         assert (again.returncode, again.stderr.startswith("gpufn: gpufn is up already at http://")) == (1, True)
         pidfds = {name: os.pidfd_open(pid) for name, pid in (record["pids"] | {"up": record["pid"]}).items()}
     finally:
-        stopped = _gpufn(tmp_path, "down")
+        stopped = _gpufn(home, "down")
     assert (stopped.returncode, stopped.stdout) == (0, f"stopped {record['url']}\n")
     assert _end(pidfds) == []
-    assert not (tmp_path / "up.json").exists()
+    assert not (home / "up.json").exists()
 
 
 _RUNS_FOR_LONG = """
@@ -88,50 +118,48 @@ def slow() -> None:
 
 
 @pytest.mark.e2e
-def test_a_killed_up_leaves_nothing_behind_and_can_start_again(tmp_path: Path) -> None:
-    (app := tmp_path / "app.py").write_text(_RUNS_FOR_LONG)
-    assert _gpufn(tmp_path, "up", "--detach", "--port", "0").returncode == 0
-    record = json.loads((tmp_path / "up.json").read_bytes())
+def test_a_killed_up_leaves_nothing_behind_and_can_start_again(home: Path) -> None:
+    (app := home / "app.py").write_text(_RUNS_FOR_LONG)
+    assert _gpufn(home, "up", "--detach", "--port", "0").returncode == 0
+    record = json.loads((home / "up.json").read_bytes())
     pidfds = {name: os.pidfd_open(pid) for name, pid in record["pids"].items()}
-    assert _gpufn(tmp_path, "deploy", str(app)).returncode == 0
-    assert _gpufn(tmp_path, "submit", "slow").returncode == 0
-    pidfds["worker"] = os.pidfd_open(_first_worker(tmp_path))
+    assert _gpufn(home, "deploy", str(app)).returncode == 0
+    assert _gpufn(home, "submit", "slow").returncode == 0
+    pidfds["worker"] = os.pidfd_open(_first_worker(home))
     os.kill(record["pid"], signal.SIGKILL)
     assert _end(pidfds) == []
-    again = _gpufn(tmp_path, "up", "--detach", "--port", "0")
-    _gpufn(tmp_path, "down")
+    again = _gpufn(home, "up", "--detach", "--port", "0")
+    _gpufn(home, "down")
     assert again.returncode == 0, again.stderr
 
 
 @pytest.mark.e2e
-def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(tmp_path: Path) -> None:
+def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(home: Path) -> None:
     """It was stopped, so that it could not act on the signal that its supervisor's end sends it."""
     for command in (("up", "--detach", "--port", "0"), ("down",)):
-        assert _gpufn(tmp_path, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up the second time
-        record = json.loads((tmp_path / "up.json").read_bytes())
+        assert _gpufn(home, "up", "--detach", "--port", "0").returncode in (0, 1)  # it is up the second time
+        record = json.loads((home / "up.json").read_bytes())
         left = os.pidfd_open(record["pids"]["nats"])
         signal.pidfd_send_signal(left, signal.SIGSTOP)
         os.kill(record["pid"], signal.SIGKILL)
         others = {name: os.pidfd_open(pid) for name, pid in record["pids"].items() if name != "nats"}
         assert _end(others) == []
-        recovered = _gpufn(tmp_path, *command)
+        recovered = _gpufn(home, *command)
         assert (recovered.returncode, recovered.stderr) == (0, "")
         assert _end({"nats": left}) == []
-    ended = f"stopped nats-server (pid {record['pids']['nats']}), which an earlier `gpufn up` left in {tmp_path}\n"
+    ended = f"stopped nats-server (pid {record['pids']['nats']}), which an earlier `gpufn up` left in {home}\n"
     assert recovered.stdout == ended
-    assert _gpufn(tmp_path, "down").stdout == f"gpufn is not running in {tmp_path}\n"
+    assert _gpufn(home, "down").stdout == f"gpufn is not running in {home}\n"
 
 
 @pytest.mark.e2e
-def test_a_process_that_cannot_start_ends_up_with_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_start_ends_up_with_its_own_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_LOG_LEVEL", "SHOUTING")
-    ended = _gpufn(tmp_path, "up", "--detach", "--port", "0")
+    ended = _gpufn(home, "up", "--detach", "--port", "0")
     assert ended.returncode == 1
     assert re.fullmatch(r"gpufn: gateway cannot start: .*SHOUTING.*\n", ended.stderr)
-    assert Leftover.find(tmp_path / "nats") is None
-    assert not (tmp_path / "up.json").exists()
+    assert Leftover.find(home / "nats") is None
+    assert not (home / "up.json").exists()
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])

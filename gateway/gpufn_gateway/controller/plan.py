@@ -92,7 +92,10 @@ class _Step:
         self._note_unplaced(without_room)
         checked = [need for need in without_room if need.revision.is_checked_first]
         has_nodes = bool(checked and self.world.reports(self.now))
-        self.actions += filter(None, (checks.without_room(need, self.now, has_nodes=has_nodes) for need in checked))
+        for need in checked:
+            with self._alone(need.key[0]):
+                if (end := checks.without_room(need, self.now, has_nodes=has_nodes)) is not None:
+                    self.actions.append(end)
         still_waiting = self.world.waiting - self.decided.keys() if only is not None else set()
         self.world.waiting = still_waiting | {need.key[0] for need in without_room}
         teller = Teller(self.world, self.now, self._room)
@@ -153,7 +156,7 @@ class _Step:
         record = world.revisions.get(key)
         role = rollout.role_of(function, number)
         demand = demand_of(world, key, now)
-        slots = record.spec.slots if record is not None else 1
+        slots = record.spec.parallel_calls if record is not None else 1
         workers = workers_of(world, view, slots, now)
         if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not known here: keep")
@@ -320,7 +323,7 @@ class _Step:
             if self._room is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
                 need.view.unplaced = Unplaced(self.now, need.wanted, need.no_room or NO_ROOM, self._room.reports)
         noted = [
-            one.view
+            (one.key[0], one.view, one.view.unplaced)
             for decided in self.decided.values()
             for one in decided
             if one.need is None and one.view.unplaced is not None
@@ -328,9 +331,9 @@ class _Step:
         if not noted:
             return
         reports = self.world.reports(self.now)
-        for view in noted:
-            assert view.unplaced is not None
-            view.unplaced = view.unplaced.after(reports, self.limits)
+        for name, view, unplaced in noted:
+            with self._alone(name):
+                view.unplaced = unplaced.after(reports, self.limits)
 
     # 5
 

@@ -13,7 +13,8 @@
           wanted beside these, as long as there are calls
     zero  when L == 0 and nothing was done for idle_timeout
 
-λ arrivals per second, S service seconds, C cold-start p50, D target delay. Bounds keep estimates from inventing work:
+λ arrivals per second, S service seconds, C cold-start p50, D target delay, slots the calls that one worker runs at a
+time; calls that gather for a batch are queued. Bounds keep estimates from inventing work:
 one call of 10 s is work for one worker, not for ten of one second each (hence min(S, max(C, D))); a single call's λ · S
 would start three workers where one call can occupy one; and a client that calls again and again, each time after the
 last answer, is 1 / 0.7 workers on average and never needs a second.
@@ -60,7 +61,7 @@ class Workers(msgspec.Struct, frozen=True):
     ready: int = 0
     starting: int = 0
     idle: int = 0
-    slots: int = 1  # per worker
+    slots: int = 1  # calls that one worker runs at a time
 
     @property
     def held(self) -> int:

@@ -95,7 +95,7 @@ class Teller:
     def _waiting(self, one: Decided) -> Waiting | None:
         """Why calls wait, if any do."""
         demand = one.demand
-        slots = one.revision.spec.slots if one.revision is not None else 1
+        slots = one.revision.spec.parallel_calls if one.revision is not None else 1
         ready = len(one.view.in_state(WorkerState.READY))
         if gpus := {worker.waits_on for worker in one.view.in_state(WorkerState.READY)} - {""}:
             return Waiting(WaitReason.TURN, f"waits for its turn on {min(gpus)}")

@@ -278,7 +278,8 @@ class World:
         return sum(calls for node, calls in counted.items() if not self.nodes[node].is_runner_lost(now))
 
     def running(self, view: RevisionView, now: float) -> int | None:
-        """Calls that run, as far as every runner concerned has told lately."""
+        """Calls that run, as far as every runner concerned has reported lately. Of a worker with a batch, the calls
+        beyond those that its runs can have gather: they have not begun."""
         running = 0
         for worker in view.workers.values():
             node = self.nodes.get(worker.assignment.node)
@@ -286,7 +287,8 @@ class World:
                 if worker.reported is None:
                     continue  # it has not begun
                 return None
-            running += worker.in_use
+            revision = self.revisions.get(worker.key)
+            running += worker.in_use if revision is None else min(worker.in_use, revision.spec.parallel_calls)
         return running
 
     def idle_for(self, worker: WorkerView, now: float) -> float | None:

@@ -5,6 +5,8 @@
 2. The stream's PubAck and the reply come to one subject, which ends in the invocation's id; a PubAck is JSON and starts
    with a brace, which no reply can. A PubAck that refuses ends the call at once (QueueFull); one that accepts tells
    where the message is stored. A runner that queues the next attempt says so in the same words.
+   While the stream has no leader (an election, a restart), the server reports that it stored nothing. `tick` then
+   publishes the message again, for `_STORED_WITHIN_S` at most.
 3. The runner's ResultReply ends the call, whatever the outcome: a caller reads its kind.
 4. Runners ask now and then whether the calls that they run are waited for still: what was said of one that was
    abandoned, a connection that broke may have taken along.
@@ -35,7 +37,7 @@ from gpufn.errors import (
 )
 from gpufn.ids import new_invocation_id
 from gpufn.invocation import WORD_WITHIN_S
-from gpufn.priority import Priority
+from gpufn.priority import Priority, QueueKind
 from gpufn.protocol import subjects
 from gpufn.protocol.codec import encode, pack
 from gpufn.protocol.messages import (
@@ -52,6 +54,7 @@ from gpufn.revision import Revision
 C = TypeVar("C", bound=PendingCall)
 
 _BRACE = ord("{")
+_STORED_WITHIN_S = 10.0  # an election takes about five seconds
 _waited_for = msgspec.msgpack.Decoder(WaitedFor)
 _DELETE_SYNC = f"{jetstream.API}STREAM.MSG.DELETE.{subjects.SYNC}"
 
@@ -142,6 +145,8 @@ class Caller:
             call.fail(InvocationExpired(f"invocation {call.id} did not end before its deadline"))
         for call in self._pending.values():
             call.tick(now)
+        for call in [each for each in self._pending.values() if each.is_refused]:
+            self._publish_again(call, now)
         if waiting:
             self._searches.end_unless_begun(waiting)
 
@@ -236,11 +241,24 @@ class Caller:
         )
 
     def _publish(self, call: PendingCall, message: InvocationMessage, body: bytes) -> None:
-        queue = subjects.sync_queue(message.function, message.revision, message.priority)
-        self._bus.publish(queue, pack(message, body), reply=message.reply)
+        packed = pack(message, body)
+        self._send(call, packed, message.reply)
+        call.unstored = packed
         self._pending[call.id] = call
-        if message.priority is not Priority.NORMAL:  # those are polled
-            doorbells.ring(self._bus, message.function, message.queue)
+
+    def _publish_again(self, call: PendingCall, now: float) -> None:
+        """Publish a call that the server did not store, or end it when it has waited too long. `now` is monotonic."""
+        if now > min(call.expires_at, call.since + _STORED_WITHIN_S):
+            call.fail(BusUnavailable("the message bus has no queue for this call right now: call again"))
+            return
+        with contextlib.suppress(GpufnError):  # the next tick comes back here
+            self._send(call, call.unstored, subjects.reply(call.function, self._name, call.id))
+            call.is_refused = False
+
+    def _send(self, call: PendingCall, packed: bytes, reply: str) -> None:
+        self._bus.publish(subjects.sync_queue(call.function, call.revision, call.priority), packed, reply=reply)
+        if call.priority is not Priority.NORMAL:  # those are polled
+            doorbells.ring(self._bus, call.function, QueueKind(call.priority, is_sync=True))
 
     def _delete(self, queue_seq: int) -> None:
         self._bus.publish(_DELETE_SYNC, b'{"seq":%d,"no_erase":true}' % queue_seq)
@@ -271,6 +289,11 @@ class Caller:
             if not payload:
                 raise BusUnavailable("the message bus has no queue for this call right now")
             call.queue_seq = jetstream.read_pub_ack(payload, call.function).seq
+            call.unstored = b""
+        except BusUnavailable as error:
+            call.is_refused = bool(call.unstored)
+            if not call.is_refused:
+                call.fail(error)
         except GpufnError as error:
             call.fail(error)
 

@@ -33,12 +33,13 @@ class PendingCall:
 
     `offered` holds the invocation while it is on the lane, for it may come to be queued. When nobody has begun with it
     at `starts_by`, it ends. `queue_seq` is its place in the sync queue, 0 while that is not known; `was_at` is where it
-    was before a reconnect, when another call may have that place.
+    was before a reconnect, when another call may have that place. `unstored` is the packed message from its publish
+    until the PubAck. `is_refused`: the server did not store it, and the Caller has not published it again yet.
     """
 
     __slots__ = (
-        "_caller", "_clock", "expires_at", "function", "future", "id", "offered", "priority", "queue_seq", "revision",
-        "since", "starts_by", "was_at",
+        "_caller", "_clock", "expires_at", "function", "future", "id", "is_refused", "offered", "priority", "queue_seq",
+        "revision", "since", "starts_by", "unstored", "was_at",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,8 @@ class PendingCall:
         self.starts_by = math.inf
         self.queue_seq = 0
         self.was_at = 0
+        self.unstored = b""
+        self.is_refused = False
         self.offered: tuple[InvocationMessage, bytes] | None = None
         self.future = future
 

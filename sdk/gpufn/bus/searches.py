@@ -69,9 +69,12 @@ class Searches:
             call.fail(error or waited_too_long(waited_s))
 
     async def _waits(self, call: PendingCall) -> bool:
-        """For its first attempt: it is in the queue, or in line on the lane, and no runner has begun."""
+        """For its first attempt: it is in the queue, or about to be published again, or in line on the lane, and no
+        runner has begun."""
         if call.offered is not None:
             return await where(self._bus, call.id, within_s=queues.SILENT_S) is None
+        if call.is_refused:
+            return True
         queued = await self._queued(call)
         if queued is None or queued.attempt > 1:
             return False
@@ -83,7 +86,8 @@ class Searches:
     def after_reconnect(self) -> None:
         if self._rescue is not None:
             self._rescue.cancel()  # it looked for these, or older ones, on the connection before
-        queued = [call for call in self._pending.values() if call.offered is None]
+        # No queue has a call that the server did not store: the Caller publishes it again.
+        queued = [call for call in self._pending.values() if call.offered is None and not call.is_refused]
         for call in queued:  # the queue may have been made again, and count anew
             call.was_at, call.queue_seq = call.queue_seq or call.was_at, 0
         if queued:

@@ -174,10 +174,8 @@ def _deploy(client: Client, wanted: list[Deployable], how: _How, *, json: bool) 
         except Conflict as error:
             failures.append(error)
             continue
-        if deployment.lacking:
-            say(f"gpufn: warning: calls of {each.spec.name} will wait: {deployment.lacking}", err=True)
-        if deployment.arguments:
-            say(f"gpufn: warning: {_deployment.changes(deployment)}", err=True)
+        for warning in deployment.warnings():
+            say(f"gpufn: warning: {warning}", err=True)
         made.append((each.spec, deployment))
     results: list[Any] = []
     for spec, deployment in made:

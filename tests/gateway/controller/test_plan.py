@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from gpufn.invocation import OutcomeKind
 from gpufn.model import ModelFile, ModelSpec
 from gpufn.protocol.reports import NodeReport, RevisionTraffic, RunnerReport, WorkerReport
 from gpufn.resources import Resources
-from gpufn.spec import ScalingPolicy
+from gpufn.spec import Batch, ScalingPolicy
 from gpufn.workers import WorkerState
 from gpufn_gateway.controller import policy
 from gpufn_gateway.controller.actions import Delete, Drain, EndQueued, MoveServing, Start
@@ -228,6 +229,27 @@ def test_a_slot_that_a_call_of_a_dead_runner_keeps_serves_nobody_who_waits(
     assert demand is not None
     assert (demand.queued, demand.running, demand.stuck) == (*calls, left_over)
     assert any(isinstance(action, Start) for action in plan(two, now).actions) is starts
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "in_use", "calls", "starts"), [(1, 16, (8, 8), 1), (1, 8, (0, 8), 0), (2, 24, (8, 16), 0)]
+)
+def test_calls_that_gather_for_a_batch_are_queued_and_no_part_of_what_a_worker_runs(
+    concurrency: int, in_use: int, calls: tuple[int, int], starts: int
+) -> None:
+    """A worker with Batch(8) holds (concurrency + 1) x 8 calls, and runs concurrency x 8. Slots are planned in full."""
+    batched = world(1)
+    one = revision("f", 1, ScalingPolicy(target=1.0))
+    spec = msgspec.structs.replace(one.spec, concurrency=concurrency, batch=Batch(8))
+    batched.on_revision(("f", 1), msgspec.structs.replace(one, spec=spec))
+    worker = WorkerReport("w0", "f", 1, WorkerState.READY, slots=spec.slots, in_use=in_use)
+    batched.on_runner_report(RunnerReport("a", "r", 101.0, (worker,)), 101.0)
+    batched.on_depths({("f", 1): in_use}, 101.0, 101.0)
+    batched.view(("f", 1)).service_s = 1.0
+    demand = demand_of(batched, ("f", 1), 101.0)
+    assert demand is not None
+    assert (demand.queued, demand.running) == calls
+    assert sum(isinstance(action, Start) for action in plan(batched, 101.0).actions) == starts
 
 
 def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> None:
@@ -508,4 +530,17 @@ def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
     assert repr(planned.failed) == "{'f': OverflowError('cannot convert float infinity to integer')}"
     assert two.view(("f", 1)).last is last
     assert [action.function for action in planned.actions if isinstance(action, Start)] == ["g"]
+    assert set(planned.statuses) == {"g"}
+
+
+def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() -> None:
+    two = world()
+    two.on_revision(("g", 1), revision("g"))
+    two.on_function("g", function("g"))
+    two.on_depths({}, 100.0, 100.0)
+    unplaced = Mock()
+    unplaced.after.side_effect = ArithmeticError("no number")
+    two.view(("f", 1)).unplaced = unplaced
+    planned = plan(two, 100.0)
+    assert list(planned.failed) == ["f"]
     assert set(planned.statuses) == {"g"}
