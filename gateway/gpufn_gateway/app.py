@@ -20,7 +20,7 @@ from starlette.routing import Match, Route, Router
 from gpufn.errors import GatewayUnavailable, GpufnError
 from gpufn_gateway import oip, problems
 from gpufn_gateway.answers import OWN, Wording, send_problem
-from gpufn_gateway.auth import METHODS, Access
+from gpufn_gateway.auth import METHODS, OPEN_PATHS, Access
 from gpufn_gateway.bodies import ClientGone, Receive, Scope, Send
 from gpufn_gateway.invoke import Invoke
 from gpufn_gateway.oip import Inference
@@ -41,8 +41,6 @@ _STOPPED: Final = (
     "The gateway stopped before this was done, and it may have run: try again, with an Idempotency-Key if it must not "
     "run twice."
 )
-# Probes have neither a key nor our name.
-_OPEN: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 
 
 class App:
@@ -86,7 +84,7 @@ class App:
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
             raise _not_allowed(scope, self._methods_at(scope) or METHODS)
-        if path not in _OPEN:
+        if path not in OPEN_PATHS:  # probes have neither a key nor our name
             scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
         scope["app"] = self  # makes Starlette raise its errors instead of answering them
         if scope["method"] in _STORING:
@@ -112,9 +110,11 @@ class App:
         return once_on_disk
 
     def _methods_at(self, scope: Scope) -> set[str]:
-        """Of all routes with this path: each has some, and Starlette tells those of the first."""
-        matching = (route for route in self._routes if route.matches(scope)[0] is not Match.NONE)
-        return set[str]().union(*(route.methods or () for route in matching))
+        """The methods of all routes with this path; Starlette reports those of the first one only. The routes with the
+        fewest parameters count: /v1/dlq/f/replay also matches /v1/dlq/{fn}/{id}."""
+        matching = [route for route in self._routes if route.matches(scope)[0] is not Match.NONE]
+        least = min((len(route.param_convertors) for route in matching), default=0)
+        return set[str]().union(*(route.methods or () for route in matching if len(route.param_convertors) == least))
 
     async def _refuse(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)

@@ -27,6 +27,8 @@ from gpufn_gateway.request_bodies import LONGEST_LABEL
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
 ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE = "admin", "deploy", "read", "invoke:*", "hi", "pickle"
+SCOPES: Final = (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE)  # and invoke:<function>
+OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # for probes
 _PREFIX = "gpufn_"
 _NO_LIMITS: Final = KeyLimits()
 
@@ -167,9 +169,7 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
 
 def _check_scope(scope: str) -> None:
     kind, colon, function = scope.partition(":")
-    if scope in (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE) or (
-        kind == "invoke" and colon and is_function_name(function)
-    ):
+    if scope in SCOPES or (kind == "invoke" and colon and is_function_name(function)):
         return
     raise InvalidInput(
         f"{scope!r} is not a scope: write invoke:<function>, invoke:*, hi, pickle, deploy, read or admin",

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpufn import media
+from gpufn.ids import ULID_PATTERN
 from gpufn.invocation import InvocationState
 from gpufn.model import DATATYPES
 from gpufn.priority import Priority
+from gpufn.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn.revision import Revision
 from gpufn.spec import MethodSpec, Packaging
-from gpufn_gateway import call_views, map_views
+from gpufn_gateway import call_views, map_views, openapi_bounds
+from gpufn_gateway.request_bounds import LONGEST_IDEMPOTENCY_KEY, LONGEST_PLACE, LONGEST_WAIT_S
 from gpufn_gateway.signature import Signature
 
 _PROBLEM = "#/components/schemas/Problem"
@@ -59,20 +62,34 @@ def _header(name: str, description: str, kind: str = "string", **schema: Any) ->
 
 
 _ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-_KEY = _header("Idempotency-Key", "The same key is the same call", maxLength=255)
+_OWN_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
+_KEY = _header("Idempotency-Key", "The same key is the same call", minLength=1, maxLength=LONGEST_IDEMPOTENCY_KEY)
 _LAST_EVENT = _header("Last-Event-ID", "The last item that came: a stream with an Idempotency-Key goes on behind it")
-_WEBHOOK = _header("X-Gpufn-Webhook", "An address that is told the end of the call")
+_WEBHOOK = _header("X-Gpufn-Webhook", "An address to which the end of the call is sent", **openapi_bounds.WEBHOOK)
 _OF_CALLS = (
-    _header("X-Gpufn-Timeout", "End it when it has not ended after so many seconds", "number"),
-    _header("X-Gpufn-Deadline", "End it when it has not ended then, in unix seconds", "number"),
+    _header(
+        "X-Gpufn-Timeout",
+        "End it when it has not ended after so many seconds",
+        "number",
+        exclusiveMinimum=0,
+        maximum=LONGEST_TIMEOUT_S,
+    ),
+    # Its bounds are relative to the time of the request, which a schema cannot state.
+    _header(
+        "X-Gpufn-Deadline",
+        f"End it when it has not ended at this time in unix seconds, in the next {LONGEST_TIMEOUT_S / 86_400:g} days",
+        "number",
+        exclusiveMinimum=0,
+    ),
     _header("X-Gpufn-Priority", "Its class, in place of the function's", enum=[each.value for each in Priority]),
     _header("traceparent", "Of the W3C's Trace Context"),
 )
+_PLACE: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**LONGEST_PLACE - 1}
 _WAIT: dict[str, Any] = {
     "name": "wait",
     "in": "query",
     "description": "Seconds to wait for its end",
-    "schema": {"type": "number", "minimum": 0, "maximum": 60},
+    "schema": {"type": "number", "minimum": 0, "maximum": LONGEST_WAIT_S},
 }
 
 
@@ -183,7 +200,7 @@ def _put(name: str, method: MethodSpec, schemas: dict[str, Any]) -> dict[str, An
     return _submit(name, method, schemas) | {
         "operationId": f"put {name}",
         "summary": f"Queue a call of {name} under an id of your own; again, it is the same call",
-        "parameters": [_ID, *_OF_CALLS, _WEBHOOK, *_query(name, method, schemas)],
+        "parameters": [_OWN_ID, *_OF_CALLS, _WEBHOOK, *_query(name, method, schemas)],
     }
 
 
@@ -194,13 +211,13 @@ def _map(name: str) -> dict[str, Any]:
         "summary": f"Submit items of a map of {name}: a line each, the arguments of a call",
         "tags": [name.partition(".")[0]],
         "parameters": [
-            {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}},
-            {"name": "first", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
-            {"name": "last", "in": "query", "schema": {"type": "boolean"}},
+            _OWN_ID,
+            {"name": "first", "in": "path", "required": True, "schema": _PLACE},
+            {"name": "last", "in": "query", "schema": openapi_bounds.FLAG},
             *_OF_CALLS,
             _WEBHOOK,
         ],
-        "requestBody": {"required": True, "content": {media.LINES: {"schema": {"type": "string"}}}},
+        "requestBody": {"content": {media.LINES: {"schema": {"type": "string"}}}},  # none: no items, and `last` counts
         "responses": {
             "202": {"description": "Accepted, all of them", "content": {media.JSON: accepted}},
             "default": PROBLEM_ANSWER,

@@ -1,4 +1,5 @@
-"""The management requests in OpenAPI. Bodies come from the structs that the routes decode. Pure."""
+"""The management requests in OpenAPI. Bodies come from the structs that the routes decode, and from the bounds of the
+checks behind them (`openapi_bounds`). Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from gpufn.invocation import InvocationState
 from gpufn.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn.protocol.records import KeyLimits
 from gpufn.spec import FunctionSpec
-from gpufn_gateway import request_bodies
+from gpufn_gateway import openapi_bounds, request_bodies
+from gpufn_gateway.auth import OPEN_PATHS
+from gpufn_gateway.openapi_bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD
 from gpufn_gateway.openapi_calls import PROBLEM_ANSWER
-from gpufn_gateway.quotas import LEAST_RATE, MOST_CALLS, MOST_SECONDS
+from gpufn_gateway.request_bounds import LARGEST_CHANGE, LONGEST_WAIT_S, MOST_LISTED, MOST_LOG_LINES
 
 _REF: Final = "#/components/schemas/{name}"
 _BODIES: Final = (
@@ -28,36 +31,6 @@ _BODIES: Final = (
     KeyLimits,
     FunctionSpec,
 )
-_DIGEST: Final = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-_CALLS_OF_A_KEY: Final = {"type": ["integer", "null"], "minimum": 1, "maximum": MOST_CALLS}
-_SECONDS_OF_A_KEY: Final = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MOST_SECONDS}
-# Bounds that a check makes after the body is decoded, so the struct does not have them.
-_BOUNDS: Final[dict[str, dict[str, Any]]] = {
-    "Deploy": {"spec": {"$ref": _REF.format(name="FunctionSpec")}, "bundle": _DIGEST},
-    "Rollback": {"revision": {"type": ["integer", "null"]}},
-    "NewSchedule": {
-        "in_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": request_bodies.LONGEST_DELAY_S}
-    },
-    "NewKey": {
-        "scopes": {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "type": "string",
-                "pattern": "^(admin|deploy|read|hi|pickle|invoke:\\*|invoke:[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?)$",
-            },
-        },
-        "label": {"type": "string", "maxLength": request_bodies.LONGEST_LABEL, "default": ""},
-    },
-    "KeyLimits": {
-        "rate": {"type": ["number", "null"], "minimum": LEAST_RATE, "maximum": MOST_CALLS},
-        "burst": _CALLS_OF_A_KEY,
-        "concurrency": _CALLS_OF_A_KEY,
-        "queued": _CALLS_OF_A_KEY,
-        "run_s": _SECONDS_OF_A_KEY,
-        "gpu_s": _SECONDS_OF_A_KEY,
-    },
-}
 
 
 def describe() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,8 +41,7 @@ def describe() -> tuple[dict[str, Any], dict[str, Any]]:
 def _schemas() -> dict[str, Any]:
     _, found = msgspec.json.schema_components(_BODIES, ref_template=_REF)
     schemas: dict[str, Any] = msgspec.to_builtins(found)
-    for name, properties in _BOUNDS.items():
-        schemas[name]["properties"] |= properties
+    openapi_bounds.add_to(schemas)
     return schemas
 
 
@@ -77,18 +49,23 @@ def _query(name: str, kind: str, **schema: Any) -> dict[str, Any]:
     return {"name": name, "in": "query", "schema": {"type": kind, **schema}}
 
 
-def _limit(most: int) -> dict[str, Any]:
+def _limit(most: int = MOST_LISTED) -> dict[str, Any]:
     return _query("limit", "number", minimum=1, maximum=most)
 
 
-_FLAG: Final = ("true", "false", "1", "0")
-_FUNCTION: Final = _query("function", "string")
-_WAIT: Final = _query("wait", "number", minimum=0, maximum=60)
+_AFTER: Final[dict[str, Any]] = {"name": "after", "in": "query", "schema": openapi_bounds.CURSOR}
+_FOLLOW: Final[dict[str, Any]] = {"name": "follow", "in": "query", "schema": FLAG}
+_FUNCTION: Final[dict[str, Any]] = {"name": "function", "in": "query", "schema": FUNCTION}
+_WAIT: Final = _query("wait", "number", minimum=0, maximum=LONGEST_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[each.value for each in InvocationState])
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _DAY: Final[dict[str, Any]] = {"format": "date"}
-_PATH_SCHEMAS: Final[dict[str, Any]] = {"digest": _DIGEST, "number": {"type": "integer", "minimum": 1}}
+_PATH_SCHEMAS: Final[dict[str, Any]] = {
+    "digest": DIGEST,
+    "fn": FUNCTION,
+    "number": {"type": "integer", "minimum": 1},
+}
 
 # Method and path, summary, status of success, query parameters, body (a schema's name, or a content type).
 _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, Any]], str], ...]] = (
@@ -106,19 +83,19 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
         "/v1/functions/{fn}/logs",
         "Read the log lines of a function",
         (200,),
-        (_query("tail", "number", minimum=0, maximum=20_000), _query("follow", "string", enum=_FLAG)),
+        (_query("tail", "number", minimum=0, maximum=MOST_LOG_LINES), _FOLLOW),
         "",
     ),
-    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(1000), _SINCE, _STATE), ""),
-    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(1000), _SINCE, _STATE), ""),
+    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
+    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _STATE), ""),
     ("head", "/v1/bundles/{digest}", "Report whether a bundle is stored", (200, 404), (), ""),
     ("put", "/v1/bundles/{digest}", "Store a bundle", (201,), (), "application/zip"),
     ("head", "/v1/artifacts/{digest}", "Report whether a file of a model is stored", (200, 404), (), ""),
     ("put", "/v1/artifacts/{digest}", "Store a file of a model", (201,), (), media.BYTES),
-    ("get", "/v1/maps", "List maps", (200,), (_FUNCTION, _limit(1000)), ""),
+    ("get", "/v1/maps", "List maps", (200,), (_FUNCTION, _limit()), ""),
     ("get", "/v1/maps/{id}", "Show a map", (200,), (), ""),
     ("delete", "/v1/maps/{id}", "Cancel a map", (200,), (), ""),
-    ("get", "/v1/maps/{id}/outcomes", "Read the outcomes of a map", (200,), (_query("after", "string"),), ""),
+    ("get", "/v1/maps/{id}/outcomes", "Read the outcomes of a map", (200,), (_AFTER,), ""),
     ("get", "/v1/dlq", "List dead letters", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),
     ("get", "/v1/dlq/{fn}", "List dead letters of a function", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),
     ("delete", "/v1/dlq/{fn}", "Drop all dead letters of a function", (200,), (), ""),
@@ -127,14 +104,14 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("delete", "/v1/dlq/{fn}/{id}", "Drop a dead letter", (204,), (), ""),
     ("get", "/v1/dlq/{fn}/{id}/payload", "Read the arguments of a dead letter", (200,), (), ""),
     ("post", "/v1/dlq/{fn}/{id}/replay", "Replay a dead letter", (202,), (), ""),
-    ("get", "/v1/builds", "List builds", (200,), (_limit(1000),), ""),
+    ("get", "/v1/builds", "List builds", (200,), (_limit(),), ""),
     ("post", "/v1/builds", "Begin a build", (202,), (), "NewBuild"),
     (
         "get",
         "/v1/builds/{id}",
         "Show a build",
         (200,),
-        (_WAIT, _query("since", "number", minimum=0, maximum=2**53)),
+        (_WAIT, _query("since", "number", minimum=0, maximum=LARGEST_CHANGE)),
         "",
     ),
     ("delete", "/v1/builds/{id}", "Cancel a build", (200,), (), ""),
@@ -187,14 +164,17 @@ def _paths() -> dict[str, Any]:
         }
         if body:
             operation["requestBody"] = _body(body)
+        if path in OPEN_PATHS:
+            operation["security"] = []
         paths.setdefault(path, {})[method] = operation
     return paths
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    schemas = _PATH_SCHEMAS | ({"fn": FUNCTION_OR_METHOD} if path.startswith("/v1/functions/") else {})
     return [
-        {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS.get(name, {"type": "string"})}
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in names
     ]
 

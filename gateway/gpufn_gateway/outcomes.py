@@ -8,8 +8,7 @@ A Cursor is where a reader was: all ends up to there have been read.
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,8 +17,7 @@ from gpufn.errors import InvalidInput
 from gpufn.invocation import InvocationState
 from gpufn.protocol.records import CallRecord
 from gpufn_gateway import call_views, negotiation, problems
-
-_CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+from gpufn_gateway.request_bounds import CURSOR
 
 
 class Cursor(NamedTuple):
@@ -36,7 +34,7 @@ class Cursor(NamedTuple):
         """Raises InvalidInput. None and empty are the beginning."""
         if not text:
             return cls()
-        if (match := _CURSOR.fullmatch(text)) is None:
+        if (match := CURSOR.fullmatch(text)) is None:
             raise InvalidInput(f"after is the cursor of an outcome, not {text[:40]!r}", field="after")
         return cls(int(match[1]), int(match[2]))
 

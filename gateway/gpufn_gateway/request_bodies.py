@@ -14,6 +14,7 @@ from gpufn.protocol.records import KeyLimits
 from gpufn.revision import Source
 from gpufn.schedule import Missed, Schedule
 
+LEAST_DELAY_S: Final = 0.001  # a smaller one is lost beside the time in unix seconds
 LONGEST_DELAY_S: Final = 366 * 86400.0
 LONGEST_LABEL: Final = 200  # characters
 
@@ -55,8 +56,8 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
             raise InvalidInput("give one of cron, at and in_s", field="cron")
         at = self.at
         if self.in_s is not None:
-            if not 0 < self.in_s <= LONGEST_DELAY_S:
-                raise InvalidInput("a delay is longer than 0 s, and at most a year", field="in_s")
+            if not LEAST_DELAY_S <= self.in_s <= LONGEST_DELAY_S:
+                raise InvalidInput(f"a delay is at least {LEAST_DELAY_S} s and at most a year", field="in_s")
             at = now + self.in_s
         elif at is not None and not now < at <= now + LONGEST_DELAY_S:
             raise InvalidInput("at is a time in unix seconds, from now to a year from now", field="at")

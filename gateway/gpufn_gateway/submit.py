@@ -24,11 +24,11 @@ from gpufn_gateway.bodies import Receive, Send, left
 from gpufn_gateway.call_views import event_number
 from gpufn_gateway.calls import Calls, PreparedCall
 from gpufn_gateway.problems import Headers, Limited
+from gpufn_gateway.request_bounds import LONGEST_IDEMPOTENCY_KEY
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.webhooks.addresses import Addresses, webhook_of
 
 WEBHOOK: Final = b"x-gpufn-webhook"
-_LONGEST_KEY = 255
 
 
 class Submissions:
@@ -240,6 +240,6 @@ def id_of_key(function: str, principal: Principal, idempotency_key: bytes | None
     """None without a key."""
     if idempotency_key is None:
         return None
-    if not 0 < len(idempotency_key) <= _LONGEST_KEY:
-        raise InvalidInput(f"an Idempotency-Key has 1 to {_LONGEST_KEY} characters", field="Idempotency-Key")
+    if not 0 < len(idempotency_key) <= LONGEST_IDEMPOTENCY_KEY:
+        raise InvalidInput(f"an Idempotency-Key has 1 to {LONGEST_IDEMPOTENCY_KEY} characters", field="Idempotency-Key")
     return invocation_id_for(function, principal.id, idempotency_key.decode("latin-1"))

@@ -19,7 +19,8 @@ Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+ULID_PATTERN = f"^[{_ALPHABET}{_ALPHABET[10:].upper()}]{{26}}$"  # a gateway also takes one in capitals
+DIGEST = re.compile(r"[0-9a-f]{64}")
 _ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
 
@@ -133,7 +134,7 @@ def invocation_id_for(function: str, caller: str, idempotency_key: str) -> Invoc
 
 
 def is_digest(text: str) -> bool:
-    return _DIGEST.fullmatch(text) is not None
+    return DIGEST.fullmatch(text) is not None
 
 
 def digest_of(data: bytes) -> Digest:

@@ -16,14 +16,14 @@ from gpufn.ids import is_digest
 
 FILES_FOLDER = ".image"  # in the bundle: the image's files, each named by its digest
 
-_PYTHON = re.compile(r"3\.(1[1-9]|[2-9]\d)")
-_BASE = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?")
-_APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,100}(=[A-Za-z0-9.+:~-]{1,100})?")
+PYTHON = re.compile(r"3\.(1[1-9]|[2-9]\d)")
+BASE = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,200}(@sha256:[0-9a-f]{64})?")
+APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,100}(=[A-Za-z0-9.+:~-]{1,100})?")
 # A requirement as pip takes it: name, extras, version, or `name @ https://...`; never an option.
-_PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCII)
-_PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would replace
-_MOST_PACKAGES = 500
-_MOST_FILES = 500
+PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCII)
+PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would replace
+MOST_PACKAGES = 500
+MOST_FILES = 500
 
 
 class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,7 +33,7 @@ class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str
 
     def __post_init__(self) -> None:
-        if _PATH.fullmatch(self.path) is None or posixpath.normpath(self.path) != self.path:
+        if PATH.fullmatch(self.path) is None or posixpath.normpath(self.path) != self.path:
             raise InvalidSpec(f"image: {self.path[:120]!r} is not a file's absolute path in the image")
         if not is_digest(self.digest):
             raise InvalidSpec(f"image: {self.digest[:80]!r} is not a digest")
@@ -62,22 +62,22 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def __post_init__(self) -> None:
         if bool(self.python) == bool(self.base):
             raise InvalidSpec("image: give the version of Python or the name of a base image, and not both")
-        if self.python and _PYTHON.fullmatch(self.python) is None:
+        if self.python and PYTHON.fullmatch(self.python) is None:
             raise InvalidSpec(
                 f"image: Python {self.python[:20]!r}: gpufn needs 3.11 or newer; write for example '3.12'"
             )
-        if self.base and _BASE.fullmatch(self.base) is None:
+        if self.base and BASE.fullmatch(self.base) is None:
             raise InvalidSpec(f"image: {self.base[:120]!r} is not the name of an image")
         for name in self.apt:
-            if _APT.fullmatch(name) is None:
+            if APT.fullmatch(name) is None:
                 raise InvalidSpec(f"image: {name[:120]!r} is not a package that apt installs, such as 'libgl1'")
         for name in self.pip:
-            if _PIP.fullmatch(name) is None:
+            if PIP.fullmatch(name) is None:
                 raise InvalidSpec(f"image: {name[:120]!r} is not a requirement that pip installs, such as 'torch>=2'")
         if self.lock and not is_digest(self.lock):
             raise InvalidSpec(f"image: {self.lock[:80]!r} is not a digest")
-        if len(self.apt) + len(self.pip) > _MOST_PACKAGES or len(self.files) > _MOST_FILES:
-            raise InvalidSpec(f"image: more than {_MOST_PACKAGES} packages or {_MOST_FILES} files")
+        if len(self.apt) + len(self.pip) > MOST_PACKAGES or len(self.files) > MOST_FILES:
+            raise InvalidSpec(f"image: more than {MOST_PACKAGES} packages or {MOST_FILES} files")
         if len({file.path for file in self.files}) < len(self.files):
             raise InvalidSpec("image: two files have the same path")
 

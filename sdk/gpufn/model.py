@@ -20,7 +20,10 @@ MAX_MODEL_FILES = 2048
 MOST_DIMENSIONS = 64  # of a tensor, as numpy has it
 LARGEST_SIZE = (1 << 31) - 1  # of one dimension
 LONGEST_NAME = 1000  # of an input or output, in characters
-_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+MOST_BATCH = 65_536
+LEAST_BUILD_S = 1
+LONGEST_BUILD_S = 86_400
+PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
 class Precision(enum.StrEnum):
@@ -120,7 +123,9 @@ def coarser(one: Precision, other: Precision) -> Precision:
 
 def wrong_build_time(seconds: float) -> str | None:
     """What it should be, of a time that no build may take."""
-    return None if 1 <= seconds <= 86_400 else f"a number of seconds from 1 to 86400, not {seconds:g}"
+    if LEAST_BUILD_S <= seconds <= LONGEST_BUILD_S:
+        return None
+    return f"a number of seconds from {LEAST_BUILD_S} to {LONGEST_BUILD_S}, not {seconds:g}"
 
 
 class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,8 +140,8 @@ class ModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"{self.name[:120]!r} is not a plain file name: a model's files lie in one folder")
         if not is_digest(self.digest):
             raise InvalidSpec(f"{self.name}: {self.digest[:80]!r} is not a sha256")
-        if self.size < 0:
-            raise InvalidSpec(f"{self.name}: a size is not negative")
+        if not 0 <= self.size <= LARGEST_INTEGER:
+            raise InvalidSpec(f"{self.name}: a size is not negative and less than 8 EiB, not {self.size}")
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -159,7 +164,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     memory_limit_bytes: int | None = None  # of each process that compiles
 
     def __post_init__(self) -> None:
-        if _PARAMETER.fullmatch(self.parameter) is None:
+        if PARAMETER.fullmatch(self.parameter) is None:
             raise InvalidSpec(f"{self.parameter[:120]!r} is not the name of a parameter")
         if not self.files:
             raise InvalidSpec(f"{self.parameter}: a model has at least its ONNX file")
@@ -168,8 +173,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         names = [file.name for file in self.files]
         if len(set(names)) < len(names):
             raise InvalidSpec(f"{self.parameter}: two files have the same name")
-        if not 1 <= self.max_batch <= 65_536:
-            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to 65536, not {self.max_batch!r}")
+        if not 1 <= self.max_batch <= MOST_BATCH:
+            raise InvalidSpec(f"{self.parameter}: max_batch is a number from 1 to {MOST_BATCH}, not {self.max_batch!r}")
         if (wrong := wrong_build_time(self.max_build_s)) is not None:
             raise InvalidSpec(f"{self.parameter}: max_build_s is {wrong}")
         if self.memory_limit_bytes is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpufn.errors import InvalidSpec
 from gpufn.protocol.limits import LARGEST_INTEGER
@@ -12,6 +14,31 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 LEAST_PROCESS_BYTES = 16 << 20
 _LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was meant as MiB
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+class Bounds(NamedTuple):
+    """The least and the largest value of a number. `option` is what its users call it."""
+
+    option: str
+    low: float
+    high: float
+    is_whole: bool = False
+    may_be_none: bool = False
+
+    def check(self, value: float | None) -> None:
+        """Raises InvalidSpec."""
+        if value is None and self.may_be_none:
+            return
+        if self.is_whole:
+            check_whole(self.option, value, int(self.low), int(self.high))
+        else:
+            check_number(self.option, value, self.low, self.high)
+
+
+def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
+    """`bounds` by field of `owner`. Raises InvalidSpec."""
+    for field, each in bounds.items():
+        each.check(getattr(owner, field))
 
 
 def parse_bytes(quantity: str | int) -> int:
@@ -52,11 +79,11 @@ def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> N
     )
 
 
-def check_number(option: str, value: float, low: float, high: float) -> None:
+def check_number(option: str, value: float | None, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise InvalidSpec(f"{option} is a number from {low:g} to {high:.10g}, not {value!r}")
 
 
-def check_whole(option: str, value: int, low: int, high: int) -> None:
+def check_whole(option: str, value: float | None, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidSpec(f"{option} is a whole number from {low} to {high}, not {value!r}")

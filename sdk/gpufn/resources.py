@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
 from gpufn.device import Share
 from gpufn.errors import InvalidSpec
-from gpufn.quantities import LEAST_PROCESS_BYTES, check_least_bytes, check_number, check_whole, parse_bytes
+from gpufn.quantities import LEAST_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
 
-_DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
-_LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
+LEAST_VRAM_BYTES = 64 << 20  # MPS takes whole MiB, and a CUDA context alone is more than this
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +26,12 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     multiprocessors. A GPU that is shared is shared with functions of the same `trust_domain` only.
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "cpu": Bounds("cpu", 0.01, 1024),
+        "gpu_count": Bounds("gpu", 1, _MOST_GPUS, is_whole=True),
+        "sm_percent": Bounds("sm", 1, 100, is_whole=True, may_be_none=True),
+    }
+
     gpu: tuple[str, ...] = ()
     share: Share = Share.EXCLUSIVE
     cpu: float = 0.1
@@ -34,11 +42,10 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trust_domain: str = ""
 
     def __post_init__(self) -> None:
-        check_number("cpu", self.cpu, 0.01, 1024)
+        check_fields(self, self.bounds)
         if self.memory_bytes is not None:
             check_least_bytes("memory", parse_bytes(self.memory_bytes), LEAST_PROCESS_BYTES, "a Python process")
-        check_whole("gpu", self.gpu_count, 1, _MOST_GPUS)
-        if self.trust_domain and _DOMAIN.fullmatch(self.trust_domain) is None:
+        if self.trust_domain and DOMAIN.fullmatch(self.trust_domain) is None:
             raise InvalidSpec(f"trust_domain={self.trust_domain!r}: use a to z, 0 to 9 and hyphens, at most 40 of them")
         if self.share is Share.MPS:
             self._check_fraction()
@@ -55,9 +62,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec("share='mps' is a part of a GPU, and gpu=... asks for none: write for example gpu='any'")
         if self.vram_bytes is None:
             raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
-        check_least_bytes("vram", parse_bytes(self.vram_bytes), _LEAST_VRAM_BYTES, "a CUDA context under MPS")
-        if self.sm_percent is not None:
-            check_whole("sm", self.sm_percent, 1, 100)
+        check_least_bytes("vram", parse_bytes(self.vram_bytes), LEAST_VRAM_BYTES, "a CUDA context under MPS")
 
 
 def _given(**options: object) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -18,25 +18,29 @@ from gpufn.image import ImageSpec
 from gpufn.model import ModelSpec
 from gpufn.priority import Priority
 from gpufn.protocol import subjects
-from gpufn.quantities import check_number, check_whole
+from gpufn.quantities import Bounds, check_fields
 from gpufn.resources import Resources
 from gpufn.schedule import Schedule
 
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
 # What follows /v2/ in the Open Inference Protocol; other protocols have a function's name there.
-_RESERVED_NAMES = frozenset(
+RESERVED_NAMES = frozenset(
     {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
 )
 MOST_MODULES = 256  # third-party ones of one revision
-_LONGEST_METHOD_NAME = 100
+LONGEST_METHOD_NAME = 100
 _MOST_ENV_BYTES = 32 << 10
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
 RETENTION_S = 86400.0
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of the records keeps nothing for longer
 # What our own processes put into a worker's environment; a user's value would break it or claim to be ours.
-_RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
+RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
+
+
+# What `function_name` makes a valid name of.
+SPELLED_NAME = re.compile(r"_*[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}[A-Za-z0-9])?_*")
 
 
 def function_name(name: str) -> str:
@@ -46,7 +50,7 @@ def function_name(name: str) -> str:
 
 def is_module_name(name: str) -> bool:
     """Whether this can be a top-level module's name, for it is given to an interpreter to import."""
-    return _MODULE_NAME.fullmatch(name) is not None
+    return MODULE_NAME.fullmatch(name) is not None
 
 
 def _exception_name(kind: object) -> str:
@@ -109,12 +113,16 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Batch(max_size=32, max_wait_ms=5.0)
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "max_size": Bounds("batch.max_size", 1, 4096, is_whole=True),
+        "max_wait_ms": Bounds("batch.max_wait_ms", 0, 60_000),
+    }
+
     max_size: int
     max_wait_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        check_whole("batch.max_size", self.max_size, 1, 4096)
-        check_number("batch.max_wait_ms", self.max_wait_ms, 0, 60_000)
+        check_fields(self, self.bounds)
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
 
@@ -137,15 +145,19 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ('OSError',)
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "attempts": Bounds("retries.attempts", 0, 100, is_whole=True),
+        "delay_s": Bounds("retries.delay_s", 0, _LONGEST_DELAY_S),
+        "backoff": Bounds("retries.backoff", 1, 100),
+    }
+
     attempts: int
     delay_s: float = 1.0
     backoff: float = 2.0
     on: _Exceptions = ()
 
     def __post_init__(self) -> None:
-        check_whole("retries.attempts", self.attempts, 0, 100)
-        check_number("retries.delay_s", self.delay_s, 0, _LONGEST_DELAY_S)
-        check_number("retries.backoff", self.backoff, 1, 100)
+        check_fields(self, self.bounds)
         if self.on and not self.attempts:
             raise InvalidSpec("retries: on=... says what to try again, and attempts=0 to try nothing again")
         if not isinstance(self.on, (tuple, list)):
@@ -164,6 +176,17 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `park_timeout_s` None: as long as is usual for the function's device (`FunctionSpec.park_timeout_s`).
     """
 
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "min_workers": Bounds("min_workers", 0, 1000, is_whole=True),
+        "max_workers": Bounds("max_workers", 0, 1000, is_whole=True),
+        "buffer_workers": Bounds("buffer_workers", 0, 1000, is_whole=True),
+        "idle_timeout_s": Bounds("idle_timeout", 0, 7 * 86400),
+        "target": Bounds("target", 0.05, 1.0),
+        "scaledown_window_s": Bounds("scaledown_window", 0, 3600),
+        "target_delay_s": Bounds("target_delay", 0.001, 3600),
+        "park_timeout_s": Bounds("park_timeout", 0, 7 * 86400, may_be_none=True),
+    }
+
     min_workers: int = 0
     max_workers: int = 4
     buffer_workers: int = 0
@@ -174,21 +197,21 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     park_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole("min_workers", self.min_workers, 0, 1000)
-        check_whole("max_workers", self.max_workers, 0, 1000)
-        check_whole("buffer_workers", self.buffer_workers, 0, 1000)
-        check_number("idle_timeout", self.idle_timeout_s, 0, 7 * 86400)
-        check_number("target", self.target, 0.05, 1.0)
-        check_number("scaledown_window", self.scaledown_window_s, 0, 3600)
-        check_number("target_delay", self.target_delay_s, 0.001, 3600)
-        if self.park_timeout_s is not None:
-            check_number("park_timeout", self.park_timeout_s, 0, 7 * 86400)
+        check_fields(self, self.bounds)
         if self.min_workers > self.max_workers:
             raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A function as deployed. Frozen: what is not here does not change how it runs."""
+
+    bounds: ClassVar[Mapping[str, Bounds]] = {
+        "concurrency": Bounds("concurrency", 1, 1000, is_whole=True),
+        "timeout_s": Bounds("timeout", 0.001, 7 * 86400),
+        "startup_timeout_s": Bounds("startup_timeout", 0.1, 86400),
+        "queue_timeout_s": Bounds("queue_timeout", 0.001, 7 * 86400, may_be_none=True),
+        "retention_s": Bounds("retention", 1, _LONGEST_RETENTION_S),
+    }
 
     name: str
     entry: EntryPoint
@@ -220,21 +243,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{self.name!r} is not a function name: use a to z, 0 to 9 and hyphens, at most 40 characters, "
                 "with a letter or digit at both ends"
             )
-        if self.name in _RESERVED_NAMES:
+        if self.name in RESERVED_NAMES:
             raise InvalidSpec(f"{self.name!r} is a word of the protocols that the gateway speaks: choose another name")
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
-        check_whole("concurrency", self.concurrency, 1, 1000)
-        check_number("timeout", self.timeout_s, 0.001, 7 * 86400)
-        check_number("startup_timeout", self.startup_timeout_s, 0.1, 86400)
-        if self.queue_timeout_s is not None:
-            check_number("queue_timeout", self.queue_timeout_s, 0.001, 7 * 86400)
+        check_fields(self, self.bounds)
         if self.schedule is not None:
             self._check_schedule(self.schedule)
         if self.webhook is not None:
             self._check_webhook(self.webhook)
-        check_number("retention", self.retention_s, 1, _LONGEST_RETENTION_S)
         if self.batch is not None:
             for method in self.methods:
                 if method.kind.streams:
@@ -276,7 +294,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if not self.is_class and names != [""]:
             raise InvalidSpec(f"{self.name}: a function has one method, without a name; a class has named ones")
         for name in names:
-            if self.is_class and not (name.isidentifier() and len(name) <= _LONGEST_METHOD_NAME):
+            if self.is_class and not (name.isidentifier() and len(name) <= LONGEST_METHOD_NAME):
                 raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a method")
         if len(set(names)) < len(names):
             raise InvalidSpec(f"{self.name}: two methods have the same name")
@@ -300,9 +318,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def _check_env(self) -> None:
         for name, value in self.env.items():
-            if _ENV_NAME.fullmatch(name) is None:
+            if ENV_NAME.fullmatch(name) is None:
                 raise InvalidSpec(f"{self.name}: {name!r} is not the name of an environment variable")
-            if name.startswith(_RESERVED_ENV):
+            if name.startswith(RESERVED_ENV):
                 raise InvalidSpec(f"{self.name}: {name} is set by gpufn itself and cannot be given in env")
             if "\0" in value:
                 raise InvalidSpec(f"{self.name}: {name}: an environment variable cannot hold a null character")

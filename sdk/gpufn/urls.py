@@ -8,7 +8,7 @@ from gpufn.errors import InvalidInput
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8090"
 
-_LONGEST_URL = 2048
+LONGEST_URL = 2048
 
 
 def gateway_address(url: str) -> str:
@@ -71,8 +71,8 @@ def check_webhook(url: str) -> None:
     """
     if not isinstance(url, str):
         raise InvalidInput(f"webhook is an address, such as 'https://example.org/done', not {url!r}", field="webhook")
-    if len(url) > _LONGEST_URL:
-        raise InvalidInput(f"a webhook's address has at most {_LONGEST_URL} characters", field="webhook")
+    if len(url) > LONGEST_URL:
+        raise InvalidInput(f"a webhook's address has at most {LONGEST_URL} characters", field="webhook")
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -298,6 +298,9 @@ async def test_a_model_is_built_without_a_function(nats: Any, problem: Any) -> N
         nameless = await gateway.http.post("/v1/builds", json={"model": {"parameter": "?", "files": []}})
         assert problem(nameless) == (422, "invalid_spec")
         await upload(gateway)
+        file = msgspec.to_builtins(NET.files[0]) | {"size": 1 << 70}
+        immense = await gateway.http.post("/v1/builds", json={"model": {"parameter": "net", "files": [file]}})
+        assert problem(immense) == (422, "invalid_spec")
         body = msgspec.json.encode({"model": NET, "device": "NVIDIA L4"})
         answer = await gateway.http.post("/v1/builds", content=body)
         view = answer.json()

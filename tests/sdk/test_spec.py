@@ -5,11 +5,31 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import msgspec
 import pytest
 
 from gpufn.errors import InvalidSpec
-from gpufn.spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Retry, spec_from_json
+from gpufn.protocol.subjects import is_function_name
+from gpufn.spec import (
+    SPELLED_NAME,
+    Batch,
+    EntryPoint,
+    FunctionSpec,
+    MethodSpec,
+    Retry,
+    function_name,
+    spec_from_json,
+)
+
+
+@hypothesis.given(text=st.text("aZ0_-.é", max_size=44))
+@hypothesis.example("a" * 40)
+@hypothesis.example("a" * 41)
+@hypothesis.example("__A_b-0__")
+def test_a_spelled_name_is_exactly_what_becomes_a_functions_name(text: str) -> None:
+    assert (SPELLED_NAME.fullmatch(text) is not None) == is_function_name(function_name(text))
 
 
 def spec(**options: Any) -> FunctionSpec:

@@ -20,9 +20,9 @@ from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.builds import Builds
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.request_bodies import NewBuild
+from gpufn_gateway.request_bounds import LARGEST_CHANGE, MOST_LISTED
 from gpufn_gateway.routes.requests import json_answer, number, principal_of, read_json, seconds_to_wait
 
-_LARGEST_CHANGE: Final = 2**53
 # A report quotes names out of somebody's model: its page runs nothing and loads nothing, whatever they say.
 _PAGE_HEADERS: Final = {
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
@@ -50,7 +50,7 @@ class BuildRoutes:
 
     async def index(self, request: Request) -> Response:
         principal_of(request).need(READ)
-        limit = int(number(request, "limit", 100, 1, 1000))
+        limit = int(number(request, "limit", 100, 1, MOST_LISTED))
         return json_answer({"builds": [build_view(self._builds, each) for each in self._builds.newest_first()[:limit]]})
 
     async def begin(self, request: Request) -> Response:
@@ -64,7 +64,7 @@ class BuildRoutes:
         """`?wait=30`: at the next change, after the one that `since` names (the view's `change`) or else from now."""
         principal_of(request).need(READ)
         build_id = request.path_params["id"]
-        since = int(number(request, "since", self._builds.change(build_id), 0, _LARGEST_CHANGE))
+        since = int(number(request, "since", self._builds.change(build_id), 0, LARGEST_CHANGE))
         return json_answer(
             build_view(self._builds, await self._builds.changed(build_id, since, seconds_to_wait(request)))
         )

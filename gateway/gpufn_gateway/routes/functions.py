@@ -28,6 +28,7 @@ from gpufn_gateway.builds import Builds
 from gpufn_gateway.deploys import Deploys, How
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.request_bodies import Deploy, Rollback, Scale
+from gpufn_gateway.request_bounds import MOST_LOG_LINES
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
 from gpufn_gateway.routes.requests import (
@@ -189,7 +190,7 @@ class FunctionRoutes:
     async def logs(self, request: Request) -> _Logs:
         principal_of(request).need(READ)
         function = self._function(request)
-        tail = int(number(request, "tail", 100, 0, 20_000))
+        tail = int(number(request, "tail", 100, 0, MOST_LOG_LINES))
         return _Logs(self._bus, function.name, tail, follows=flag(request, "follow"))
 
     async def calls(self, request: Request) -> Response:

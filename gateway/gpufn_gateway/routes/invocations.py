@@ -16,6 +16,7 @@ from gpufn.protocol.records import CallRecord
 from gpufn.protocol.subjects import is_function_name
 from gpufn.spec import function_name
 from gpufn_gateway.auth import READ
+from gpufn_gateway.request_bounds import MOST_LISTED
 from gpufn_gateway.routes.requests import (
     call_id_in,
     headers_of,
@@ -108,7 +109,7 @@ class _Events:
 
 async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:
     """The submitted calls of `function` (``*``: of all) that the query asks for."""
-    limit = int(number(request, "limit", 20, 1, 1000))
+    limit = int(number(request, "limit", 20, 1, MOST_LISTED))
     since = number(request, "since", 0.0, 0.0, math.inf)
     text = request.query_params.get("state")
     if text is not None and text not in tuple(InvocationState):

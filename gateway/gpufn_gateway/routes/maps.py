@@ -14,6 +14,7 @@ from gpufn_gateway import outcomes
 from gpufn_gateway.auth import READ
 from gpufn_gateway.maps import Maps
 from gpufn_gateway.outcomes import Cursor, Outcomes
+from gpufn_gateway.request_bounds import LONGEST_PLACE, MOST_LISTED
 from gpufn_gateway.routes.invocations import deployed_name
 from gpufn_gateway.routes.requests import call_id_in, flag, headers_of, json_answer, number, principal_of, whole_number
 from gpufn_gateway.sse import pump
@@ -36,7 +37,7 @@ class MapRoutes:
     async def accept(self, request: Request) -> Response:
         params = request.path_params
         text = params["first"]
-        first = whole_number(text, 12)
+        first = whole_number(text, LONGEST_PLACE)
         if first is None:
             raise InvalidInput(f"the place of the first item is a number from 0 on, not {text[:40]!r}", field="first")
         closes = flag(request, "last")
@@ -63,7 +64,7 @@ class MapRoutes:
     async def index(self, request: Request) -> Response:
         principal_of(request).need(READ)
         name = request.query_params.get("function")
-        limit = int(number(request, "limit", 20, 1, 1000))
+        limit = int(number(request, "limit", 20, 1, MOST_LISTED))
         found = await self._maps.recent("*" if name is None else deployed_name(name), limit)
         return json_answer({"maps": found})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,10 +16,9 @@ from gpufn.misfits import json_fault, misfit
 from gpufn_gateway.auth import Principal
 from gpufn_gateway.bodies import BodyReader
 from gpufn_gateway.problems import RouteError
+from gpufn_gateway.request_bounds import LONGEST_WAIT_S
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-_LONGEST_WAIT_S: Final = 60.0  # proxies cut longer ones; the client asks again
 
 
 def json_answer(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -102,7 +101,7 @@ def number(request: Request, name: str, default: float, low: float, high: float)
 
 def seconds_to_wait(request: Request) -> float:
     """`?wait=30`, of a request for what is not there yet. Raises InvalidInput."""
-    return number(request, "wait", 0.0, 0.0, _LONGEST_WAIT_S)
+    return number(request, "wait", 0.0, 0.0, LONGEST_WAIT_S)
 
 
 def flag(request: Request, name: str) -> bool:

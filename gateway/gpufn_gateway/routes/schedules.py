@@ -53,7 +53,8 @@ class ScheduleRoutes:
         principal.need_invoke(function_name(wanted.function.partition(".")[0]))
         target = self._schedules.target(wanted.function, wanted.method)
         check_class(wanted.priority, target.revision.spec, principal)
-        record = await self._schedules.add(wanted.function, wanted.schedule(self._clock.time()))
+        now = self._clock.time()
+        record = await self._schedules.add(wanted.function, wanted.schedule(now), now)
         return json_answer(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
     async def show(self, request: Request) -> Response:

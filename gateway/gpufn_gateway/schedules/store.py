@@ -54,9 +54,10 @@ class Schedules:
         """What a schedule calls; `function` may name the method as well. Raises FunctionNotFound."""
         return self._registry.resolve(f"{function}.{method}" if method else function)
 
-    async def add(self, function: str, schedule: Schedule) -> ScheduleRecord:
-        """Raises FunctionNotFound, InvalidInput when its arguments do not fit or its time has passed, CapacityError."""
-        now = self._clock.time()
+    async def add(self, function: str, schedule: Schedule, now: float | None = None) -> ScheduleRecord:
+        """Its runs begin after `now`, None: the time of this call. Raises FunctionNotFound, InvalidInput when its
+        arguments do not fit or its time has passed, CapacityError."""
+        now = self._clock.time() if now is None else now
         target = self.target(function, schedule.method)
         schedule = msgspec.structs.replace(schedule, method=target.method.name)
         target.signature.check(msgspec.json.encode(schedule.arguments))

@@ -300,6 +300,7 @@ async def test_over_http_a_schedule_is_added_listed_run_paused_and_removed(nats:
         ({"cron": "0 6 * * *", "in_s": 5}, (422, "invalid_input")),
         ({}, (422, "invalid_input")),
         ({"in_s": -1}, (422, "invalid_input")),
+        ({"in_s": 1e-9}, (422, "invalid_input")),
         ({"in_s": 1e12}, (422, "invalid_input")),
         ({"at": 5.0}, (422, "invalid_input")),
         ({"cron": "0 6 * * *", "function": "nobody"}, (404, "function_not_found")),

@@ -1,0 +1,209 @@
+"""Hooks of schemathesis that give requests what no schema can state: they name what is stored, their times are after
+now, and of two numbers the smaller one comes first. A value that its schema refuses stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import schemathesis
+from schemathesis.core.parameters import ParameterLocation
+
+from gpufn import media
+from gpufn.ids import digest_of, is_digest
+from gpufn.protocol.subjects import is_function_name
+
+MODEL: Final = b"a model"  # uploaded before
+FUNCTION: Final = "shout"  # deployed before
+BUNDLE_VARIABLE: Final = "GPUFN_TEST_BUNDLE"  # the digest of a bundle that was uploaded before
+KEY_VARIABLE: Final = "GPUFN_TEST_KEY"  # the id of an API key that authenticates no request
+_MODEL_DIGEST: Final = digest_of(MODEL)
+_IN_AN_HOUR: Final = 3600.0
+_WEBHOOK: Final = "https://example.org/done"  # no address inside a network
+_CRON: Final = re.compile(r"\s*\S+(\s+\S+){4}\s*")
+_ULID: Final = re.compile(r"0{26}")  # as it is generated
+_UNKNOWN_CALL: Final = "1" * 26
+_LONGEST_KEY: Final = 200
+
+_ITEMS: Final = {"shout": '{"text": "a"}', "detect": '{"image": ""}'}
+
+_numbers = itertools.count(1)
+
+
+@schemathesis.serializer(media.LINES)
+def lines(_context: Any, value: Any) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+@schemathesis.hook
+def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
+    changed = case.meta.phase.data if case.meta is not None else None
+    if getattr(changed, "parameter", None) == "Authorization":
+        return  # an edited case would count as a valid one, and get its key back
+    # Cases share their values.
+    path, query, headers = (copy.copy(each) for each in (case.path_parameters, case.query, case.headers))
+    body = copy.deepcopy(case.body) if isinstance(case.body, dict) else case.body
+    operation = f"{case.method.lower()} {case.operation.path}"
+    _name_what_is_stored(operation, path)
+    _bound_query(query)
+    _bound_headers(operation, headers)
+    if operation == "put /v1/artifacts/{digest}" and is_digest(str(path.get("digest"))):
+        path["digest"], body = _MODEL_DIGEST, MODEL
+    elif "/maps/" in operation and isinstance(body, str):
+        body = _ITEMS[operation.split("/")[3]]
+    elif isinstance(body, dict):
+        _mend_body(operation, body)
+    if "detect" in operation and query:  # the query counts beside a body of raw bytes only
+        if getattr(changed, "parameter_location", None) is ParameterLocation.QUERY:
+            case.media_type, body = media.BYTES, b"bytes"
+        elif case.media_type != media.BYTES:
+            query.clear()
+    case.path_parameters, case.query, case.headers, case.body = path, query, headers, body
+
+
+def _name_what_is_stored(operation: str, path: dict[str, Any]) -> None:
+    found = path.get("id")
+    if is_function_name(str(path.get("fn"))) and operation != "delete /v1/functions/{fn}":
+        path["fn"] = FUNCTION
+    if "/v1/keys/" in operation and isinstance(found, str):
+        path["id"] = os.environ[KEY_VARIABLE]
+    elif operation.endswith(("/events", "/outcomes")) and isinstance(found, str):
+        path["id"] = _UNKNOWN_CALL  # a stream of a call that nobody runs has no end
+    elif operation.startswith("put ") and _matches(_ULID, found):
+        path["id"] = f"{next(_numbers):026}"  # a call of its own
+    if str(path.get("first")).isdecimal():
+        path["first"] = int(path["first"])  # as in its schema: an edited case is validated again
+
+
+def _bound_query(query: dict[str, Any]) -> None:
+    if query.get("follow") in ("true", "1"):
+        query["follow"] = "false"  # a log that is followed has no end
+    if _is_positive(query.get("wait")):
+        query["wait"] = "0.01"
+    for name in ("since", "until"):
+        if _is_day(query.get(name)):
+            query[name] = datetime.datetime.now(datetime.UTC).date().isoformat()  # at most a year apart
+
+
+def _bound_headers(operation: str, headers: dict[str, Any]) -> None:
+    headers.pop("x-schemathesis-unknown-property", None)  # a request may have any other headers
+    if _is_positive(headers.get("X-Gpufn-Deadline")):
+        headers["X-Gpufn-Deadline"] = str(time.time() + _IN_AN_HOUR)
+    if _is_address(headers.get("X-Gpufn-Webhook")):
+        headers["X-Gpufn-Webhook"] = _WEBHOOK
+    key = headers.get("Idempotency-Key")
+    if key and operation.endswith("/invoke"):
+        del headers["Idempotency-Key"]  # no runner ends calls that are kept
+    elif key and len(key) < _LONGEST_KEY:
+        headers["Idempotency-Key"] = f"{key}{next(_numbers)}"  # a call of its own
+
+
+def _mend_body(operation: str, body: dict[str, Any]) -> None:
+    match operation:
+        case "post /v1/functions":
+            if is_digest(str(body.get("bundle"))):
+                body["bundle"] = os.environ[BUNDLE_VARIABLE]
+            if isinstance(body.get("replace", True), bool):
+                body["replace"] = True  # a function of this name may be there, from another source
+            if isinstance(body.get("spec"), dict):
+                _mend_spec(body["spec"])
+        case "post /v1/functions/{fn}/scale":
+            _order(body, "min_workers", "max_workers")
+        case "post /v1/builds":
+            _mend_models([body.get("model")])
+        case "post /v1/schedules":
+            _mend_schedule(body)
+            for name, right in (("function", FUNCTION), ("method", "")):
+                if isinstance(body.get(name), str):
+                    body[name] = right
+            if isinstance(body.get("arguments", {}), dict):
+                body["arguments"] = {"text": "a"}
+            if isinstance(body.get("at"), (int, float)) and not isinstance(body["at"], bool):
+                body["at"] = time.time() + _IN_AN_HOUR
+
+
+def _mend_spec(spec: dict[str, Any]) -> None:
+    methods, schedule = _objects(spec.get("methods")), spec.get("schedule")
+    _differ([each for each in methods if each.get("name")], "name")
+    if isinstance(spec.get("scaling"), dict):
+        spec["scaling"].setdefault("max_workers", 1000)
+        _order(spec["scaling"], "min_workers", "max_workers")
+    if isinstance(schedule, dict):
+        _mend_schedule(schedule)
+        if isinstance(schedule.get("method", ""), str) and methods:
+            schedule["method"] = methods[0].get("name", "")
+    if _is_address(spec.get("webhook")):
+        spec["webhook"] = _WEBHOOK
+    _mend_models(spec.get("models"))
+
+
+def _mend_schedule(schedule: dict[str, Any]) -> None:
+    if _matches(_CRON, schedule.get("cron")):
+        schedule["cron"] = "0 5 * * *"
+    if isinstance(schedule.get("timezone"), str):
+        schedule["timezone"] = "UTC"
+
+
+def _mend_models(models: Any) -> None:
+    for model in _objects(models):
+        files = _objects(model.get("files"))
+        _differ(files, "name")
+        for file in (*files, *_objects([model.get("samples")])):
+            if is_digest(str(file.get("digest"))):
+                file["digest"] = _MODEL_DIGEST
+        for profile in _objects(model.get("profiles")):
+            inputs = profile.get("inputs")
+            for shapes in _objects(inputs.values() if isinstance(inputs, dict) else ()):
+                if all(_is_shape(shapes.get(name)) for name in ("min", "opt", "max")):
+                    shapes["opt"] = shapes["max"] = shapes["min"]
+    _differ(_objects(models), "parameter")
+
+
+def _differ(objects: list[dict[str, Any]], name: str) -> None:
+    """No two of them have the same name."""
+    for number, each in enumerate(objects[1:], 1):
+        if each.get(name) and isinstance(each[name], str):
+            each[name] = f"{each[name][:90]}{number}"
+
+
+def _order(body: dict[str, Any], low: str, high: str) -> None:
+    one, other = body.get(low), body.get(high)
+    if isinstance(one, int) and isinstance(other, int) and 0 <= other < one <= 1000:
+        body[low], body[high] = other, one
+
+
+def _objects(values: Any) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, Iterable) else []
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
+
+
+def _is_positive(text: Any) -> bool:
+    try:
+        return float(text) > 0
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_day(text: Any) -> bool:
+    try:
+        return bool(datetime.date.fromisoformat(text))
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(size, int) and 0 <= size < 1 << 31 for size in value)
