@@ -225,6 +225,11 @@ class Node:
                 if known.worker == worker and known.state is state:
                     return known
 
+    async def report_without(self, worker: str) -> None:
+        """The next one that does not name it."""
+        while any(known.worker == worker for known in (await self.reports.get()).workers):
+            pass
+
     async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
         """As a gateway does it."""
         request = self.request(revision, body)._replace(deadline=0.0)
