@@ -207,8 +207,9 @@ class Workers:
         self._drain(link)
         self._on_change()
 
-    def on_lost(self, link: WorkerLink, why: str) -> None:
-        """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
+    def on_lost(self, link: WorkerLink, why: str, *, runs_on: bool) -> None:
+        """Its socket closed. When it had work, or was wanted, find out why before its callers are told. `runs_on`: the
+        runner closed the socket, and the process runs."""
         self._leave_gpu(link)
         attempts = self._ends.take_all(link)
         if link.state is WorkerState.DRAINING and not attempts:
@@ -216,7 +217,7 @@ class Workers:
         else:
             self._retire(link, why)
         self._on_change()
-        self._explain(link, attempts, EXPLAINED_WITHIN_S)
+        self._explain(link, attempts, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S)
 
     def _explain(self, link: WorkerLink, attempts: list[Attempt], within_s: float) -> None:
         if attempts:

@@ -150,7 +150,7 @@ def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
             await node.unassign("w-1")
             await node.report_without("w-1")
         assert await records.where(node.bus, run.invocation) is not None
-        node.clock.skipped_s = 11.0
+        node.skip(11.0)
         reply, _ = await call.future
         assert "closed its connection" in reply.error.message
 
@@ -171,7 +171,7 @@ def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(u
         second = await node.worker(revision, "w-2")
         await node.report_of("w-2", WorkerState.READY)
         for passed_s in (0.0, 20.0):
-            node.clock.skipped_s = passed_s
+            node.skip(passed_s)
             held = await records.where(node.bus, run.invocation)
             assert held is not None
             assert (held.worker, held.attempt) == ("w-1", 1)
@@ -190,18 +190,18 @@ def test_a_call_whose_assignment_goes_ends_when_its_worker_must_have_ended_itsel
     """Its node has no agent. A worker that finds no runner ends itself."""
 
     async def test(node: Node) -> None:
-        revision = await node.deploy("alone")
+        revision = await node.deploy("alone", timeout_s=600.0)
         worker = await node.worker(revision)
-        call = node.invoke(revision)
+        call = await node.submit(revision)
         run, _ = await worker.run()
         await node.report_of("w-1", WorkerState.READY)
         await node.unassign("w-1")
         await node.report_without("w-1")
-        node.clock.skipped_s = RECONNECT_S + LAST_CALL_S
+        node.skip(RECONNECT_S + LAST_CALL_S)
         assert await records.where(node.bus, run.invocation) is not None
-        node.clock.skipped_s += 10.0
-        reply, _ = await call.future
-        assert reply.kind is OutcomeKind.LOST
+        node.skip(10.0)
+        record, _ = await records.wait(node.bus, call.id, 30.0)
+        assert [each.outcome for each in record.attempts] == [OutcomeKind.LOST]
         async with asyncio.timeout(30):
             while (await node.reports.get()).traffic:  # the queue of a revision that has nothing here is closed
                 pass
@@ -224,6 +224,32 @@ def test_a_lost_attempt_is_retried_within_the_policy_and_counted(url: str, tmp_p
         second.answer(run, body)
         reply, _ = await call.future
         assert (reply.kind, reply.attempt) == (OutcomeKind.SUCCEEDED, 2)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_of_a_worker_that_the_runner_hung_up_on_waits_for_the_death_of_its_process(
+    url: str, tmp_path: Path
+) -> None:
+    """Its agent does not answer."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("babbles", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send_raw(UNKNOWN_FRAME)
+        order = await node.kills.get()
+        node.skip(20.0)
+        held = await records.where(node.bus, run.invocation)
+        assert held is not None
+        assert (held.worker, held.attempt) == ("w-1", 1)
+        node.kills.put_nowait(order)
+        await node.reap("babbles")
+        second = await node.worker(revision, "w-2")
+        again, body = await second.run()
+        second.answer(again, body)
+        assert (await call.future)[0].attempt == 2
 
     on_node(url, tmp_path, test)
 
