@@ -1,7 +1,7 @@
 """Attempts of one Revision whose worker is lost, until the agent reports how its process ended.
 
-The report is also the proof that the process is dead, and an attempt must not start again before that. For a process
-the report comes within milliseconds, for a container when Docker has noticed, which on a busy machine takes seconds.
+The report is also the proof that the process is dead, and an attempt must not start again before that. The report of
+a process comes within milliseconds. That of a container comes when Docker has noticed, after seconds on a busy machine.
 Meanwhile the runner keeps the attempts: it touches their deliveries, and `where` finds them. Without a report they end
 when the process must be dead, or sooner when nobody waits for them and they do not start again.
 """

@@ -176,7 +176,7 @@ class Feed:
     def take(self) -> None:
         """The reader has dealt with one more message."""
         self._untaken -= 1
-        # The server refuses requests for more than is pending when they do not wait.
+        # The server refuses a request that does not wait when the requests before it take all that is pending.
         may_ask = self._waits or self.pending > self._asked
         if may_ask and self._asked + self._untaken <= self._window // 2:
             self._ask()
@@ -241,7 +241,7 @@ class Feed:
             self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
             return
         self._is_found = True
-        if not self._waits and message.status in (404, 408):  # nothing more is there, for all that was asked
+        if not self._waits and message.status in (404, 408):  # every request under way has ended: nothing more is there
             self._asked = 0
             if self.pending:
                 self._start_check()
