@@ -335,7 +335,7 @@ class _Gateway:
         finishing = Finishing(registry=registry, builds=builds, deploys=self._deploys, clock=clock, leads=leads)
         yield "finishing", finishing.run()
         yield "unattended", Unattended(bus, builds, registry, clock, leads).run()
-        yield "schedules", ScheduleRuns(schedules, registry, clock, leads=leads).run()
+        yield "schedules", ScheduleRuns(schedules, registry, clock, self._disk, leads=leads).run()
         post = Post(self._addresses)
         yield "webhooks", Deliveries(bus, self._webhook_secrets, post, clock, self._telemetry).run()
         yield "collection", collection.run()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import pytest
 
 from gpufn.bus import feed, streams
+from gpufn.bus.connection import Message
 from gpufn.bus.feed import Feed, StoredMessage
 from gpufn.bus.follower import Follower
 from gpufn.errors import BusUnavailable
@@ -191,3 +193,115 @@ async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_wai
         while not found:
             found = await follower.some(0.0)
     assert [message.payload for message in found] == [b"there"]
+
+
+def _requests(bus: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The requests for messages, as they are sent."""
+    publish, sent = bus.publish, list[dict[str, Any]]()
+
+    def record(to: str, payload: bytes, **more: Any) -> None:
+        if ".MSG.NEXT." in to:
+            sent.append(json.loads(payload))
+        publish(to, payload, **more)
+
+    monkeypatch.setattr(bus, "publish", record)
+    return sent
+
+
+async def test_a_collection_ends_at_once_when_what_was_to_come_is_removed(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for a heartbeat, which comes after five seconds."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("removed-early")
+    for _ in range(3):
+        await bus.publish_stored(subject, b"there")
+    js, requests = bus.js, _requests(bus, monkeypatch)
+
+    async def removed(to: str, *more: Any) -> Any:
+        answer = await js(to, *more)
+        if ".CREATE." in to:
+            assert answer["num_pending"] == 1  # the newest of its subject
+            await streams.purge(bus, subjects.LOGS, subject)
+        return answer
+
+    monkeypatch.setattr(bus, "js", removed)
+    assert await feed.collect(bus, subjects.LOGS, subject) == []
+    assert requests == [{"batch": feed._FIRST_WINDOW, "no_wait": True}]
+
+
+async def test_a_collection_asks_for_no_more_than_is_there(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("batches")
+    stored = [await bus.publish_stored(subject, b"%d" % number) for number in range(3 * feed._FIRST_WINDOW)]
+    requests = _requests(bus, monkeypatch)
+    found = await feed.collect(bus, subjects.LOGS, subject, since_seq=stored[0].seq)
+    assert [message.seq for message in found] == [each.seq for each in stored]
+    assert all(request["no_wait"] for request in requests)
+    assert sum(request["batch"] for request in requests[:-1]) < len(stored)
+
+
+async def test_a_collection_asks_again_while_the_node_of_its_consumer_is_behind(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node says that nothing is there, and the stream's leader knows better."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("behind")
+    await bus.publish_stored(subject, b"there")
+    publish, subscribe, handlers, behind = bus.publish, bus.subscribe, dict[str, Any](), list[str]()
+
+    def keep(to: str, handler: Any, **more: Any) -> Any:
+        handlers[to] = handler
+        return subscribe(to, handler, **more)
+
+    def nothing_yet(to: str, payload: bytes, *, reply: str = "", **more: Any) -> None:
+        if ".MSG.NEXT." in to and len(behind) < 3:
+            behind.append(to)
+            none = Message(reply, "", b"", None, 404, "No Messages")
+            asyncio.get_running_loop().call_soon(handlers[reply], none)
+        else:
+            publish(to, payload, reply=reply, **more)
+
+    monkeypatch.setattr(bus, "subscribe", keep)
+    monkeypatch.setattr(bus, "publish", nothing_yet)
+    found = await feed.collect(bus, subjects.LOGS, subject)
+    assert [message.payload for message in found] == [b"there"]
+    assert len(behind) == 3
+
+
+async def test_a_collection_whose_node_stays_behind_breaks_off(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "_CATCH_UP_S", 0.1)
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("stays-behind")
+    await bus.publish_stored(subject, b"there")
+    publish = bus.publish
+
+    def of_another_consumer(to: str, payload: bytes, **more: Any) -> None:
+        publish(to.replace(".NEXT.GPUFN_LOGS.feed", ".NEXT.GPUFN_LOGS.empty"), payload, **more)
+
+    js = bus.js
+
+    async def made(to: str, body: Any = None, *more: Any) -> Any:
+        answer = await js(to, body, *more)
+        if ".CREATE." in to:  # another one, of a subject that has no message
+            other = {key: value for key, value in body["config"].items() if key != "filter_subject"}
+            name = other["name"].replace("feed", "empty")
+            other |= {"name": name, "filter_subject": subjects.logs("empty")}
+            await js(
+                f"CONSUMER.CREATE.{subjects.LOGS}.{name}.{subjects.logs('empty')}",
+                {"stream_name": subjects.LOGS, "config": other, "action": "create"},
+            )
+        return answer
+
+    monkeypatch.setattr(bus, "js", made)
+    monkeypatch.setattr(bus, "publish", of_another_consumer)
+    with pytest.raises(BusUnavailable, match="what was to come was removed"):
+        await feed.collect(bus, subjects.LOGS, subject)

@@ -112,6 +112,8 @@ class LeaseBook:
 
     def copy(self) -> LeaseBook:
         """One to try things in."""
+        for node in self._of_node:
+            self.used(node)  # or each copy would compute a `Used` of its own, and no note would be valid for it
         twin = LeaseBook()
         twin._leases = dict(self._leases)
         twin._of_node = {node: dict(leases) for node, leases in self._of_node.items()}

@@ -29,6 +29,10 @@ _COLD_STARTS_KEPT = 15
 _SERVICE_WEIGHT = 0.1  # of one call in the running average
 _LEAST_SAVED_S = 0.1  # by a resume: what nobody has measured is worth something
 
+# A step reads the state of each worker 18 times, and to look up a member of an enum takes 70 ns in Python 3.11.
+_FAILED, _DRAINING, _STARTING = WorkerState.FAILED, WorkerState.DRAINING, WorkerState.STARTING
+_PARKING, _PARKED, _RESUMING = WorkerState.PARKING, WorkerState.PARKED, WorkerState.RESUMING
+
 
 class WorkerView:
     """One Assignment and what is known of its worker."""
@@ -64,14 +68,14 @@ class WorkerView:
     @property
     def state(self) -> WorkerState:
         if self.is_gone or self.has_failed:
-            return WorkerState.FAILED
-        if self.drain_asked or self.reported is WorkerState.DRAINING:
-            return WorkerState.DRAINING
+            return _FAILED
+        if self.drain_asked or self.reported is _DRAINING:
+            return _DRAINING
         if self.park_asked:
-            return WorkerState.PARKING if self.parked is None else WorkerState.PARKED
-        if self.reported in (WorkerState.PARKING, WorkerState.PARKED):
-            return WorkerState.RESUMING
-        return self.reported or WorkerState.STARTING
+            return _PARKING if self.parked is None else _PARKED
+        if self.reported is _PARKING or self.reported is _PARKED:
+            return _RESUMING
+        return self.reported or _STARTING
 
     @property
     def is_stored(self) -> bool:

@@ -4,7 +4,8 @@ Each second, just after it has begun:
 1. the records are brought in line with what the functions declare
 2. each that is due, and that nobody has paused since it was heard of, is submitted; its invocation's id follows from
    the schedule and the time, so that a leader that takes over, or two that think they lead, submit it once
-3. then its record says so; one that runs once is removed
+3. with `GPUFN_SYNC=always`, what was submitted is synced to the disk
+4. then its record says so; one that runs once is removed
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from gpufn_gateway.duty import tried_again
 from gpufn_gateway.registry import Registry
 from gpufn_gateway.schedules.declared import changes
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.store_sync import StoreSync
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +39,13 @@ _APART_S: Final = 60.0  # clocks of two leaders; what is done until later than t
 class ScheduleRuns:
     """`leads` tells whether the controller of this process leads now."""
 
-    def __init__(self, schedules: Schedules, registry: Registry, clock: Clock, *, leads: Callable[[], bool]) -> None:
+    def __init__(
+        self, schedules: Schedules, registry: Registry, clock: Clock, disk: StoreSync, *, leads: Callable[[], bool]
+    ) -> None:
         self._schedules = schedules
         self._registry = registry
         self._clock = clock
+        self._disk = disk
         self._leads = leads
         self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; worked out once per change
         self._said: dict[str, str] = {}  # why one waits, as it was logged
@@ -105,9 +110,12 @@ class ScheduleRuns:
             await self._schedules.change(id_, lambda stored: msgspec.structs.replace(stored, done_until=now))
             return
         invocation = record.invocation
-        for at in due(record.schedule, record.done_until, now):
+        times = due(record.schedule, record.done_until, now)
+        for at in times:
             with contextlib.suppress(IdempotencyMismatch):  # called for that time already, as the schedule was then
                 invocation = (await self._schedules.submit(record, at)).id
+        if times:
+            await self._disk.accepted()
         if record.schedule.at is not None:
             await self._schedules.delete(id_)
             return

@@ -65,6 +65,7 @@ class Inheritance:
         record = self._fleet.add(assignment)
         group = self._burials.group_left(record.worker, file)
         log.info("%s ended while no agent looked", record)
-        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
+        # First: the report lets its calls start again, and a process that nobody wrote down may run on.
         processes.kill_worker(folder.output, folder.scratch)
+        self._reports.tell(record, WorkerEventKind.EXITED, exit=exit_of(group, untold="its node had no agent then"))
         self._burials.bury(record, folder, group)

@@ -2,7 +2,7 @@
 
 1. an Assignment appears: the link listens on the worker's socket (the agent launches the process meanwhile)
 2. `desired` becomes drain: the link takes nothing new and lets its worker go when it is empty
-3. the Assignment is deleted: the link is closed
+3. the Assignment is deleted: the link is closed, and the queue when no attempt of it is left
 4. each second: watchdogs and a report; a report at once when a worker changes its state
 """
 
@@ -167,6 +167,8 @@ class Runner:
             self._departed.tick(now)
             for queue in self._queues:
                 queue.tick(now)
+        for queue in self._queues:
+            self._close_if_empty(queue)
         self._lane.beat()
         self.report()
 
@@ -284,14 +286,17 @@ class Runner:
         for queue in self._queues:
             if worker in queue.workers.links:
                 queue.workers.remove(worker)
-                if not queue.workers.links:
-                    self.report()  # what it has counted goes with it
-                    queue.close()
-                    self._queues.remove(queue)
+                self._close_if_empty(queue)
         self._output.forget(worker)
         # An earlier runner may have had calls there. In a thread: a worker may have left a million files.
         self._removals.start(asyncio.to_thread(self._parcels.forget, worker))
         self.report()
+
+    def _close_if_empty(self, queue: RevisionQueue) -> None:
+        if queue.is_empty:
+            self.report()  # what it has counted goes with it
+            queue.close()
+            self._queues.remove(queue)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 

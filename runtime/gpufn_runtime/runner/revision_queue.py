@@ -115,6 +115,11 @@ class RevisionQueue:
         if self._ticking is not None:
             self._ticking.cancel()
 
+    @property
+    def is_empty(self) -> bool:
+        """No worker is assigned here, and no attempt waits for the death of its process."""
+        return not self.workers.links and not any(True for _ in self._unexplained)
+
     def traffic(self) -> RevisionTraffic:
         return RevisionTraffic(
             self.revision.function,

@@ -1,8 +1,9 @@
-"""Attempts of one Revision whose worker is gone, until the agent has said how it ended: their callers are told that.
+"""Attempts of one Revision whose worker is lost, until the agent reports how its process ended.
 
-Of a process it is known within milliseconds, of a container when Docker has noticed, which on a busy machine takes
-seconds. Meanwhile they are still ours: touched, found by who asks where they are, and ended without a reason when
-nobody would wait for it any longer.
+The report is also the proof that the process is dead, and an attempt must not start again before that. The report of
+a process comes within milliseconds. That of a container comes when Docker has noticed, after seconds on a busy machine.
+Meanwhile the runner keeps the attempts: it touches their deliveries, and `where` finds them. Without a report they end
+when the process must be dead, or sooner when nobody waits for them and they do not start again.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpufn.clock import Clock
+from gpufn.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn.workers import END_TOLD_WITHIN_S, Exit
 from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.worker_link import WorkerLink
 
-_EXPLAIN_S = END_TOLD_WITHIN_S + 2.0  # an agent that was killed is back, and has looked at what ended meanwhile
+# After a process closed its socket: an agent that was killed is back, and has looked at what ended meanwhile.
+EXPLAINED_WITHIN_S = END_TOLD_WITHIN_S + 2.0
+# After the runner hung up on a process that runs: without a runner it looks for one, and then ends itself.
+ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
 
 
 class _Ends(Protocol):
@@ -46,13 +51,14 @@ class Unexplained:
     def __iter__(self) -> Iterator[Attempt]:
         return (attempt for loss in self._losses.values() for attempt in loss.attempts)
 
-    def add(self, link: WorkerLink, attempts: list[Attempt]) -> None:
-        """What ran in a worker that has just been lost."""
-        self._losses[link.worker] = _Loss(link, attempts, self._clock.monotonic() + _EXPLAIN_S)
+    def add(self, link: WorkerLink, attempts: list[Attempt], within_s: float) -> None:
+        """Keep the attempts of a worker that has just been lost. They end after `within_s` if the agent does not report
+        the exit."""
+        self._losses[link.worker] = _Loss(link, attempts, self._clock.monotonic() + within_s)
         self._supervision.when_ended(link.worker, lambda _: self.end(link.worker))
 
     def end(self, worker: str) -> None:
-        """What is known of it now is all that anybody will say."""
+        """End its attempts: its process is dead."""
         if (loss := self._losses.pop(worker, None)) is not None:
             self._supervision.forget(worker)
             self._ends.with_worker(loss.link, loss.attempts, self._supervision.exit_of(worker))
@@ -65,9 +71,9 @@ class Unexplained:
         self._losses.clear()
 
     def tick(self, now: float, touch: Callable[[Attempt, float], None]) -> bool:
-        """Touch them, and end what waits no longer. Whether any is left; `now` is monotonic."""
+        """Touch them, and end those that need not wait. Return whether any is left; `now` is monotonic."""
         for worker, loss in list(self._losses.items()):
-            over = [each for each in loss.attempts if each.run.ending is not None or now >= each.run.must_end_at]
+            over = [each for each in loss.attempts if _is_over(each, now)]
             loss.attempts = [each for each in loss.attempts if each not in over]
             self._ends.with_worker(loss.link, over, None)
             for attempt in loss.attempts:
@@ -75,3 +81,9 @@ class Unexplained:
             if now >= loss.until or not loss.attempts:
                 self.end(worker)
         return bool(self._losses)
+
+
+def _is_over(attempt: Attempt, now: float) -> bool:
+    """Nobody waits for it any longer, and it does not start again."""
+    is_late = attempt.run.ending is not None or now >= attempt.run.must_end_at
+    return attempt.is_cancelled or (is_late and attempt.link.revision.spec.retries is None)

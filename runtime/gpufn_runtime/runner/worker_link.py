@@ -57,7 +57,7 @@ class LinkOwner(Protocol):
     def on_draining(self, link: WorkerLink) -> None: ...
     def on_parked(self, link: WorkerLink) -> None: ...
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None: ...
-    def on_lost(self, link: WorkerLink, why: str) -> None: ...
+    def on_lost(self, link: WorkerLink, why: str, *, runs_on: bool) -> None: ...
 
 
 class LinkRelay(Protocol):
@@ -372,10 +372,10 @@ class WorkerLink:
             raise ProtocolMismatch("an item without credit")
         return attempt
 
-    def lost(self, peer: WorkerSocket, why: str) -> None:
+    def lost(self, peer: WorkerSocket, why: str, *, runs_on: bool) -> None:
         if self.hears(peer):
             self._peer = None
-            self._owner.on_lost(self, why)
+            self._owner.on_lost(self, why, runs_on=runs_on)
 
     _TAKE: ClassVar[dict[type, Callable[..., None]]] = {
         frames.Hello: _on_hello,

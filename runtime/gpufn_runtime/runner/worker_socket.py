@@ -30,6 +30,7 @@ class WorkerSocket(asyncio.Protocol):
         self._link = link
         self._reader: frames.FrameReader[frames.WorkerFrame] = frames.FrameReader(frames.WorkerFrame)
         self._why = "it closed its socket"
+        self._hung_up = False  # on a process that runs
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses
@@ -62,12 +63,12 @@ class WorkerSocket(asyncio.Protocol):
             self._give_up(f"it broke the protocol: {error}")
 
     def _give_up(self, why: str) -> None:
-        self._why = why
+        self._why, self._hung_up = why, True
         log.warning("worker %s: %s", self._link.worker, why)
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._link.lost(self, self._why)
+        self._link.lost(self, self._why, runs_on=self._hung_up)
 
 
 def _owner_of(path: Path) -> int | None:

@@ -2,8 +2,8 @@
 
 1. `add`: the runner listens; the process connects and is READY, or it fails to start, or is late (`tick`)
 2. `obey`: it drains, parks or resumes as its Assignment desires, once nothing runs in it (`slot_freed`)
-3. its socket closes, or it is retired: what ran in it ends when it is known why (unexplained.py)
-4. `remove`: its Assignment is gone
+3. its socket closes, or it is retired, or 4. `remove`: its Assignment is gone
+5. what ran in it ends when its process is known to be dead (unexplained.py)
 
 Whatever it is that ends or parks a worker, its seat at the GPU is left first: the end of what runs there would begin
 what waits.
@@ -20,12 +20,13 @@ from gpufn.protocol.reports import WorkerEventKind
 from gpufn.revision import Revision
 from gpufn.workers import Assignment, ColdStart, Desired, StartFailure, WorkerState
 from gpufn_runtime.runner.arrivals import Arrivals
+from gpufn_runtime.runner.attempt import Attempt
 from gpufn_runtime.runner.ends import Ends
 from gpufn_runtime.runner.nested import NestedCalls
 from gpufn_runtime.runner.output import Output
 from gpufn_runtime.runner.places import Places
 from gpufn_runtime.runner.supervision import Supervision
-from gpufn_runtime.runner.unexplained import Unexplained
+from gpufn_runtime.runner.unexplained import ENDS_ITSELF_WITHIN_S, EXPLAINED_WITHIN_S, Unexplained
 from gpufn_runtime.runner.waits import Waits
 from gpufn_runtime.runner.worker_link import WorkerLink
 
@@ -69,15 +70,17 @@ class Workers:
         await link.listen(self._clock.monotonic())
 
     def remove(self, worker: str) -> None:
-        """Its assignment is gone; so is the worker, or it will be in a moment."""
+        """Its assignment is gone. Its process may run on: the controller deletes the assignments of a silent node."""
         link = self.links.pop(worker, None)
         if link is not None:
             self._leave_gpu(link)
             attempts = self._ends.take_all(link)
-            self._let_go(link)
-            self._ends.with_worker(link, attempts, self._supervision.exit_of(worker))
-            self._unexplained.end(worker)
+            if attempts and self._supervision.exit_of(worker) is None:
+                self._retire(link, "its assignment is gone")
+            else:
+                self._let_go(link)
             link.remove_socket()
+            self._explain(link, attempts, ENDS_ITSELF_WITHIN_S)
 
     def close(self) -> None:
         """Let them go on without us: they come back to our successor."""
@@ -204,8 +207,9 @@ class Workers:
         self._drain(link)
         self._on_change()
 
-    def on_lost(self, link: WorkerLink, why: str) -> None:
-        """Its socket closed. When it had work, or was wanted, find out why before its callers are told."""
+    def on_lost(self, link: WorkerLink, why: str, *, runs_on: bool) -> None:
+        """Its socket closed. When it had work, or was wanted, find out why before its callers are told. `runs_on`: the
+        runner closed the socket, and the process runs."""
         self._leave_gpu(link)
         attempts = self._ends.take_all(link)
         if link.state is WorkerState.DRAINING and not attempts:
@@ -213,6 +217,9 @@ class Workers:
         else:
             self._retire(link, why)
         self._on_change()
+        self._explain(link, attempts, ENDS_ITSELF_WITHIN_S if runs_on else EXPLAINED_WITHIN_S)
+
+    def _explain(self, link: WorkerLink, attempts: list[Attempt], within_s: float) -> None:
         if attempts:
-            self._unexplained.add(link, attempts)
+            self._unexplained.add(link, attempts, within_s)
             self._on_loss()

@@ -46,7 +46,14 @@ from gpufn.protocol.frames import (
     RunnerFrame,
     StartFailed,
 )
-from gpufn.protocol.launch import CONNECT_S, EXIT_LINK_LOST, EXIT_START_FAILED, RECONNECT_S, WorkerConfig
+from gpufn.protocol.launch import (
+    CONNECT_S,
+    EXIT_LINK_LOST,
+    EXIT_START_FAILED,
+    LAST_CALL_S,
+    RECONNECT_S,
+    WorkerConfig,
+)
 from gpufn.spares import MOST_BYTES
 from gpufn.supervisor_fifo import end_with_supervisor
 from gpufn_runtime.worker import loader, process
@@ -65,7 +72,6 @@ if TYPE_CHECKING:
     from gpufn_runtime.worker.device_errors import DeviceFault
 
 _SPARE_SHARE = 1 / 16  # of its memory, for files of results that are written again
-LAST_CALL_S = 30.0  # what still runs when nobody will hear its result
 
 
 def run_worker(config_path: str) -> NoReturn:

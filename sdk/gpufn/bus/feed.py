@@ -56,8 +56,11 @@ class Feed:
         stream: str,
         filter_subject: str,
         on_message: Callable[[StoredMessage, int], None],
+        *,
+        waits: bool,
     ) -> None:
         self.pending = 0
+        self._waits = waits
         self._bus = bus
         self._stream = stream
         self._name = f"feed-{secrets.token_hex(8)}"
@@ -78,6 +81,7 @@ class Feed:
         self._heard = True
         self._is_found = False  # the consumer has answered
         self._find_by = asyncio.get_running_loop().time() + _FOUND_WITHIN_S
+        self._moved_at = asyncio.get_running_loop().time()  # the last message came, or we began
         self._inbox = bus.new_inbox()
         self._subscription: Subscription | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,16 +101,18 @@ class Feed:
         since_seq: int | None = None,
         headers_only: bool = False,
         on_no_more: Callable[[], None] | None = None,
+        waits: bool = True,
     ) -> Feed:
         """From `since_seq` on, or else the newest message of each subject first and then what is new.
-        `headers_only`: without their payloads.
+        `headers_only`: without their payloads. `waits` False: the reader needs only what is stored now, and learns at
+        once when a part of it has been removed; a Feed that waits learns it from a heartbeat.
 
         `on_message(message, pending)` must be followed by `take()` once the reader has dealt with the message.
         `pending`: how many are known to follow, also on the Feed itself. When those will not come, for they were
         removed meanwhile or are damaged on the server's disk, `on_no_more` is called once; without it the Feed is lost:
         nothing else would tell. Raises BusUnavailable, JetStreamError; `on_lost` is for what was open.
         """
-        feed = cls(bus, stream, filter_subject, on_message)
+        feed = cls(bus, stream, filter_subject, on_message, waits=waits)
         feed._on_no_more = on_no_more
         await feed._open(on_lost, since_seq, headers_only=headers_only)
         return feed
@@ -136,7 +142,8 @@ class Feed:
         self._subscription = self._bus.subscribe(self._inbox, self._on_delivery)
         self._forget_reconnects = self._bus.on_reconnect(lambda: self._lost("reconnected"))
         self._watch()
-        self._ask()
+        if self._waits or self.pending:
+            self._ask()
         if not self.is_open:
             raise BusUnavailable(f"Reading {self._stream} broke off as it began.")
         self._on_lost = on_lost
@@ -158,6 +165,8 @@ class Feed:
                 raise BusUnavailable(f"Reading {self._stream} broke off.")
             if self._seq >= newest_seq:
                 return
+            if not self._waits:
+                self._ask()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     while self._seq < newest_seq:
@@ -167,7 +176,9 @@ class Feed:
     def take(self) -> None:
         """The reader has dealt with one more message."""
         self._untaken -= 1
-        if self._asked + self._untaken <= self._window // 2:
+        # The server refuses a request that does not wait when the requests before it take all that is pending.
+        may_ask = self._waits or self.pending > self._asked
+        if may_ask and self._asked + self._untaken <= self._window // 2:
             self._ask()
 
     def close(self) -> None:
@@ -190,7 +201,9 @@ class Feed:
         batch = self._window - self._asked - self._untaken
         if batch <= 0:
             return
-        body = {"batch": batch, "expires": _EXPIRES_S * _NANO, "idle_heartbeat": _HEARTBEAT_S * _NANO}
+        body: dict[str, Any] = {"batch": batch, "no_wait": True}
+        if self._waits:
+            body = {"batch": batch, "expires": _EXPIRES_S * _NANO, "idle_heartbeat": _HEARTBEAT_S * _NANO}
         try:
             self._bus.publish(
                 f"{jetstream.API}CONSUMER.MSG.NEXT.{self._stream}.{self._name}",
@@ -228,14 +241,18 @@ class Feed:
             self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
             return
         self._is_found = True
-        if message.status == 408:
+        if not self._waits and message.status in (404, 408):  # every request under way has ended: nothing more is there
+            self._asked = 0
+            if self.pending:
+                self._start_check()
+        elif message.status == 408:
             self._asked -= int((message.headers or {}).get("Nats-Pending-Messages", self._asked))
             self._ask()
         elif message.status == 100:  # a heartbeat comes when there is nothing to send
             if self.pending and self._on_no_more is None:
                 self._lost("what was to come was removed")
-            elif self.pending and (self._checking is None or self._checking.done()):
-                self._checking = asyncio.create_task(self._check(), name=f"{self._name}-check")
+            elif self.pending:
+                self._start_check()
         elif message.status:
             self._lost(f"{message.status} {message.description}")
         else:
@@ -247,11 +264,15 @@ class Feed:
             self._asked -= 1
             self._untaken += 1
             self._learn(len(message.payload))
-            self._seq = seq
+            self._seq, self._moved_at = seq, loop.time()
             stored = StoredMessage(message.subject, seq, message.payload, message.headers or {}, time)
             self.pending = self._still_pending(pending)
             self._on_message(stored, self.pending)
             self._moved.set()
+
+    def _start_check(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name=f"{self._name}-check")
 
     async def _check(self) -> None:
         """Whether there is nothing to be read behind what has come, by the word of the stream's leader."""
@@ -264,6 +285,10 @@ class Feed:
                 found = error.err_code not in jetstream.NOT_FOUND
         if self._consumer_seq != come:
             return  # the next heartbeat asks anew
+        loop = asyncio.get_running_loop()
+        if found and not self._waits and loop.time() < self._moved_at + _CATCH_UP_S:  # its node is behind
+            self._ask_timer = loop.call_later(_REOPEN_S, self._ask)
+            return
         if found or self._on_no_more is None:
             self._lost("what was to come was removed")
             return
@@ -332,7 +357,7 @@ async def collect(
 
     feed = await Feed.open(
         bus, stream, filter_subject, on_message, on_lost,
-        since_seq=since_seq, headers_only=headers_only, on_no_more=on_no_more,
+        since_seq=since_seq, headers_only=headers_only, on_no_more=on_no_more, waits=False,
     )  # fmt: skip
     try:
         if not feed.pending:

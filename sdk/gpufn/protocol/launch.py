@@ -79,3 +79,4 @@ EXIT_SIGNALLED = 128  # above it, as a shell tells it: the signal that ended a c
 
 CONNECT_S = 10.0  # a new worker looks for its runner, which hears of the assignment when the agent does, for so long
 RECONNECT_S = 30.0  # and one whose runner has gone for that: its supervisor starts it again within seconds
+LAST_CALL_S = 30.0  # after that, calls that still run have so long to end before the worker ends itself

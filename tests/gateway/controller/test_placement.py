@@ -186,3 +186,12 @@ def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
     book.release("w2")
     book.release("w2")
     assert repr(book) == "<LeaseBook [1 leases on 1 nodes]>"
+
+
+def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
+    """Each step works on a copy, and what it had noted about a node with leases was computed again in the next one."""
+    book = LeaseBook([lease("w1", "a", 10, 0.5)])
+    assert book.copy().used("a") is book.copy().used("a")
+    trial = book.copy()
+    trial.release("w1")
+    assert trial.used("a") is not book.used("a")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpufn.bus import records, streams
-from gpufn.errors import InvalidSpec
+from gpufn.errors import BusUnavailable, InvalidSpec
 from gpufn.protocol import subjects
 from gpufn.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn.protocol.records import ScheduleRecord
@@ -19,8 +19,10 @@ from gpufn.spec import MethodSpec
 from gpufn_gateway.deploys import How
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.store_sync import StoreSync
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 
+NO_DISK = StoreSync(None, waits=False)
 MINUTELY = Schedule("* * * * *", arguments={"texts": ["x"]})
 
 
@@ -30,7 +32,7 @@ class Led:
     def __init__(self, gateway: Whole, now: float) -> None:
         self.now = now
         self.schedules = Schedules(gateway.bus, gateway.buckets.schedules, gateway.registry, self)
-        self.runs = ScheduleRuns(self.schedules, gateway.registry, self, leads=lambda: True)
+        self.runs = ScheduleRuns(self.schedules, gateway.registry, self, NO_DISK, leads=lambda: True)
 
     @classmethod
     async def from_now(cls, gateway: Whole, now: float) -> Led:
@@ -335,7 +337,7 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         assert problem(await gateway.http.delete("/v1/schedules/none")) == (404, "schedule_not_found")
         assert problem(await gateway.http.post("/v1/schedules/none/run")) == (404, "schedule_not_found")
         await gateway.deploys.deploy(make.spec("own", schedule=MINUTELY), DIGEST)
-        runs = ScheduleRuns(gateway.schedules, gateway.registry, gateway.clock, leads=lambda: True)
+        runs = ScheduleRuns(gateway.schedules, gateway.registry, gateway.clock, NO_DISK, leads=lambda: True)
         await runs.step()
         refused = await gateway.http.delete("/v1/schedules/own")
         assert problem(refused) == (409, "conflict")
@@ -356,3 +358,28 @@ async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name
         await gateway.deploys.delete("renewed")
         await gateway.deploys.deploy(make.spec("renewed"), DIGEST)
         assert {key.partition(".")[0] for key in await gateway.buckets.schedules.keys("renewed")} == {"renewed-too"}
+
+
+async def test_a_call_is_on_the_disk_before_its_schedule_says_that_it_was_made(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `GPUFN_SYNC=always` promises of every accepted call."""
+    async with empty(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("synced", schedule=MINUTELY), DIGEST)
+        led = await Led.from_now(gateway, NOON)
+        await led.at(NOON)
+
+        async def calls_and_time() -> tuple[int, float]:
+            record = await led.schedules.stored("synced")
+            assert record is not None
+            return len(await queued(gateway, "synced")), record.done_until
+
+        async def fails() -> None:
+            raise BusUnavailable("The disk of the message bus failed.")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(NO_DISK, "accepted", fails)
+            await led.at(NOON + 60)
+        assert await calls_and_time() == (1, NOON)
+        await led.at(NOON + 61)
+        assert await calls_and_time() == (1, NOON + 61)

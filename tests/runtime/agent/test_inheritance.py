@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from gpufn.device import DeviceShare
+from gpufn.workers import Assignment
 from gpufn_runtime.agent import processes
 from gpufn_runtime.agent.burials import Burials
 from gpufn_runtime.agent.cgroups import MemoryGroups
@@ -40,3 +43,22 @@ def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
     asyncio.run(run())
     assert not folder.path.exists()
     assert not fleet.records
+
+
+def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report lets the calls start again. An agent that died as it launched a worker has not written it down."""
+    folder = WorkerFolder(tmp_path / "w1")
+    folder.path.mkdir()
+    os.mkfifo(folder.output)
+    assert folder.was_begun
+    share = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
+    assignment = Assignment(worker="w1", node="n", function="f", revision=1, share=share, epoch=1, created_at=0.0)
+    done: list[str] = []
+    monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: done.append("killed"))
+    reports = SimpleNamespace(tell=lambda record, kind, **what: done.append(kind.value))
+    burials = SimpleNamespace(
+        group_left=lambda worker, file: None, bury=lambda record, folder, group: done.append("buried")
+    )
+    inheritance = Inheritance(Fleet(), cast("Any", None), cast("Any", burials), cast("Any", reports))
+    inheritance.take_over([folder], {"w1": assignment})
+    assert done == ["killed", "exited", "buried"]

@@ -225,6 +225,18 @@ class Node:
                 if known.worker == worker and known.state is state:
                     return known
 
+    def skip(self, passed_s: float) -> None:
+        """So much time has passed, and the runner has looked at its attempts."""
+        self.clock.skipped_s += passed_s
+        for queue in self.serving._queues:
+            for _ in range(2):  # the first look is at those of the time before
+                queue._tick_attempts()
+
+    async def report_without(self, worker: str) -> None:
+        """The next one that does not name it."""
+        while any(known.worker == worker for known in (await self.reports.get()).workers):
+            pass
+
     async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
         """As a gateway does it."""
         request = self.request(revision, body)._replace(deadline=0.0)

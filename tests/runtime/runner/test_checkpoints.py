@@ -46,6 +46,7 @@ def test_a_call_whose_worker_died_goes_on_from_its_last_checkpoint(url: str, tmp
         for body in (b"older", STATE):
             assert (await ask(worker, run, "checkpoint", body))[0].kind is OutcomeKind.SUCCEEDED
         worker.die()
+        await node.reap("f")
         await node.unassign("w-1")
         heir = await node.worker(revision, "w-2")
         again, _ = await heir.run()
@@ -120,6 +121,7 @@ def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url:
         run, _ = await worker.run()
         await ask(worker, run, "checkpoint", STATE)
         worker.die()
+        await node.reap("f")
         await node.unassign("w-1")
         while (found := await records.read(node.bus, call.id)) is None or found[0].attempt == 1:
             pass

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from gpufn.invocation import OutcomeKind
+from gpufn.spec import Retry
 from gpufn.workers import Exit
 from gpufn_runtime.runner.unexplained import Unexplained
 
-LINK: Any = SimpleNamespace(worker="w-1")
+LINK: Any = SimpleNamespace(worker="w-1", revision=SimpleNamespace(spec=SimpleNamespace(retries=None)))
+RETRIED: Any = SimpleNamespace(worker="w-2", revision=SimpleNamespace(spec=SimpleNamespace(retries=Retry(1))))
 KILLED = Exit(signal=9)
 UNKNOWN = None
 
@@ -47,8 +49,10 @@ class Ends:
             self.ended[attempt.name] = attempt.run.ending or exit_
 
 
-def attempt(name: str, must_end_at: float = math.inf) -> Any:
-    return SimpleNamespace(name=name, run=SimpleNamespace(must_end_at=must_end_at, ending=None))
+def attempt(name: str, must_end_at: float = math.inf, link: Any = LINK) -> Any:
+    return SimpleNamespace(
+        name=name, link=link, is_cancelled=False, run=SimpleNamespace(must_end_at=must_end_at, ending=None)
+    )
 
 
 class Lost:
@@ -58,7 +62,7 @@ class Lost:
         self.agent, self.ends = Agent(), Ends()
         self.unexplained = Unexplained(self.ends, self.agent, SimpleNamespace(monotonic=lambda: 0.0))
         self.first, self.second = attempt("first"), attempt("second", must_end_at=3.0)
-        self.unexplained.add(LINK, [self.first, self.second])
+        self.unexplained.add(LINK, [self.first, self.second], 10.0)
         self.touched: list[str] = []
 
     def tick(self, now: float) -> bool:
@@ -85,22 +89,29 @@ def test_they_are_kept_until_the_agent_tells(lost: Lost) -> None:
 def test_one_that_is_over_or_unwanted_waits_no_longer(lost: Lost) -> None:
     assert lost.tick(3.0)
     assert lost.ends.ended == {"second": UNKNOWN}
-    lost.first.run.ending = OutcomeKind.CANCELLED
+    lost.first.is_cancelled, lost.first.run.ending = True, OutcomeKind.CANCELLED
     assert not lost.tick(3.1)
     assert lost.ends.ended["first"] is OutcomeKind.CANCELLED
     assert not lost.agent.listeners
+
+
+def test_one_that_starts_again_waits_for_the_death_of_its_process(lost: Lost) -> None:
+    late, timed_out = attempt("late", 3.0, RETRIED), attempt("timed out", 3.0, RETRIED)
+    timed_out.run.ending = OutcomeKind.TIMED_OUT
+    unwanted = attempt("unwanted", 3.0, RETRIED)
+    unwanted.is_cancelled, unwanted.run.ending = True, OutcomeKind.CANCELLED
+    lost.unexplained.add(RETRIED, [late, timed_out, unwanted], 60.0)
+    assert lost.tick(59.9)
+    assert lost.ends.ended == {"first": UNKNOWN, "second": UNKNOWN, "unwanted": OutcomeKind.CANCELLED}
+    assert list(lost.unexplained) == [late, timed_out]
+    lost.agent.tell("w-2", KILLED)
+    assert (lost.ends.ended["late"], lost.ends.ended["timed out"]) == (KILLED, OutcomeKind.TIMED_OUT)
 
 
 def test_an_agent_that_never_tells_is_not_waited_for_for_ever(lost: Lost) -> None:
     assert lost.tick(9.9)
     assert not lost.tick(10.0)
     assert lost.ends.ended == {"first": UNKNOWN, "second": UNKNOWN}
-
-
-def test_with_its_assignment_it_is_over(lost: Lost) -> None:
-    lost.agent.told["w-1"] = KILLED
-    lost.unexplained.end("w-1")
-    assert lost.ends.ended == {"first": KILLED, "second": KILLED}
 
 
 def test_a_runner_that_stops_leaves_what_nobody_has_explained(lost: Lost) -> None:

@@ -81,6 +81,7 @@ def test_what_ends_with_the_last_worker_of_a_revision_is_told(url: str, tmp_path
         call = node.invoke(revision)
         await worker.run()
         await node.unassign("w-1")
+        await node.reap("last")
         assert (await call.future)[0].kind is OutcomeKind.LOST
         told = [await node.reports.get()]
         while told[-1].traffic or not any(report.traffic for report in told):
@@ -186,6 +187,7 @@ def test_members_of_a_batch_whose_worker_died_are_charged_their_parts_of_its_tim
         for _ in calls:
             await worker.run()
         await node.unassign("w-1")
+        await node.reap("died")
         replies = [(await call.future)[0] for call in calls]
         assert len(charged) == len(replies)
         assert sum(charged) <= max(reply.run_s for reply in replies)

@@ -34,7 +34,7 @@ async def ended_for(link: WorkerLink, owner: Mock, said: bytes) -> str:
     """Why the worker that says so is given up."""
     await link.listen(1.0)
     lost = asyncio.get_running_loop().create_future()
-    owner.on_lost.side_effect = lambda _, why: lost.set_result(why)
+    owner.on_lost.side_effect = lambda _, why, *, runs_on: lost.set_result(why)
     _, writer = await asyncio.open_unix_connection(link.path)
     writer.write(said)
     try:

@@ -11,9 +11,10 @@ import pytest
 
 from gpufn.bus import records, streams
 from gpufn.errors import ErrorInfo
-from gpufn.invocation import InvocationState, OutcomeKind
+from gpufn.invocation import InvocationState, OutcomeKind, StartReason
 from gpufn.protocol import frames, subjects
 from gpufn.protocol.codec import PROTOCOL
+from gpufn.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn.protocol.messages import LogLine
 from gpufn.protocol.reports import WorkerEvent
 from gpufn.revision import Revision
@@ -135,19 +136,75 @@ def test_a_runner_that_is_stopped_leaves_calls_of_workers_that_died_in_the_queue
 def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
     url: str, tmp_path: Path, unassigned: bool
 ) -> None:
+    """That the assignment is gone proves nothing: the controller deletes the assignments of a node that is silent."""
+
     async def test(node: Node) -> None:
         revision = await node.deploy("untold")
         worker = await node.worker(revision)
         call = node.invoke(revision)
-        await worker.run()
+        run, _ = await worker.run()
         worker.die()
         await node.kills.get()
         if unassigned:
+            await node.report_of("w-1", WorkerState.FAILED)
             await node.unassign("w-1")
-        else:
-            node.clock.skipped_s = 11.0
+            await node.report_without("w-1")
+        assert await records.where(node.bus, run.invocation) is not None
+        node.skip(11.0)
         reply, _ = await call.future
         assert "closed its connection" in reply.error.message
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(url: str, tmp_path: Path) -> None:
+    """The controller deletes the assignments of a node that was silent; the worker's process may run on."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("given-up", retries=RETRY_AT_ONCE)
+        first = await node.worker(revision, "w-1")
+        call = await node.submit(revision)
+        run, _ = await first.run()
+        await node.report_of("w-1", WorkerState.READY)
+        await node.unassign("w-1")
+        await node.report_without("w-1")
+        second = await node.worker(revision, "w-2")
+        await node.report_of("w-2", WorkerState.READY)
+        for passed_s in (0.0, 20.0):
+            node.skip(passed_s)
+            held = await records.where(node.bus, run.invocation)
+            assert held is not None
+            assert (held.worker, held.attempt) == ("w-1", 1)
+        assert await node.reap("given-up", Exit(signal=15)) == "w-1"
+        again, body = await second.run()
+        assert (again.invocation, again.number) == (call.id, 2)
+        second.answer(again, body)
+        record, _ = await records.wait(node.bus, call.id, 30.0)
+        assert [each.reason for each in record.attempts] == [StartReason.FIRST, StartReason.WORKER_LOST]
+        assert "was killed by SIGTERM" in record.attempts[0].message
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_whose_assignment_goes_ends_when_its_worker_must_have_ended_itself(url: str, tmp_path: Path) -> None:
+    """Its node has no agent. A worker that finds no runner ends itself."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("alone", timeout_s=600.0)
+        worker = await node.worker(revision)
+        call = await node.submit(revision)
+        run, _ = await worker.run()
+        await node.report_of("w-1", WorkerState.READY)
+        await node.unassign("w-1")
+        await node.report_without("w-1")
+        node.skip(RECONNECT_S + LAST_CALL_S)
+        assert await records.where(node.bus, run.invocation) is not None
+        node.skip(10.0)
+        record, _ = await records.wait(node.bus, call.id, 30.0)
+        assert [each.outcome for each in record.attempts] == [OutcomeKind.LOST]
+        async with asyncio.timeout(30):
+            while (await node.reports.get()).traffic:  # the queue of a revision that has nothing here is closed
+                pass
 
     on_node(url, tmp_path, test)
 
@@ -167,6 +224,32 @@ def test_a_lost_attempt_is_retried_within_the_policy_and_counted(url: str, tmp_p
         second.answer(run, body)
         reply, _ = await call.future
         assert (reply.kind, reply.attempt) == (OutcomeKind.SUCCEEDED, 2)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_call_of_a_worker_that_the_runner_hung_up_on_waits_for_the_death_of_its_process(
+    url: str, tmp_path: Path
+) -> None:
+    """Its agent does not answer."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("babbles", retries=RETRY_AT_ONCE)
+        worker = await node.worker(revision)
+        call = node.invoke(revision)
+        run, _ = await worker.run()
+        worker.send_raw(UNKNOWN_FRAME)
+        order = await node.kills.get()
+        node.skip(20.0)
+        held = await records.where(node.bus, run.invocation)
+        assert held is not None
+        assert (held.worker, held.attempt) == ("w-1", 1)
+        node.kills.put_nowait(order)
+        await node.reap("babbles")
+        second = await node.worker(revision, "w-2")
+        again, body = await second.run()
+        second.answer(again, body)
+        assert (await call.future)[0].attempt == 2
 
     on_node(url, tmp_path, test)
 
