@@ -76,7 +76,7 @@ def load(path: Path, *, to_run: bool = True) -> Project:
     """
     check_file(path)
     file = path.resolve()
-    root, name = _import_name(file)
+    root, name = import_name(file)
     before = frozenset(sys.modules)
     _shadows.import_from(root, Path.cwd())
     missing: list[str] = []
@@ -205,7 +205,7 @@ def import_root(file: Path) -> Path:
     return root
 
 
-def _import_name(file: Path) -> tuple[Path, str]:
+def import_name(file: Path) -> tuple[Path, str]:
     """Return the file's import root and its module name there."""
     root = import_root(file)
     names = list(file.relative_to(root).with_suffix("").parts)

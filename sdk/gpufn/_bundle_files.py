@@ -108,6 +108,10 @@ class Collector:
             for path in matches:
                 self.put(path.relative_to(root).as_posix(), path.read_bytes())
 
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        return self._files
+
     def bundle(self) -> Bundle:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 from gpufn import media
 from gpufn._client import Client
+from gpufn._function import declared_here
 from gpufn._map_ends import End
 from gpufn._transport import MapTarget
 from gpufn._views import MapView
-from gpufn.errors import FunctionNotFound
+from gpufn.errors import DeployedCodeDiffers, FunctionNotFound
 from gpufn.invocation import InvocationState
 from gpufn.priority import Priority
+
+_CALLER = 5  # the line with `f.remote(x)`, from _calling, behind contextlib, the transport and the Remote
 
 
 class HttpTransport:
@@ -25,6 +29,7 @@ class HttpTransport:
         self._client: Client | None = None
         self._pid = 0
         self._making = threading.Lock()  # a `map` makes its first calls at the same time
+        self._compared: set[str] = set()
 
     @property
     def client(self) -> Client:
@@ -38,6 +43,20 @@ class HttpTransport:
             self._client.close()
             self._client = None
 
+    @contextlib.contextmanager
+    def _calling(self, function: str) -> Iterator[None]:
+        """The first call of each function warns when the deployed code differs from its file here."""
+        with self._making:
+            is_first = function not in self._compared
+            self._compared.add(function)
+        if is_first and declared_here(function):
+            from gpufn._own_code import difference  # noqa: PLC0415
+
+            if warning := difference(self.client, function):
+                warnings.warn(warning, DeployedCodeDiffers, stacklevel=_CALLER)
+        with _told_to_deploy(function):
+            yield
+
     def call(
         self,
         function: str,
@@ -48,7 +67,7 @@ class HttpTransport:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> tuple[str, bytes]:
-        with _told_to_deploy(function):
+        with self._calling(function):
             answer = self.client.invoke_raw(
                 _path(function, method),
                 body,
@@ -69,7 +88,7 @@ class HttpTransport:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> Iterator[tuple[str, bytes]]:
-        with _told_to_deploy(function):
+        with self._calling(function):
             yield from self.client.stream_raw(
                 _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
             )
@@ -84,7 +103,7 @@ class HttpTransport:
         timeout_s: float | None = None,
         priority: Priority | None = None,
     ) -> str:
-        with _told_to_deploy(function):
+        with self._calling(function):
             return self.client.submit(
                 _path(function, method), body, content_type, timeout_s=timeout_s, priority=priority
             ).id
@@ -102,7 +121,7 @@ class HttpTransport:
     def send_items(
         self, target: MapTarget, map_id: str, first: int, items: Sequence[bytes], *, is_last: bool
     ) -> MapView:
-        with _told_to_deploy(target.function):
+        with self._calling(target.function):
             return self.client.send_items(
                 _path(target.function, target.method), map_id, first, items,
                 content_type=_type_of(items), accept=media.NATIVE, last=is_last, priority=target.priority,

@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from gpufn import _own_code
 from gpufn.revision import Source
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ _SCHEME = re.compile(r"^\w[\w+.-]*://")
 def source_of(function: AnyFunction) -> Source:
     """Where a function of this process was declared. In a notebook: no file, and the project of the working folder."""
     file = getattr(sys.modules.get(function.raw.__module__), "__file__", None)
-    return source_of_file(Path(file)) if file is not None else _source(Path.cwd(), "")
+    if file is None:
+        return _source(Path.cwd(), "")
+    return msgspec.structs.replace(source_of_file(Path(file)), code=_own_code.digest_of_function(function))
 
 
 def source_of_file(file: Path) -> Source:

@@ -390,6 +390,10 @@ class GatewayUnavailable(PlatformError):
     code = "gateway_unavailable"
 
 
+class DeployedCodeDiffers(UserWarning):
+    """A call runs deployed code that differs from the code of the file that declares the function here."""
+
+
 def _tree(root: type[GpufnError]) -> dict[str, type[GpufnError]]:
     found = {root.code: root}
     for child in root.__subclasses__():

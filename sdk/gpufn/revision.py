@@ -39,13 +39,15 @@ class Check(msgspec.Struct, frozen=True):
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a deploy came from. `file` is relative to its project; `project` is the name of the project's folder, and
     `project_id` distinguishes projects of one name. `deployer` is user@host as the client gave it; `key` is the id of
-    the API key."""
+    the API key. `code` is a digest of the function's own code and of the project's modules that it imports
+    (`gpufn._own_code`): "" where no file declares the function."""
 
     file: _Name
     project: _Name
     project_id: _Name
     deployer: _Name = ""
     key: str = ""
+    code: _Name = ""
 
     def __str__(self) -> str:
         return f"{self.file or 'a notebook'} of the project {self.project or '/'}"
