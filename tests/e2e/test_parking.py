@@ -31,10 +31,11 @@ class Holder:
     @park
     def move_out(self) -> None:
         self.device, self.host = None, self.device
+        Path({folder!r}, str(os.getpid())).write_text(str(self.times + 1))
 
     @resume
     def move_in(self) -> None:
-        if Path({trouble!r}).exists():
+        if Path({folder!r}, "trouble").exists():
             raise RuntimeError("CUDA out of memory")
         self.device, self.host = self.host, None
         self.times += 1
@@ -60,7 +61,7 @@ def plain() -> int:
 
 class Parking(NamedTuple):
     platform: Platform
-    trouble: Path
+    folder: Path  # has the number of parks of each worker, by its pid
 
     def look(self, function: str) -> dict[str, Any]:
         """What its worker says."""
@@ -69,7 +70,11 @@ class Parking(NamedTuple):
         found: dict[str, Any] = answer.json() | {"timing": answer.headers["server-timing"]}
         return found
 
-    def until_parked(self, function: str) -> None:
+    def until_parked(self, function: str, looked: dict[str, Any]) -> None:
+        """Wait until the worker that answered `looked` has parked since: the view may be a second old, and then shows
+        the park before it."""
+        parks = self.folder / str(looked["pid"])
+        until(lambda: parks.exists() and int(parks.read_text() or 0) > looked["times"])
         until(lambda: self.workers(function)["parked"] == 1)
 
     def workers(self, function: str) -> dict[str, int]:
@@ -85,16 +90,16 @@ class Parking(NamedTuple):
 def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parking]:
     folder = tmp_path_factory.mktemp("parking")
     app = folder / "app.py"
-    app.write_text(APP.format(trouble=str(folder / "trouble")))
+    app.write_text(APP.format(folder=str(folder)))
     with running_platform(folder / "home", environ={"GPUFN_DEVICES": json.dumps([GPU])}) as platform:
         platform.gpufn("deploy", app, "--no-check")
-        yield Parking(platform, folder / "trouble")
+        yield Parking(platform, folder)
 
 
 def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> None:
     first = parking.look("swapped")
     assert "launch;dur=" in first["timing"]
-    parking.until_parked("swapped")
+    parking.until_parked("swapped", first)
     assert "1 parked, 600 s at most" in parking.why("swapped")
     assert "parked" in parking.platform.gpufn("top")
     second = parking.look("swapped")
@@ -106,7 +111,7 @@ def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> 
 @pytest.mark.parametrize("victim", ["agent", "runner"])
 def test_a_parked_worker_outlives_the_processes_around_it(parking: Parking, victim: str) -> None:
     before = parking.look("swapped")
-    parking.until_parked("swapped")
+    parking.until_parked("swapped", before)
     killed = _pid_of(parking.platform, victim)
     os.kill(killed, signal.SIGKILL)
     until(lambda: _pid_of(parking.platform, victim) not in (0, killed))
@@ -116,7 +121,7 @@ def test_a_parked_worker_outlives_the_processes_around_it(parking: Parking, vict
 
 def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parking) -> None:
     before = parking.look("swapped")
-    parking.until_parked("swapped")
+    parking.until_parked("swapped", before)
     os.kill(before["pid"], signal.SIGKILL)
     after = parking.look("swapped")
     assert after["times"] == 0
@@ -133,7 +138,7 @@ def test_a_worker_that_cannot_be_parked_ends_and_the_platform_says_why(parking: 
 def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Parking) -> None:
     first, second = parking.look("first"), parking.look("second")
     assert "launch;dur=" in second["timing"]
-    parking.until_parked("first")
+    parking.until_parked("first", first)
     again = parking.look("first")
     assert (again["pid"], again["times"]) == (first["pid"], 1)
     other = parking.look("second")
@@ -142,8 +147,8 @@ def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Pa
 
 def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_parks_no_more(parking: Parking) -> None:
     before = parking.look("swapped")
-    parking.until_parked("swapped")
-    parking.trouble.touch()
+    parking.until_parked("swapped", before)
+    (parking.folder / "trouble").touch()
     after = parking.look("swapped")
     assert after["pid"] != before["pid"]
     assert "launch;dur=" in after["timing"]
