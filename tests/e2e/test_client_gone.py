@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from gpufn import Client, _transport, gpu_function
+from gpufn import Client, _transport
 from gpufn._http_transport import HttpTransport
 from tests.conftest import Platform
+from tests.e2e.apps.leaving import notes
 
 pytestmark = pytest.mark.e2e
 
@@ -70,10 +71,6 @@ def test_calls_that_run_and_that_wait_are_cancelled_when_their_clients_leave(lea
     # There is one worker with one slot: it answers again long before the minute is over.
     assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
     assert (text(running), text(waiting)) == ("began\n", "")
-
-
-@gpu_function(name="notes")
-def notes(path: str, seconds: float) -> str: ...  # type: ignore[empty-body]
 
 
 def test_a_call_whose_task_is_cancelled_is_cancelled(leaving: Platform, tmp_path: Path) -> None:
